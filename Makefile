@@ -1,0 +1,65 @@
+# Everything a user or CI does with the project; `make help` lists it.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help install jars sample demo ui test check bench clean
+
+PYTHON ?= python3
+VENV := $(CURDIR)/.venv
+BIN := $(VENV)/bin
+
+# `make demo` and `make ui` work on sample data unless the caller's environment says otherwise.
+export DAGSTER_HOME ?= $(CURDIR)/.dagster
+export BACKFILL_ASSETS_LANDING ?= $(CURDIR)/data/landing
+export BACKFILL_ASSETS_WAREHOUSE ?= $(CURDIR)/data/warehouse
+DEMO_DAYS := 2024-01-01...2024-01-21
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(VENV)/.installed ## make .venv with everything the project needs to run
+
+$(VENV)/.installed: pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): install Python 3.10 to 3.13 or run make PYTHON=/path/to/python." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))' || { echo "Python 3.10 to 3.13 is needed and $(PYTHON) is $$($(PYTHON) -V 2>&1): run make PYTHON=/path/to/python." >&2; exit 1; }
+	@echo "Making .venv and installing (a few minutes the first time) ..."
+	@$(PYTHON) -m venv $(VENV) || { echo "Making .venv failed: on Debian, apt-get install python3-venv." >&2; exit 1; }
+	@$(BIN)/python -m pip install --progress-bar off --disable-pip-version-check -e . | sed -un 's/^\(Collecting\|Installing\|Successfully\) .*/  &/p' | cut -c1-100
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Installing what the tests need ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+jars: install ## download the Delta jars into their cache, once
+	@$(BIN)/backfill-assets jars
+
+$(DAGSTER_HOME)/dagster.yaml: dagster.yaml
+	@mkdir -p $(DAGSTER_HOME)
+	@cp dagster.yaml $@
+
+sample: install ## write sample landing data (unless there is some)
+	@$(BIN)/backfill-assets sample
+
+demo: jars sample $(DAGSTER_HOME)/dagster.yaml ## install, load three weeks of sample orders and show what was published
+	@echo "Materializing all assets for $(DEMO_DAYS) in one run ..."
+	@$(BIN)/dagster asset materialize -m backfill_assets.definitions --select '*' --partition-range $(DEMO_DAYS) 2>&1 | $(BIN)/backfill-assets progress
+	@$(BIN)/backfill-assets show
+
+ui: jars sample $(DAGSTER_HOME)/dagster.yaml ## the Dagster UI on the same data, at http://127.0.0.1:3000
+	@$(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1 -p $${PORT:-3000}
+
+test: $(VENV)/.installed-dev ## install what the tests need and run them
+	@$(BIN)/backfill-assets jars
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed-dev ## lint, format and type checks
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+bench: $(VENV)/.installed-dev ## measure: ours against a hand-written PySpark job
+	@$(BIN)/backfill-assets jars
+	@$(BIN)/python -m backfill_assets_tests.bench $(ARGS)
+
+clean: ## remove the environment, the sample data, its tables and the Dagster instance
+	rm -rf $(VENV) data .dagster build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

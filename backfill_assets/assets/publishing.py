@@ -1,0 +1,114 @@
+"""What the assets of all layers share: the decorator that wires one, and handing over its frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+from dagster._core.definitions.source_asset import (
+    SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION as EVENTS_ARE_OURS,
+)
+
+from backfill_assets.checks import check_specs, failure_text
+from backfill_assets.io_manager import Candidate
+from backfill_assets.partitions import backfill_policy, daily_partitions
+from backfill_assets.schemas import Table
+from backfill_assets.settings import Settings
+
+Lineage = Mapping[str, Sequence[tuple[str, str]]]
+
+
+def delta_assets(
+    settings: Settings,
+    *,
+    name: str,
+    tables: Sequence[Table],
+    group: str,
+    ins: Mapping[str, dg.AssetIn] | None = None,
+    lineage: Lineage | None = None,
+    code_version: str | None = None,
+) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
+    """Declare the assets of one step: partitions, policy, checks and UI metadata from the tables.
+
+    Args:
+        settings: the deployment's settings.
+        name: of the step.
+        tables: one asset each.
+        group: asset group.
+        ins: inputs, with their partition mappings.
+        lineage: for each column, the (asset, column) pairs that it is made of.
+        code_version: of the code that computes the assets.
+    """
+    partitions_def = daily_partitions(settings)
+    return dg.multi_asset(
+        name=name,
+        outs={table.name: _out(settings, table, group, lineage, code_version) for table in tables},
+        ins=ins,
+        check_specs=check_specs(tables, partitions_def),
+        partitions_def=partitions_def,
+        backfill_policy=backfill_policy(settings),
+        can_subset=True,
+    )
+
+
+def _out(
+    settings: Settings,
+    table: Table,
+    group: str,
+    lineage: Lineage | None,
+    code_version: str | None,
+) -> dg.AssetOut:
+    metadata: dict[str, Any] = {
+        "dagster/column_schema": table.column_schema,
+        "dagster/table_name": table.name,
+        "dagster/uri": settings.table(table.name),
+        "partition_expr": table.partition,
+    }
+    if lineage:
+        metadata["dagster/column_lineage"] = dg.TableColumnLineage(
+            {
+                column: [dg.TableColumnDep(asset, source) for asset, source in sources]
+                for column, sources in lineage.items()
+            }
+        )
+    return dg.AssetOut(
+        is_required=False,
+        description=table.model.__doc__,
+        metadata=metadata,
+        group_name=group,
+        owners=["team:data-platform"],
+        kinds={"pyspark", "deltalake"},
+        code_version=code_version,
+    )
+
+
+def publish(
+    context: dg.AssetExecutionContext, candidates: Iterable[Candidate]
+) -> Iterator[dg.Output]:
+    """Hand the candidates to the IO manager, then fail the step if a day was not published.
+
+    Failing comes last, so that the days that passed are published, in every table of the step.
+    Dagster would stamp one materialization on every day of the range, with one data version; the
+    IO manager has logged the days one by one, and this metadata key keeps Dagster from adding its
+    own.
+
+    Raises:
+        dagster.Failure: naming table, days and reasons; not retried, as the input is the same.
+    """
+    wanted = context.op_execution_context.selected_output_names
+    failures = []
+    for candidate in candidates:
+        table = candidate.table
+        if table.name not in wanted:
+            continue
+        yield dg.Output(candidate, output_name=table.name, metadata={EVENTS_ARE_OURS: True})
+        for check in table.checks:
+            output_name = f"{table.name}_{check}"
+            if output_name in wanted:
+                yield dg.Output(None, output_name=output_name)
+        failed = [verdict for verdict in candidate.verdicts if not verdict.passed]
+        if failed:
+            failures.append(failure_text(table, failed, len(candidate.verdicts) - len(failed)))
+    if failures:
+        raise dg.Failure("\n\n".join(failures), allow_retries=False)

@@ -1,0 +1,238 @@
+"""Raw layer: landed lines become the log of orders (by log day) and the rejected lines.
+
+What a field means is decided here: timestamps, money, log days. Reading files is `landing`'s part.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import date
+from decimal import Decimal
+
+import dagster as dg
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets.assets.publishing import delta_assets, publish
+from backfill_assets.audit import Book
+from backfill_assets.io_manager import Candidate
+from backfill_assets.landing import CONTROL_FILE, Landing, read_lines, survey
+from backfill_assets.partitions import DAY, Window, one_window
+from backfill_assets.schemas import RAW, REJECTED
+from backfill_assets.settings import Settings
+from backfill_assets.spark import Engine
+
+_TIMESTAMP = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?(Z|[+-]\d{2}(:?\d{2})?)?)?$"
+_PLAIN_AMOUNT = r"^[+-]?\d{1,16}(\.\d{0,2})?$"
+_ANY_AMOUNT = r"^[+-]?(?=\.?\d)(\d*)\.?(\d*)(?:[eE]([+-]?\d{1,9}))?$"
+_MONEY = "decimal(18,2)"
+
+
+def timestamp(text: Column) -> Column:
+    """An ISO-8601 date-time as a timestamp, UTC where it has no offset; null if it is not one.
+
+    `T` or a space; seconds and fraction optional; a bare date is midnight. Spark's own cast takes
+    far more (`2024`, `12:00`, zone names), hence the pattern.
+    """
+    parsed = F.translate(text, ",", ".").try_cast("timestamp")
+    first = F.lit("0001-01-01").cast("timestamp")
+    return F.when(text.rlike(_TIMESTAMP), F.when(parsed >= first, parsed))
+
+
+def money(text: Column) -> Column:
+    """An amount as decimal(18,2), null unless it is one exactly.
+
+    Plain or exponent notation. It is the value that counts: `12.500` is fine, `12.345` is not.
+    """
+    return F.when(text.rlike(_PLAIN_AMOUNT), text.try_cast(_MONEY)).otherwise(_odd_money(text))
+
+
+def _odd_money(text: Column) -> Column:
+    """The amounts that are not plainly fine; whether they fit is found on the digits.
+
+    A cast would round a third decimal away, and an exponent of millions would stall it.
+    """
+    fraction = F.regexp_extract(text, _ANY_AMOUNT, 2)
+    exponent = F.regexp_extract(text, _ANY_AMOUNT, 3)
+    digits = F.concat(F.regexp_extract(text, _ANY_AMOUNT, 1), fraction)
+    shift = F.when(exponent == "", F.lit(0)).otherwise(exponent.try_cast("int"))
+    significant = F.rtrim(digits, F.lit("0"))
+    decimals = F.length(fraction) - shift - (F.length(digits) - F.length(significant))
+    whole = F.length(F.ltrim(significant, F.lit("0"))) - decimals
+    return F.when(
+        text.rlike(_ANY_AMOUNT),
+        F.when(significant == "", F.lit(0).cast(_MONEY)).when(
+            (decimals <= 2) & (whole <= 16) & (whole > -4), text.try_cast(_MONEY)
+        ),
+    )
+
+
+def read_orders(lines: DataFrame, timezone: str) -> DataFrame:
+    """Landed lines with their fields read, the log day found, or the reason of rejection.
+
+    Args:
+        lines: as `landing.read_lines` gives them.
+        timezone: the business time zone.
+
+    Returns:
+        `arrival_date`, `source_file`, `text` (null for an accepted line), `reason` (null for an
+        accepted line), `log_date`, and the five fields of an order in their types. A line's log day
+        is its arrival day, or the next if its version time lies in that; beyond, it is rejected.
+    """
+    read = lines.select(
+        "arrival_date",
+        "source_file",
+        "text",
+        "problem",
+        F.nullif("order_id", F.lit("")).alias("order_id"),
+        F.nullif("customer_id", F.lit("")).alias("customer_id"),
+        *[
+            F.nullif(n, F.lit("")).alias(f"{n}_text")
+            for n in ("order_ts", "amount", "ingestion_ts")
+        ],
+    )
+    read = read.withColumns(
+        {
+            "order_ts": timestamp(F.col("order_ts_text")),
+            "ingestion_ts": timestamp(F.col("ingestion_ts_text")),
+            "amount": money(F.col("amount_text")),
+        }
+    )
+    version_day = business_day(F.greatest("order_ts", "ingestion_ts"), timezone)
+    ahead = F.datediff(version_day, "arrival_date")
+    reason = F.coalesce(
+        F.col("problem"),
+        F.when(F.col("order_id").isNull(), "missing order_id"),
+        *[_unread(name) for name in ("order_ts", "amount", "ingestion_ts")],
+        F.when(ahead > 1, "from the future: its version time lies beyond the day after arrival"),
+    )
+    read = read.withColumns({"reason": reason, "_ahead": ahead})
+    return read.select(
+        F.when(
+            F.col("reason").isNull(), F.date_add("arrival_date", F.greatest("_ahead", F.lit(0)))
+        ).alias("log_date"),
+        "arrival_date",
+        "source_file",
+        F.when(F.col("reason").isNotNull(), F.make_valid_utf8("text")).alias("text"),
+        "reason",
+        "order_id",
+        "customer_id",
+        "order_ts",
+        "amount",
+        "ingestion_ts",
+    )
+
+
+def _unread(name: str) -> Column:
+    text = F.col(f"{name}_text")
+    return F.when(text.isNull(), f"missing {name}").when(F.col(name).isNull(), f"bad {name}")
+
+
+def business_day(moment: Column, timezone: str) -> Column:
+    """The calendar day of a timestamp in the business time zone."""
+    return F.to_date(F.from_utc_timestamp(moment, timezone))
+
+
+def raw_orders(read: DataFrame) -> DataFrame:
+    """The accepted lines, from what `read_orders` gives."""
+    return read.where(F.col("reason").isNull()).select(*RAW.columns)
+
+
+def rejected_orders(read: DataFrame) -> DataFrame:
+    """The rejected lines, from what `read_orders` gives."""
+    return read.where(F.col("reason").isNotNull()).select(*REJECTED.columns)
+
+
+def books(read: DataFrame, landing: Landing, window: Window) -> dict[str, dict[date, Book]]:
+    """What the landing says that each day of raw and of rejected must hold.
+
+    By arrival day: landed lines (counted apart from parsing) = raw + early + rejected, and the
+    source's own totals where it sends them.
+    """
+    rows = read.groupBy("arrival_date").agg(
+        F.count_if(F.col("reason").isNotNull()).alias("rejected"),
+        F.count_if(F.col("log_date") > F.col("arrival_date")).alias("early"),
+        F.count_if(F.col("reason").isNull()).alias("accepted"),
+        F.coalesce(
+            F.sum(F.when(F.col("reason").isNull(), F.col("amount"))), F.lit(Decimal("0.00"))
+        ).alias("amount"),
+    )
+    seen: Mapping[date, Mapping] = {row["arrival_date"]: row.asDict() for row in rows.collect()}
+    none = {"rejected": 0, "early": 0, "accepted": 0, "amount": Decimal("0.00")}
+    raw, rejected = {}, {}
+    for day in window:
+        own, held_over = seen.get(day, none), seen.get(day - DAY, none)["early"]
+        landed = landing.lines.get(day, 0)
+        entries = {
+            "landed": landed,
+            "rejected": own["rejected"],
+            "early": own["early"],
+            "from the day before": held_over,
+        }
+        unreadable = [f"cannot be read: {text}" for text in landing.broken_on(day)]
+        unknown = [
+            f"not read, unknown kind of file: {name}" for name in landing.unknown.get(day, ())
+        ]
+        raw[day] = Book(
+            entries=entries,
+            rows=landed - own["rejected"] - own["early"] + held_over,
+            problems=[*unreadable, *_control_problems(landing, day, own)],
+            warnings=[
+                *(
+                    f"early lines may be missing, the day before has a file that cannot be read: {x}"
+                    for x in landing.broken_on(day - DAY)
+                ),
+                *unknown,
+            ],
+        )
+        rejected[day] = Book(
+            entries=entries, rows=landed - own["accepted"], problems=unreadable, warnings=unknown
+        )
+    return {RAW.name: raw, REJECTED.name: rejected}
+
+
+def _control_problems(landing: Landing, day: date, own: Mapping) -> list[str]:
+    """Where the loaded day disagrees with what the source says it sent."""
+    if day in landing.bad_controls:
+        return [landing.bad_controls[day]]
+    control = landing.controls.get(day)
+    if control is None:
+        return []
+    said = []
+    if control.rows != own["accepted"]:
+        said.append(f"{CONTROL_FILE} says {control.rows} orders, {own['accepted']} were read")
+    if control.amount != own["amount"]:
+        said.append(f"{CONTROL_FILE} says {control.amount} in total, {own['amount']} was read")
+    return said
+
+
+def build(settings: Settings, code_version: str) -> dg.AssetsDefinition:
+    """`raw_orders` and `raw_orders_rejected`: one step, as both come from one reading of a file."""
+
+    @delta_assets(
+        settings,
+        name="read_landing",
+        tables=[RAW, REJECTED],
+        group="raw",
+        code_version=code_version,
+    )
+    def read_landing(context: dg.AssetExecutionContext, engine: Engine) -> Iterator:
+        window = one_window(context.partition_keys)
+        spark = engine.spark_session
+        # The folder of the day before holds the early lines of the first day.
+        found = survey(spark, settings.landing, window.widened(before=1))
+        arrived, logged = window.predicate("arrival_date"), window.predicate("log_date")
+        read = read_orders(read_lines(spark, found), settings.timezone)
+        read = read.where(f"({arrived}) OR ({logged})").persist()
+        try:
+            due = books(read, found, window)
+            raw, rejected = raw_orders(read).where(logged), rejected_orders(read).where(arrived)
+            yield from publish(
+                context,
+                [
+                    Candidate(RAW, raw, due[RAW.name]),
+                    Candidate(REJECTED, rejected, due[REJECTED.name]),
+                ],
+            )
+        finally:
+            read.unpersist()
+
+    return read_landing

@@ -1,0 +1,108 @@
+"""Schemas to asset check specs, verdicts to evaluations: how Dagster shows an audit.
+
+Judging is `audit`'s part. Evaluations are logged with their partition, day by day, as a check
+result of Dagster's own carries no partition in a range run.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
+from typing import Any
+
+import dagster as dg
+
+from backfill_assets.audit import Finding, Measured, Severity, Verdict
+from backfill_assets.schemas import Table
+
+
+def check_specs(
+    tables: Iterable[Table], partitions_def: dg.PartitionsDefinition
+) -> list[dg.AssetCheckSpec]:
+    """The checks of the tables, as their schemas ask for them."""
+    with warnings.catch_warnings():
+        # Partitioned checks are a preview; the exact pin of Dagster is what makes them safe to use.
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        return [
+            dg.AssetCheckSpec(
+                name,
+                asset=table.name,
+                description=text,
+                blocking=True,
+                partitions_def=partitions_def,
+            )
+            for table in tables
+            for name, text in table.checks.items()
+        ]
+
+
+def evaluations(table: Table, verdict: Verdict) -> Iterator[dg.AssetCheckEvaluation]:
+    """One evaluation a check for the verdict's day."""
+    for finding in verdict.findings:
+        yield dg.AssetCheckEvaluation(
+            asset_key=dg.AssetKey(table.name),
+            check_name=finding.check,
+            passed=finding.severity is Severity.OK,
+            severity=_severity(finding),
+            blocking=True,
+            description=finding.text,
+            metadata=_evidence(finding, verdict),
+            partition=verdict.day.isoformat(),
+        )
+
+
+def _severity(finding: Finding) -> dg.AssetCheckSeverity:
+    warns = finding.severity is Severity.WARN
+    return dg.AssetCheckSeverity.WARN if warns else dg.AssetCheckSeverity.ERROR
+
+
+def _evidence(finding: Finding, verdict: Verdict) -> dict[str, Any]:
+    measured = verdict.measured
+    if finding.check == "nulls":
+        return _null_rates(measured)
+    if finding.check == "unique_key":
+        return {"rows": measured.rows, "repeated": measured.duplicate_keys}
+    if finding.check == "conservation":
+        return {name: number(count) for name, count in verdict.book.entries.items()}
+    return {"rows": measured.rows}
+
+
+def _null_rates(measured: Measured) -> dict[str, Any]:
+    return {
+        f"null rate {name}": measured.null_rate(name) for name, n in measured.nulls.items() if n
+    }
+
+
+def day_metadata(verdict: Verdict) -> dict[str, Any]:
+    """The numbers of a published day, as metadata of its materialization."""
+    measured = verdict.measured
+    warnings = [f"{f.check}: {f.text}" for f in verdict.findings if f.severity is Severity.WARN]
+    return {
+        "dagster/partition_row_count": measured.rows,
+        "digest": measured.digest,
+        **_null_rates(measured),
+        **{f"total {name}": number(total) for name, total in measured.totals.items()},
+        **(
+            {"warnings": dg.MetadataValue.md("\n".join(f"- {w}" for w in warnings))}
+            if warnings
+            else {}
+        ),
+    }
+
+
+def number(value: int | Decimal) -> Any:
+    """A number as metadata: money as exact text, which a float would not be."""
+    return value if isinstance(value, int) else str(value)
+
+
+def failure_text(table: Table, failed: Sequence[Verdict], published: int) -> str:
+    """What a person needs at 3 a.m.: which days, why, what state the table is in, what to do."""
+    days = "\n".join(f"  {table.name}[{verdict.day}]  {verdict.reasons}" for verdict in failed)
+    return (
+        f"{table.name}: {len(failed)} day(s) failed the audit and were not published; what was "
+        f"readable there before still is. {published} other day(s) of this run are published.\n"
+        f"{days}\n"
+        "Nothing downstream was built from this run. Mend the input named above, then launch the "
+        "asset's missing and failed partitions again: only these days are left."
+    )

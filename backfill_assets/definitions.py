@@ -1,0 +1,67 @@
+"""Where everything meets: settings, assets and resources become one `Definitions`."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from backfill_assets.assets import fact, raw, staging
+from backfill_assets.io_manager import DeltaIOManager
+from backfill_assets.settings import Settings, load_settings
+from backfill_assets.spark import Engine
+
+
+def build_defs(
+    settings: Settings | None = None, *, resources: dict[str, Any] | None = None
+) -> dg.Definitions:
+    """The project's definitions.
+
+    Args:
+        settings: the deployment's settings; from the environment if not given.
+        resources: replacements for `engine` or `io_manager`, for tests.
+
+    Raises:
+        SettingsError: naming the variable, the value and what is allowed.
+    """
+    settings = settings or load_settings()
+    code = code_version()
+    given = resources or {}
+    engine = given.get("engine") or Engine.of(settings)
+    return dg.Definitions(
+        assets=[
+            raw.build(settings, code),
+            *staging.build(settings, code),
+            fact.build(settings, code),
+        ],
+        resources={
+            "engine": engine,
+            "io_manager": DeltaIOManager(
+                engine=engine,
+                warehouse=settings.warehouse,
+                code_version=code,
+                config_digest=settings.digest,
+            ),
+            **given,
+        },
+        # One process and one session a run: a JVM for each step costs more than the step.
+        executor=dg.in_process_executor,
+    )
+
+
+def code_version() -> str:
+    """A digest of the package's source: two runs with one version ran the same code."""
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@dg.definitions
+def defs() -> dg.Definitions:
+    """What `workspace.yaml` loads."""
+    return build_defs()

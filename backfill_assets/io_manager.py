@@ -1,0 +1,327 @@
+"""Windows of Delta tables: pruned reads, and the one write path (audit, then one commit).
+
+Every row that reaches a table passes `DeltaIOManager.handle_output`. What a verdict means is
+`audit`'s business; what a table looks like is `schemas`'.
+"""
+
+import json
+import logging
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from typing import Any
+
+import dagster as dg
+from dagster._core.events import DagsterEvent
+from dagster_deltalake import DeltaTableResource
+from dagster_deltalake.config import AzureConfig, GcsConfig, LocalConfig, S3Config
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from backfill_assets.audit import (
+    TRAILING_DAYS,
+    Book,
+    Measured,
+    Verdict,
+    judge,
+    measure,
+    refuse_strays,
+)
+from backfill_assets.checks import day_metadata, evaluations
+from backfill_assets.partitions import Window, any_of, one_window, windows
+from backfill_assets.schemas import TABLES, Table
+from backfill_assets.spark import Engine
+
+_log = logging.getLogger(__name__)
+
+#: Delta's names for "somebody else committed first"; over Connect only the message carries them.
+_CONFLICTS = (
+    "ConcurrentAppend",
+    "ConcurrentDelete",
+    "ConcurrentWrite",
+    "ConcurrentTransaction",
+    "MetadataChanged",
+    "ProtocolChanged",
+    "DELTA_CONCURRENT",
+    "DELTA_METADATA_CHANGED",
+    "DELTA_PROTOCOL_CHANGED",
+    "DELTA_TABLE_ALREADY_EXISTS",
+    "DELTA_CONSTRAINT_ALREADY_EXISTS",
+    "FileAlreadyExistsException",
+)
+_ATTEMPTS = 12
+
+
+class PublishError(RuntimeError):
+    """A commit did not come about; the table is as it was."""
+
+
+@dataclass
+class Candidate:
+    """A frame that an asset proposes for publication.
+
+    Attributes:
+        table: the table it is meant for.
+        frame: the rows, with the partition column.
+        books: what the inputs say about each day.
+        inputs: versions of the tables that it was computed from.
+        verdicts: what the audit made of it; filled in by the IO manager.
+    """
+
+    table: Table
+    frame: DataFrame
+    books: Mapping[date, Book]
+    inputs: Mapping[str, int] = field(default_factory=dict)
+    verdicts: Sequence[Verdict] = ()
+
+
+class DeltaIOManager(dg.ConfigurableIOManager):
+    """Reads and replaces whole days of the Delta tables under one warehouse.
+
+    Attributes:
+        engine: where the Spark session comes from.
+        warehouse: each table lives at `<warehouse>/<asset name>`.
+        code_version: of the code that computes the tables, for the commit's record.
+        config_digest: of the settings that decide what is in them, for the commit's record.
+    """
+
+    engine: Engine
+    warehouse: str
+    code_version: str
+    config_digest: str
+
+    def load_input(self, context: dg.InputContext) -> DataFrame:
+        """The rows of the input's days, from the table's version of this moment.
+
+        The version is pinned: the audit and the write evaluate the frame at different times, and a
+        commit in between must not come between them.
+        """
+        table = TABLES[context.asset_key.path[-1]]
+        spark = self.engine.spark_session
+        version = self.version(table)
+        if version is None:
+            raise dg.Failure(
+                f"{table.name} has no table yet at {self.url(table)}: materialize it first. "
+                "Nothing was written.",
+                allow_retries=False,
+            )
+        window = one_window(context.asset_partition_keys)
+        frame = spark.read.format("delta").option("versionAsOf", version).load(self.url(table))
+        return frame.where(window.predicate(table.partition))
+
+    def handle_output(self, context: dg.OutputContext, obj: Candidate) -> Iterator[DagsterEvent]:
+        """Audit the candidate, publish the days that pass in one commit, and record every day.
+
+        Raises:
+            SchemaError: a column is missing or of another type.
+            RefusedError: rows outside the run's days, rows without a day, or none where some are
+                due.
+            NotContiguousError: the run's days have a gap.
+            PublishError: the commit failed.
+        """
+        if not isinstance(obj, Candidate):
+            raise TypeError(
+                f"{context.asset_key}: an asset hands over a Candidate, not {type(obj)}"
+            )
+        window = one_window(context.asset_partition_keys)
+        step = context.step_context
+        record = {
+            "run_id": context.run_id,
+            "backfill_id": step.dagster_run.tags.get("dagster/backfill"),
+            "asset": obj.table.name,
+            "code_version": self.code_version,
+            "config_digest": self.config_digest,
+            "inputs": dict(obj.inputs),
+        }
+        verdicts, version = self.publish(obj, window, record)
+        for verdict in verdicts:
+            for evaluation in evaluations(obj.table, verdict):
+                yield DagsterEvent.asset_check_evaluation(step, evaluation)
+        published = [verdict for verdict in verdicts if verdict.passed]
+        for verdict in published:
+            yield DagsterEvent.asset_materialization(step, self._event(obj, verdict, version))
+
+    def publish(
+        self, candidate: Candidate, window: Window, record: Mapping[str, Any]
+    ) -> tuple[Sequence[Verdict], int | None]:
+        """Audit and commit, without Dagster: the verdicts, and the version that was committed.
+
+        The version is none if no day passed; then nothing was written.
+        """
+        table = candidate.table
+        frame = table.conform(candidate.frame)
+        found = measure(frame, table)
+        refuse_strays(found, table, window, candidate.books)
+        before = self._trailing(table, window)
+        verdicts = judge(table, window, found, candidate.books, before)
+        candidate.verdicts = verdicts
+        passed = [verdict.day for verdict in verdicts if verdict.passed]
+        if not passed:
+            return verdicts, None
+        return verdicts, self._commit(
+            table, frame, window, passed, {**record, **_summary(verdicts)}
+        )
+
+    def url(self, table: Table) -> str:
+        """Where a table lives."""
+        return f"{self.warehouse}/{table.name}"
+
+    def log(self, table: Table) -> DeltaTable | None:
+        """The table's transaction log, read without a JVM; none while there is no table."""
+        try:
+            return delta_log(self.url(table)).load()
+        except TableNotFoundError:
+            return None
+
+    def version(self, table: Table) -> int | None:
+        """The table's latest version; none while there is no table."""
+        log = self.log(table)
+        return log.version() if log else None
+
+    def _trailing(self, table: Table, window: Window) -> dict[date, Measured]:
+        """The days before the window in numbers, from the statistics in the table's log."""
+        log = self.log(table)
+        if log is None:
+            return {}
+        days = Window(window.start - timedelta(days=TRAILING_DAYS), window.start)
+        return {day: m for day, m in measured_by_log(log, table).items() if day in days}
+
+    def _commit(
+        self,
+        table: Table,
+        frame: DataFrame,
+        window: Window,
+        passed: Sequence[date],
+        record: Mapping[str, Any],
+    ) -> int:
+        found = windows(passed)
+        predicate = any_of(found, table.partition)
+        writer = (
+            (frame if len(passed) == len(window) else frame.where(predicate))
+            .write.format("delta")
+            .mode("overwrite")
+            .option("replaceWhere", predicate)
+            # A file a day rather than one for each task and day: Delta packs them by partition.
+            .option("optimizeWrite", "true")
+            .option("userMetadata", json.dumps({**record, "days": [str(w) for w in found]}))
+        )
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                if self.version(table) is None:
+                    self._create(table)
+                writer.save(self.url(table))
+                break
+            except PySparkException as error:
+                if not _is_conflict(error) or attempt == _ATTEMPTS:
+                    raise PublishError(
+                        f"{table.name} [{window}]: the commit failed and the table is as it was "
+                        f"({str(error).splitlines()[0][:300]}). Launch these days again."
+                    ) from error
+                _log.info("%s [%s]: another writer was first, trying again", table.name, window)
+                # Two writers that collided once must not collide for ever.
+                time.sleep(random.uniform(0.1, 0.5) * attempt)
+        return self._version_of(table, record["run_id"])
+
+    def _version_of(self, table: Table, run_id: str) -> int:
+        """The version that a run committed: matched by its own record, as others commit too."""
+        log = self.log(table)
+        assert log is not None
+        for entry in log.history(50):
+            said = entry.get("userMetadata")
+            if said and json.loads(said).get("run_id") == run_id:
+                return int(entry["version"])
+        return log.version()
+
+    def _create(self, table: Table) -> None:
+        """Create the empty table, constraints included; harmless if somebody else just did."""
+        spark: SparkSession = self.engine.spark_session
+        columns = ", ".join(
+            f"`{f.name}` {f.dataType.simpleString()}{'' if f.nullable else ' NOT NULL'} "
+            f"COMMENT '{_quoted(table.columns[f.name].description)}'"
+            for f in table.struct
+        )
+        target = f"delta.`{self.url(table)}`"
+        spark.sql(
+            f"CREATE TABLE IF NOT EXISTS {target} ({columns}) USING DELTA "
+            f"PARTITIONED BY (`{table.partition}`)"
+        )
+        for name, rule in table.constraints.items():
+            spark.sql(f"ALTER TABLE {target} ADD CONSTRAINT {name} CHECK ({rule})")
+
+    def _event(
+        self, candidate: Candidate, verdict: Verdict, version: int | None
+    ) -> dg.AssetMaterialization:
+        table = candidate.table
+        return dg.AssetMaterialization(
+            asset_key=table.name,
+            partition=verdict.day.isoformat(),
+            metadata={
+                **day_metadata(verdict),
+                "dagster/uri": self.url(table),
+                "delta version": version,
+                "code version": self.code_version,
+                "config digest": self.config_digest,
+                **{f"input version {name}": v for name, v in candidate.inputs.items()},
+            },
+            tags={
+                "dagster/data_version": verdict.measured.digest,
+                "dagster/data_version_is_user_provided": "true",
+            },
+        )
+
+
+def delta_log(url: str) -> DeltaTableResource:
+    """dagster-deltalake's handle on a table's log, with credentials from the environment."""
+    scheme = url.partition("://")[0] if "://" in url else ""
+    options: Any = LocalConfig()
+    if scheme in ("s3", "s3a"):
+        options = S3Config()
+    elif scheme in ("abfs", "abfss", "az"):
+        options = AzureConfig(account_name="")
+    elif scheme == "gs":
+        options = GcsConfig()
+    return DeltaTableResource(url=url, storage_options=options)
+
+
+def measured_by_log(log: DeltaTable, table: Table) -> dict[date, Measured]:
+    """Rows and nulls by day from the log's file statistics; no row is read.
+
+    Digest and totals are not in the log and are left empty.
+    """
+    actions = log.get_add_actions(flatten=True)
+    columns = {name: actions.column(name).to_pylist() for name in actions.schema.names}
+    found: dict[date, Measured] = {}
+    for n, day in enumerate(columns.get(f"partition.{table.partition}", ())):
+        old = found.get(day)
+        rows = (old.rows if old else 0) + columns["num_records"][n]
+        nulls = {
+            name: (old.nulls[name] if old else 0)
+            + (columns.get(f"null_count.{name}", {n: 0})[n] or 0)
+            for name in table.columns
+        }
+        found[day] = Measured(rows, nulls, 0, {}, "")
+    return found
+
+
+def _summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    return {
+        "audit": {
+            str(v.day): {"rows": v.measured.rows, "digest": v.measured.digest}
+            for v in verdicts
+            if v.passed
+        },
+        "not_published": {str(v.day): v.reasons for v in verdicts if not v.passed},
+    }
+
+
+def _is_conflict(error: PySparkException) -> bool:
+    text = str(error)
+    return any(name in text for name in _CONFLICTS)
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("'", "\\'")

@@ -1,0 +1,98 @@
+"""The daily partitions, the backfill policy, and half-open date windows with their predicates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import date, timedelta
+
+import dagster as dg
+
+from backfill_assets.settings import Settings
+
+DAY = timedelta(days=1)
+
+
+class NotContiguousError(ValueError):
+    """The days of one write do not form one gapless range."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The days `start <= day < end`.
+
+    Half-open, so that adjoining windows neither overlap nor leave a gap.
+    """
+
+    start: date
+    end: date
+
+    def __iter__(self) -> Iterator[date]:
+        return (self.start + n * DAY for n in range((self.end - self.start).days))
+
+    def __len__(self) -> int:
+        return (self.end - self.start).days
+
+    def __contains__(self, day: object) -> bool:
+        return isinstance(day, date) and self.start <= day < self.end
+
+    def __str__(self) -> str:
+        last = self.end - DAY
+        return f"{self.start}" if last == self.start else f"{self.start}...{last}"
+
+    def widened(self, *, before: int = 0, after: int = 0) -> Window:
+        """This window and so many days more on either side."""
+        return Window(self.start - before * DAY, self.end + after * DAY)
+
+    def predicate(self, column: str) -> str:
+        """The SQL condition on a DATE column for the days of this window."""
+        quoted = f"`{column.replace('`', '``')}`"
+        return f"{quoted} >= DATE'{self.start}' AND {quoted} < DATE'{self.end}'"
+
+
+def windows(days: Iterable[date]) -> list[Window]:
+    """The fewest windows that hold exactly these days, in ascending order."""
+    found: list[Window] = []
+    for day in sorted(set(days)):
+        if found and found[-1].end == day:
+            found[-1] = Window(found[-1].start, day + DAY)
+        else:
+            found.append(Window(day, day + DAY))
+    return found
+
+
+def one_window(keys: Iterable[str]) -> Window:
+    """The window of a run's partition keys.
+
+    Raises:
+        NotContiguousError: there is no key, or a gap between two of them.
+    """
+    found = windows(date.fromisoformat(key) for key in keys)
+    if len(found) != 1:
+        spelled = ", ".join(map(str, found)) or "no day at all"
+        raise NotContiguousError(f"one run takes one gapless range of days, got {spelled}")
+    return found[0]
+
+
+def any_of(found: Iterable[Window], column: str) -> str:
+    """The SQL condition on a DATE column for the days of several windows."""
+    return " OR ".join(f"({window.predicate(column)})" for window in found)
+
+
+def daily_partitions(settings: Settings) -> dg.DailyPartitionsDefinition:
+    """The one partitions definition that every asset shares.
+
+    One, because with differing start days a backfill falls apart into many runs.
+    """
+    return dg.DailyPartitionsDefinition(
+        start_date=settings.start.isoformat(),
+        end_date=settings.end.isoformat() if settings.end else None,
+        timezone=settings.timezone,
+    )
+
+
+def backfill_policy(settings: Settings) -> dg.BackfillPolicy:
+    """How many days one run takes; the same for every asset, or ranges could not be shared."""
+    if settings.partitions_per_run is None:
+        return dg.BackfillPolicy.single_run()
+    return dg.BackfillPolicy.multi_run(settings.partitions_per_run)

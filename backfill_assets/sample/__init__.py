@@ -1,0 +1,1 @@
+"""Landing data to try the pipeline on; nothing that the pipeline itself needs to run."""

@@ -1,0 +1,266 @@
+"""The tables as pandera models: columns, nullability, keys and bounds, and what follows from them.
+
+The one source for Spark types, Delta constraints, checks and UI metadata. No rule about a column
+belongs anywhere else; how a rule is evaluated is the business of `audit` and `checks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import dagster as dg
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+from pandera.config import ValidationDepth, config_context
+from pandera.pyspark import Field
+from pyspark.sql import DataFrame
+
+
+class SchemaError(ValueError):
+    """A frame does not have the columns and types of its table; nothing was written."""
+
+
+def _nullable(warn: float, error: float, description: str) -> Any:
+    """A column that may be null: the *rate* of nulls in a day is bounded instead.
+
+    Args:
+        warn: a day with a larger share of nulls (0 to 1) is published with a warning.
+        error: a day with a larger share of nulls is not published.
+        description: what the column means.
+    """
+    return Field(
+        nullable=True, description=description, metadata={"null_warn": warn, "null_error": error}
+    )
+
+
+class RawOrders(pa.DataFrameModel):
+    """The immutable log of order lines as they arrived, by log day."""
+
+    log_date: T.DateType = Field(
+        description="Log day: the day of the arrival folder, or the next for an early line."
+    )
+    arrival_date: T.DateType = Field(description="Day of the arrival folder, from its path.")
+    order_id: T.StringType = Field(description="The source's order id, verbatim.")
+    customer_id: T.StringType = _nullable(0.25, 0.9, "The source's customer id; null if unknown.")
+    order_ts: T.TimestampType = Field(description="When the order happened (UTC).")
+    amount: T.DecimalType(18, 2) = Field(  # type: ignore[valid-type]
+        description="Money, exact to two decimals; negative for a refund."
+    )
+    ingestion_ts: T.TimestampType = Field(description="When the source took this version (UTC).")
+    source_file: T.StringType = Field(description="Landing file, relative to the orders folder.")
+
+    class Config:
+        """A log has no key: the same line may be sent twice."""
+
+        strict = True
+        metadata = {"partition": "log_date", "totals": ["amount"]}
+
+
+class RejectedOrders(pa.DataFrameModel):
+    """Landed lines that could not be read as an order, kept as text with the reason."""
+
+    arrival_date: T.DateType = Field(description="Day of the arrival folder, from its path.")
+    source_file: T.StringType = Field(description="Landing file, relative to the orders folder.")
+    text: T.StringType = Field(description="The line as it arrived; a Parquet row as JSON.")
+    reason: T.StringType = Field(description="Why it is not an order.")
+
+    class Config:
+        """Rejected lines have no key that could be relied on."""
+
+        strict = True
+        metadata = {"partition": "arrival_date"}
+
+
+class StagedOrders(pa.DataFrameModel):
+    """Each order once on its event day, in the greatest version that arrived in time."""
+
+    event_date: T.DateType = Field(description="Day the order happened, in the business zone.")
+    order_id: T.StringType = Field(description="The source's order id, verbatim.")
+    customer_id: T.StringType = _nullable(0.25, 0.9, "The source's customer id; null if unknown.")
+    order_ts: T.TimestampType = Field(description="When the order happened (UTC).")
+    amount: T.DecimalType(18, 2) = Field(  # type: ignore[valid-type]
+        description="Money, exact to two decimals; negative for a refund."
+    )
+    ingestion_ts: T.TimestampType = Field(description="When the source took this version (UTC).")
+    log_date: T.DateType = Field(description="Log day of the version that won.")
+
+    class Config:
+        """An order id counts once a day."""
+
+        strict = True
+        metadata = {"partition": "event_date", "key": ["order_id"], "totals": ["amount"]}
+
+
+class LateOrders(pa.DataFrameModel):
+    """Raw lines that were logged after the reprocessing window of their event day had closed."""
+
+    log_date: T.DateType = Field(description="Log day.")
+    event_date: T.DateType = Field(description="The closed day that the line tells of.")
+    arrival_date: T.DateType = Field(description="Day of the arrival folder, from its path.")
+    order_id: T.StringType = Field(description="The source's order id, verbatim.")
+    customer_id: T.StringType = _nullable(1.0, 1.0, "The source's customer id; null if unknown.")
+    order_ts: T.TimestampType = Field(description="When the order happened (UTC).")
+    amount: T.DecimalType(18, 2) = Field(  # type: ignore[valid-type]
+        description="Money, exact to two decimals; negative for a refund."
+    )
+    ingestion_ts: T.TimestampType = Field(description="When the source took this version (UTC).")
+    source_file: T.StringType = Field(description="Landing file, relative to the orders folder.")
+
+    class Config:
+        """A log has no key: the same line may be sent twice."""
+
+        strict = True
+        metadata = {"partition": "log_date", "totals": ["amount"]}
+
+
+class DailyOrders(pa.DataFrameModel):
+    """Orders and revenue of every customer on every day."""
+
+    run_date: T.DateType = Field(description="Event day, in the business time zone.")
+    customer_id: T.StringType = Field(
+        description="Customer, or `unknown` where the source has none."
+    )
+    orders: T.LongType = Field(ge=1, description="Number of orders.")
+    revenue: T.DecimalType(28, 2) = Field(description="Sum of their amounts, exact.")  # type: ignore[valid-type]
+
+    class Config:
+        """One row for each day and customer."""
+
+        strict = True
+        metadata = {
+            "partition": "run_date",
+            "key": ["customer_id"],
+            "totals": ["orders", "revenue"],
+        }
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The largest share of nulls (0 to 1) that is in order, and that is still published."""
+
+    warn: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Table:
+    """What the rest of the code needs to know of one table, derived from its pandera model.
+
+    Attributes:
+        name: asset and folder name.
+        model: the pandera model.
+        partition: name of the DATE column the table is partitioned by.
+        key: columns that are unique within a partition; empty where there is no natural key.
+        totals: numeric columns whose daily sums are part of the audit.
+    """
+
+    name: str
+    model: type[pa.DataFrameModel]
+    partition: str = field(init=False)
+    key: tuple[str, ...] = field(init=False)
+    totals: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        said: Mapping[str, Any] = self.model.Config.metadata or {}
+        object.__setattr__(self, "partition", said["partition"])
+        object.__setattr__(self, "key", tuple(said.get("key", ())))
+        object.__setattr__(self, "totals", tuple(said.get("totals", ())))
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        """The pandera columns by name, in the order of the table."""
+        return dict(self.model.to_schema().columns)
+
+    @property
+    def struct(self) -> T.StructType:
+        """The Spark type; pandera's own `to_structtype` calls every column nullable."""
+        return T.StructType(
+            [T.StructField(n, c.dtype.type, bool(c.nullable)) for n, c in self.columns.items()]
+        )
+
+    @property
+    def nullable(self) -> Mapping[str, Bounds]:
+        """The null-rate bounds of the columns that may be null."""
+        return {
+            name: Bounds(column.metadata["null_warn"], column.metadata["null_error"])
+            for name, column in self.columns.items()
+            if column.nullable
+        }
+
+    @property
+    def constraints(self) -> Mapping[str, str]:
+        """Value bounds as SQL conditions by constraint name, for Delta CHECK constraints."""
+        operators = {"greater_than_or_equal_to": (">=", "min_value")}
+        found = {}
+        for name, column in self.columns.items():
+            for check in column.checks:
+                sign, value = operators[check.name]
+                found[f"{name}_{check.name}"] = f"{name} {sign} {check.statistics[value]}"
+        return found
+
+    @property
+    def checks(self) -> Mapping[str, str]:
+        """Which checks exist for this table, with their descriptions."""
+        found = {
+            "row_count": "The day's rows, against the days before it.",
+            "nulls": "No null in a required column, and bounded shares of nulls in the others.",
+            "conservation": "No row was lost or invented between the inputs and this day.",
+        }
+        if self.key:
+            found["unique_key"] = f"({', '.join((self.partition, *self.key))}) is unique."
+        return found
+
+    @property
+    def column_schema(self) -> dg.TableSchema:
+        """The columns as Dagster's UI shows them, constraints included."""
+        return dg.TableSchema(
+            columns=[
+                dg.TableColumn(
+                    name,
+                    column.dtype.type.simpleString(),
+                    description=column.description,
+                    constraints=dg.TableColumnConstraints(
+                        nullable=bool(column.nullable),
+                        unique=False,
+                        other=[
+                            rule
+                            for key, rule in self.constraints.items()
+                            if key.startswith(f"{name}_")
+                        ]
+                        + (["partition column"] if name == self.partition else [])
+                        + (["part of the natural key"] if name in self.key else []),
+                    ),
+                )
+                for name, column in self.columns.items()
+            ]
+        )
+
+    def conform(self, frame: DataFrame) -> DataFrame:
+        """The frame with its columns in the table's order.
+
+        Raises:
+            SchemaError: a column is missing, unknown or of another type. Found from the schema
+                alone; no Spark job runs.
+        """
+        with config_context(validation_depth=ValidationDepth.SCHEMA_ONLY):
+            checked = self.model.validate(frame)
+        problems = checked.pandera.errors
+        found = [
+            str(entry["error"])
+            for kinds in problems.values()
+            for entries in kinds.values()
+            for entry in entries
+        ]
+        if found:
+            raise SchemaError(f"{self.name}: {'; '.join(found)}; nothing was written")
+        return frame.select(*self.columns)
+
+
+RAW = Table("raw_orders", RawOrders)
+REJECTED = Table("raw_orders_rejected", RejectedOrders)
+STAGED = Table("stg_orders", StagedOrders)
+LATE = Table("late_orders", LateOrders)
+FACT = Table("fact_daily_orders", DailyOrders)
+TABLES: Mapping[str, Table] = {t.name: t for t in (RAW, REJECTED, STAGED, LATE, FACT)}

@@ -1,0 +1,160 @@
+"""What a deployment may set, typed and validated, with the defaults; nothing reads these but here.
+
+Every setting is an environment variable `BACKFILL_ASSETS_<FIELD>`; `SPARK_REMOTE` keeps the name
+that Spark itself gives it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from datetime import date
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo, available_timezones
+
+from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsError as PydanticSettingsError
+
+PREFIX = "BACKFILL_ASSETS_"
+
+
+class SettingsError(ValueError):
+    """A setting has a value that is not allowed; the message names variable, value and rule."""
+
+
+class Settings(BaseSettings):
+    """The deployment's settings.
+
+    Attributes:
+        landing: folder or URL that holds `orders/arrival_date=YYYY-MM-DD/` folders.
+        warehouse: folder or URL under which each table lives at `<warehouse>/<asset name>`.
+        start: first day of all partitions.
+        end: first day after the last partition (exclusive); none means up to yesterday.
+        timezone: IANA name of the zone whose calendar days are the business days.
+        partitions_per_run: at most that many days a run; none means a whole range in one run.
+        window_days: the reprocessing window W: a line logged up to W days after the day it
+            happened still changes that day; later ones go to `late_orders`.
+        spark_master: master URL of the embedded session.
+        spark_remote: URL of a Spark Connect server, which then replaces the embedded session.
+        spark_conf: Spark settings that override the defaults of `backfill_assets.spark`.
+        jars: where the Delta jars are kept once they have been downloaded.
+    """
+
+    # An empty variable counts as unset: `VAR= command` is how a shell user takes a setting back.
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, populate_by_name=True
+    )
+
+    landing: str = "data/landing"
+    warehouse: str = "data/warehouse"
+    start: date = date(2024, 1, 1)
+    end: date | None = None
+    timezone: str = "UTC"
+    partitions_per_run: int | None = Field(default=None, ge=1)
+    window_days: int = Field(default=7, ge=0, le=366)
+    spark_master: str = "local[*]"
+    spark_remote: str | None = Field(
+        default=None, validation_alias=AliasChoices("spark_remote", "SPARK_REMOTE")
+    )
+    spark_conf: dict[str, str] = Field(default_factory=dict)
+    jars: Path = Path("~/.cache/backfill_assets/jars")
+
+    @field_validator("landing", "warehouse")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        """Local paths are made absolute: a step may run in another working directory."""
+        if not value.strip():
+            raise ValueError("must be a path or a URL, not empty")
+        if urlsplit(value).scheme == "file":
+            value = urlsplit(value).path
+        if "://" in value:
+            return value.rstrip("/")
+        return str(Path(value).expanduser().resolve())
+
+    @field_validator("start", "end", mode="before")
+    @classmethod
+    def _iso_day(cls, value: object) -> object:
+        """Only YYYY-MM-DD: pydantic would read 20240101 as seconds since 1970."""
+        if isinstance(value, str) and not re.fullmatch(r"\d{4}-\d{2}-\d{2}", value):
+            raise ValueError("must be a day as YYYY-MM-DD")
+        return value
+
+    @field_validator("timezone")
+    @classmethod
+    def _known_zone(cls, value: str) -> str:
+        if value not in available_timezones():
+            raise ValueError("must be an IANA time zone such as UTC or Europe/Berlin")
+        return value
+
+    @field_validator("spark_remote")
+    @classmethod
+    def _connect_url(cls, value: str | None) -> str | None:
+        if value and not value.startswith("sc://"):
+            raise ValueError("must be a Spark Connect URL: sc://host:port")
+        return value or None
+
+    @field_validator("jars")
+    @classmethod
+    def _expanded(cls, value: Path) -> Path:
+        return value.expanduser().resolve()
+
+    @model_validator(mode="after")
+    def _some_day(self) -> Settings:
+        if self.end is not None and self.end <= self.start:
+            raise ValueError(
+                f"END ({self.end}) must be after START ({self.start}); it is exclusive"
+            )
+        return self
+
+    @property
+    def zone(self) -> ZoneInfo:
+        """The business time zone."""
+        return ZoneInfo(self.timezone)
+
+    def table(self, asset: str) -> str:
+        """Where the table of an asset lives."""
+        return f"{self.warehouse}/{asset}"
+
+    @property
+    def digest(self) -> str:
+        """A digest of the settings that decide what is *in* the tables.
+
+        Where the tables are, how many days a run takes or which Spark computes them is not in it:
+        those must not change a single row.
+        """
+        deciding = {"timezone": self.timezone, "window_days": self.window_days}
+        return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """The settings of the environment, with overrides by field name.
+
+    Raises:
+        SettingsError: naming every variable with a bad value, the value, and what is allowed.
+    """
+    try:
+        return Settings(**overrides)
+    except ValidationError as error:
+        raise SettingsError(_explain(error.errors())) from None
+    except PydanticSettingsError as error:
+        # The one setting that is not plain text: pydantic-settings reads it as JSON on its own.
+        raise SettingsError(
+            f"bad settings: {PREFIX}SPARK_CONF: {error}; allowed: a JSON object"
+        ) from None
+
+
+def _explain(problems: list[Any]) -> str:
+    lines = []
+    for problem in problems:
+        field = str(problem["loc"][0]) if problem["loc"] else ""
+        name = "SPARK_REMOTE" if field.lower() == "spark_remote" else f"{PREFIX}{field.upper()}"
+        rule = problem["msg"].removeprefix("Value error, ")
+        if not field:
+            lines.append(f"{PREFIX}START / {PREFIX}END: {rule}")
+        else:
+            lines.append(f"{name}={problem['input']!r}: {rule}")
+    return "bad settings: " + "; ".join(lines)

@@ -1,0 +1,49 @@
+"""Fixtures: one Spark session for the whole suite, and a pipeline on folders of a test's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from backfill_assets.settings import load_settings
+from backfill_assets.spark import Engine
+from backfill_assets_tests.pipeline import Pipeline
+
+# Compiling little and keeping few partitions is what makes many tiny jobs fast.
+SMALL = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    "spark.driver.extraJavaOptions": "-Duser.timezone=UTC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.driver.memory": "2g",
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _clean_environment() -> None:
+    """A developer's own settings must not decide what the tests see."""
+    for name in list(os.environ):
+        if name.startswith("BACKFILL_ASSETS_") and name != "BACKFILL_ASSETS_JARS":
+            del os.environ[name]
+
+
+@pytest.fixture(scope="session")
+def engine() -> Engine:
+    """The suite's engine: embedded, or the Connect server that SPARK_REMOTE names."""
+    return Engine.of(load_settings(spark_master="local[2]", spark_conf=SMALL))
+
+
+@pytest.fixture(scope="session")
+def spark(engine: Engine) -> Iterator:
+    session = engine.spark_session
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def pipeline(engine: Engine, spark, tmp_path: Path) -> Pipeline:
+    """The assets on an empty landing and warehouse, 2024-01-01 to 2024-01-31."""
+    return Pipeline(engine, tmp_path)
