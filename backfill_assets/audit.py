@@ -24,6 +24,8 @@ TRAILING_DAYS = 7
 _ENOUGH_DAYS = 3
 #: A day with less than this share of its neighbours' median rows, or more than its inverse, warns.
 _ROW_SHARE = 0.2
+#: A share of nulls says nothing about a handful of rows.
+_ENOUGH_ROWS = 20
 #: A null rate that exceeds the neighbours' by this much (of 1) warns.
 _NULL_SPIKE = 0.2
 
@@ -101,9 +103,15 @@ class Verdict:
     findings: Sequence[Finding]
 
     @property
+    def severity(self) -> Severity:
+        """The worst that any check found."""
+        found = {finding.severity for finding in self.findings}
+        return next(s for s in (Severity.ERROR, Severity.WARN, Severity.OK) if s in found)
+
+    @property
     def passed(self) -> bool:
         """Whether the day may be published."""
-        return all(finding.severity is not Severity.ERROR for finding in self.findings)
+        return self.severity is not Severity.ERROR
 
     @property
     def reasons(self) -> str:
@@ -247,6 +255,8 @@ def _nulls(table: Table, measured: Measured, trailing: Sequence[Measured]) -> Fi
         if bounds is None:
             if count:
                 said.append((Severity.ERROR, f"{count} null(s) in {name}, which is required"))
+            continue
+        if measured.rows < _ENOUGH_ROWS:
             continue
         rates = [other.null_rate(name) for other in trailing if other.rows]
         if rate > bounds.error:

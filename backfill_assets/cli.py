@@ -8,20 +8,21 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
 from pathlib import Path
 
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from rich.console import Console
 from rich.table import Table as Grid
 
-from backfill_assets.io_manager import delta_log, measured_by_log
-from backfill_assets.partitions import windows
+from backfill_assets.audit import Severity
+from backfill_assets.io_manager import delta_log, measured_by_log, verdicts_by_log
+from backfill_assets.partitions import Window, windows
 from backfill_assets.sample.cdnow import write_landing
 from backfill_assets.sample.generator import generate
 from backfill_assets.schemas import TABLES
-from backfill_assets.settings import Settings, SettingsError, load_settings
+from backfill_assets.settings import PREFIX, Settings, SettingsError, load_settings
 from backfill_assets.spark import EngineError, delta_coordinate, delta_jars, fetch_delta_jars
 
 _SAMPLE_DAYS = 28
@@ -38,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands.add_parser("show", help="what is published: days, rows, verdicts, places")
     commands.add_parser("progress", help="condense a run's log (standard input) into progress")
     given = parser.parse_args(arguments)
-    console = Console()
+    # A pipe has no width of its own, and Rich would take it for 80 columns.
+    console = Console(width=None if sys.stdout.isatty() else 100)
     try:
         settings = load_settings()
         if given.command == "jars":
@@ -46,71 +48,186 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif given.command == "sample":
             _sample(settings, console)
         elif given.command == "cdnow":
-            rows = write_landing(given.master, Path(settings.landing))
-            console.print(f"{rows} purchases written to {settings.landing}")
+            rows = write_landing(given.master, _local(settings.landing))
+            _say(console, f"{rows} purchases written to {settings.landing}")
         elif given.command == "show":
             show(settings, console)
         else:
             return progress(sys.stdin, console)
-    except (SettingsError, EngineError, OSError) as error:
-        print(error, file=sys.stderr)
+    except (SettingsError, EngineError, OSError, ValueError, DeltaError) as error:
+        print(f"backfill-assets {given.command}: {error}", file=sys.stderr)
         return 1
     return 0
 
 
+def _say(console: Console, text: str, end: str = "\n") -> None:
+    """Print text as it is: a path is no markup, and nobody wants it broken in the middle."""
+    console.print(text, end=end, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
 def _jars(settings: Settings, console: Console) -> None:
+    if settings.spark_remote:
+        _say(console, "SPARK_REMOTE is set: the server has the Delta jars, none are needed here.")
+        return
     if not delta_jars(settings.jars):
-        console.print(f"Downloading the Delta jars ({delta_coordinate()}) ...")
+        _say(console, f"Downloading the Delta jars ({delta_coordinate()}) ...")
     fetch_delta_jars(settings.jars)
 
 
 def _sample(settings: Settings, console: Console) -> None:
-    landing = Path(settings.landing)
+    landing = _local(settings.landing)
     if (landing / "orders").exists():
         return
-    console.print(f"Writing {_SAMPLE_DAYS} days of sample orders to {landing} ...")
+    _say(console, f"Writing {_SAMPLE_DAYS} days of sample orders to {landing} ...")
     generate(landing, start=settings.start, days=_SAMPLE_DAYS, window_days=settings.window_days)
+
+
+def _local(landing: str) -> Path:
+    if "://" in landing:
+        raise ValueError(f"writes to a local folder only, and {PREFIX}LANDING={landing} is not one")
+    return Path(landing)
 
 
 def show(settings: Settings, console: Console) -> None:
     """Print what is published, from the tables' logs; no JVM is started."""
-    grid = Grid("table", "days", "rows", "warnings", "version", title="Published")
+    grid = Grid(title="Published", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    grid.add_column("table", no_wrap=True)
+    grid.add_column("days", justify="right", no_wrap=True)
+    grid.add_column("from...to", no_wrap=True)
+    for heading in ("rows", *(severity.value for severity in _PUBLISHED), "commits"):
+        grid.add_column(heading, justify="right", no_wrap=True)
     for name, table in TABLES.items():
         try:
             log = delta_log(settings.table(name)).load()
         except TableNotFoundError:
-            grid.add_row(name, "no table yet", "", "", "")
+            grid.add_row(name, "0", "no table yet")
             continue
-        days = measured_by_log(log, table)
-        spans = ", ".join(map(str, windows(days)))
-        rows = sum(day.rows for day in days.values())
-        grid.add_row(name, spans, f"{rows:,}", "", str(log.version()))
+        verdicts = verdicts_by_log(log)
+        counts = Counter(verdicts.values())
+        grid.add_row(
+            name,
+            str(len(verdicts)),
+            _spans(windows(verdicts)),
+            f"{sum(day.rows for day in measured_by_log(log, table).values()):,}",
+            *(str(counts[severity.value]) for severity in _PUBLISHED),
+            str(sum("userMetadata" in entry for entry in log.history())),
+        )
     console.print(grid)
-    console.print(f"Tables: {settings.warehouse}/<table>   Landing: {settings.landing}/orders")
+    _say(console, f"Tables   {settings.warehouse}/<table>")
+    _say(console, f"Landing  {settings.landing}/orders/arrival_date=<day>/")
+    _say(console, "Next     make ui, then launch a range of days; or run the same days again and")
+    _say(console, "         see with `backfill-assets show` that not a row has changed")
 
 
-_STEP = re.compile(r" - (?P<step>\w+) - (?P<event>[A-Z_]+)(?: - (?P<text>.*))?$")
+_PUBLISHED = (Severity.OK, Severity.WARN)
+_MOST_SPANS = 5
+
+
+def _spans(found: Sequence[Window]) -> str:
+    """One line for each gapless range; of many, the last."""
+    more = len(found) - _MOST_SPANS
+    head = [f"{more} range(s) before"] if more > 0 else []
+    return "\n".join([*head, *map(str, found[-_MOST_SPANS:])]) or "none"
+
+
+_EVENT = re.compile(r" - dagster - \w+ - .* - (?P<step>\w+) - (?P<event>[A-Z_]+)(?: - |$)")
+_ASSET = re.compile(r"Materialized value (\w+)\.")
+_SKIPPED = re.compile(r"Dependencies for step (\w+) (?:failed|were not executed)")
+_FAILURE = "dagster._core.definitions.events.Failure: "
+#: Errors that say themselves what is wrong and what to do; their stack trace would hide that.
+_OURS = (_FAILURE, "backfill_assets.")
+_TAIL = 40
 
 
 def progress(lines: Iterable[str], console: Console) -> int:
-    """Condense a run's log into a line a step, and pass everything on where the run fails."""
-    done = {"ASSET_MATERIALIZATION": 0, "ASSET_CHECK_EVALUATION": 0}
+    """Condense a run's log into a line a step, and pass on what a failed step says.
+
+    Returns:
+        0 if the run succeeded, else 1. If it ended without a failed step (killed, or never
+        started), what was last said outside of Dagster's log is passed on.
+    """
+    condensed = _Condensed(console)
     for line in lines:
-        found = _STEP.search(line.rstrip())
-        if not found:
-            continue
-        event = found["event"]
-        if event in done:
-            done[event] += 1
-        elif event == "STEP_START":
-            console.print(f"  {found['step']} ...", end=" ")
-            done = dict.fromkeys(done, 0)
-        elif event == "STEP_SUCCESS":
-            console.print(
-                f"{done['ASSET_MATERIALIZATION']} days published, "
-                f"{done['ASSET_CHECK_EVALUATION']} checks evaluated"
-            )
-    return 0
+        if " - dagster - " in line:
+            condensed.event(line)
+        else:
+            condensed.said.append(line.rstrip())
+    return condensed.end()
+
+
+class _Condensed:
+    """A run's log so far, in a few numbers."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.said: deque[str] = deque(maxlen=_TAIL)
+        self.days: Counter[str] = Counter()
+        self.checks = self.failed = 0
+        self.in_step = self.step_failed = self.explained = self.succeeded = False
+
+    def event(self, line: str) -> None:
+        """Take in one line of Dagster's own."""
+        if self.step_failed:
+            self.explain()
+        self.said.clear()
+        found = _EVENT.search(line)
+        kind = found["event"] if found else ""
+        if found and kind == "STEP_START":
+            self.say(f"  {found['step']} ...", end=" ")
+            self.days.clear()
+            self.checks = self.failed = 0
+            self.in_step = True
+        elif kind == "ASSET_MATERIALIZATION":
+            asset = _ASSET.search(line)
+            self.days[asset[1] if asset else "?"] += 1
+        elif kind == "ASSET_CHECK_EVALUATION":
+            self.checks += 1
+            self.failed += " did not pass" in line
+        elif kind in ("STEP_SUCCESS", "STEP_FAILURE"):
+            self.step_failed = kind == "STEP_FAILURE"
+            self.in_step = False
+            self.say(f"FAILED; {self.counts}" if self.step_failed else self.counts)
+        elif kind == "RUN_SUCCESS":
+            self.succeeded = True
+        elif skipped := _SKIPPED.search(line):
+            self.say(f"  {skipped[1]} ... not run, because of what failed before it")
+
+    def end(self) -> int:
+        """Say how the run ended."""
+        if self.step_failed:
+            self.explain()
+        if self.succeeded:
+            return 0
+        if self.in_step:
+            self.say(f"BROKEN OFF; {self.counts}")
+        if not self.explained:
+            self.explain()
+        return 1
+
+    def explain(self) -> None:
+        """Pass on what was said; the stack trace only of an error that nobody foresaw."""
+        said = list(self.said)
+        ours = [n for n, text in enumerate(said) if text.startswith(_OURS)]
+        if ours:
+            said = said[ours[0] :]
+            traces = (n for n, text in enumerate(said) if text.startswith("Stack Trace:"))
+            end = next(traces, len(said))
+            said = [said[0].removeprefix(_FAILURE), *said[1:end]]
+        for text in "\n".join(said).strip().splitlines():
+            self.say(f"    {text}")
+        self.said.clear()
+        self.step_failed, self.explained = False, True
+
+    @property
+    def counts(self) -> str:
+        """What the step published and evaluated."""
+        days = (f"{name} {n} day{'s' * (n != 1)}" for name, n in self.days.items())
+        bad = f", {self.failed} did not pass" if self.failed else ""
+        return f"published {', '.join(days) or 'nothing'}; {self.checks} checks evaluated{bad}"
+
+    def say(self, text: str, end: str = "\n") -> None:
+        """Print a line, or the beginning of one."""
+        _say(self.console, text, end)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ Every row that reaches a table passes `DeltaIOManager.handle_output`. What a ver
 import json
 import logging
 import random
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from typing import Any
 
@@ -19,7 +20,6 @@ from dagster_deltalake import DeltaTableResource
 from dagster_deltalake.config import AzureConfig, GcsConfig, LocalConfig, S3Config
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.audit import (
@@ -34,7 +34,7 @@ from backfill_assets.audit import (
 from backfill_assets.checks import day_metadata, evaluations
 from backfill_assets.partitions import Window, any_of, one_window, windows
 from backfill_assets.schemas import TABLES, Table
-from backfill_assets.spark import Engine
+from backfill_assets.spark import SPARK_ERRORS, Engine
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +60,21 @@ class PublishError(RuntimeError):
     """A commit did not come about; the table is as it was."""
 
 
+@dataclass(frozen=True)
+class Source:
+    """An input as an asset gets it.
+
+    Attributes:
+        table: the table it comes from.
+        version: the table's version that the rows are read at.
+        frame: the rows of the input's days.
+    """
+
+    table: Table
+    version: int
+    frame: DataFrame
+
+
 @dataclass
 class Candidate:
     """A frame that an asset proposes for publication.
@@ -68,14 +83,14 @@ class Candidate:
         table: the table it is meant for.
         frame: the rows, with the partition column.
         books: what the inputs say about each day.
-        inputs: versions of the tables that it was computed from.
+        sources: what it was computed from; the same day must have been published in each.
         verdicts: what the audit made of it; filled in by the IO manager.
     """
 
     table: Table
     frame: DataFrame
     books: Mapping[date, Book]
-    inputs: Mapping[str, int] = field(default_factory=dict)
+    sources: Sequence[Source] = ()
     verdicts: Sequence[Verdict] = ()
 
 
@@ -94,7 +109,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
     code_version: str
     config_digest: str
 
-    def load_input(self, context: dg.InputContext) -> DataFrame:
+    def load_input(self, context: dg.InputContext) -> Source:
         """The rows of the input's days, from the table's version of this moment.
 
         The version is pinned: the audit and the write evaluate the frame at different times, and a
@@ -111,7 +126,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             )
         window = one_window(context.asset_partition_keys)
         frame = spark.read.format("delta").option("versionAsOf", version).load(self.url(table))
-        return frame.where(window.predicate(table.partition))
+        return Source(table, version, frame.where(window.predicate(table.partition)))
 
     def handle_output(self, context: dg.OutputContext, obj: Candidate) -> Iterator[DagsterEvent]:
         """Audit the candidate, publish the days that pass in one commit, and record every day.
@@ -135,8 +150,9 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             "asset": obj.table.name,
             "code_version": self.code_version,
             "config_digest": self.config_digest,
-            "inputs": dict(obj.inputs),
+            "inputs": {source.table.name: source.version for source in obj.sources},
         }
+        obj.books = self._with_sources(obj, window, context.step_context.instance)
         verdicts, version = self.publish(obj, window, record)
         for verdict in verdicts:
             for evaluation in evaluations(obj.table, verdict):
@@ -182,6 +198,37 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         log = self.log(table)
         return log.version() if log else None
 
+    def _with_sources(
+        self, candidate: Candidate, window: Window, instance: dg.DagsterInstance
+    ) -> dict[date, Book]:
+        """The books, with a problem for every day that a source has never published.
+
+        Such a day has no rows to read, but that does not make it an empty day.
+        """
+        books = {day: candidate.books.get(day, Book()) for day in window}
+        for source in candidate.sources:
+            for day in sorted(set(window) - self._published(source.table, window, instance)):
+                said = f"{source.table.name}[{day}] has never been published"
+                books[day] = replace(books[day], problems=[*books[day].problems, said])
+        return books
+
+    def _published(self, table: Table, window: Window, instance: dg.DagsterInstance) -> set[date]:
+        """The days of the window that have been published, empty ones included.
+
+        A day with rows has been. Whether one without rows was published as an empty day, Dagster's
+        record tells, and where that is gone (another instance, as in CI) the table's commits do.
+        """
+        log = self.log(table)
+        if log is None:
+            return set()
+        days = {day for day in measured_by_log(log, table) if day in window}
+        if len(days) < len(window):
+            keys = instance.get_materialized_partitions(dg.AssetKey(table.name))
+            days |= {day for day in window if day.isoformat() in keys}
+        if len(days) < len(window):
+            days |= {day for day in verdicts_by_log(log) if day in window}
+        return days
+
     def _trailing(self, table: Table, window: Window) -> dict[date, Measured]:
         """The days before the window in numbers, from the statistics in the table's log."""
         log = self.log(table)
@@ -215,11 +262,11 @@ class DeltaIOManager(dg.ConfigurableIOManager):
                     self._create(table)
                 writer.save(self.url(table))
                 break
-            except PySparkException as error:
+            except SPARK_ERRORS as error:
                 if not _is_conflict(error) or attempt == _ATTEMPTS:
                     raise PublishError(
                         f"{table.name} [{window}]: the commit failed and the table is as it was "
-                        f"({str(error).splitlines()[0][:300]}). Launch these days again."
+                        f"({_gist(error)}). Launch these days again."
                     ) from error
                 _log.info("%s [%s]: another writer was first, trying again", table.name, window)
                 # Two writers that collided once must not collide for ever.
@@ -265,7 +312,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
                 "delta version": version,
                 "code version": self.code_version,
                 "config digest": self.config_digest,
-                **{f"input version {name}": v for name, v in candidate.inputs.items()},
+                **{f"input version {s.table.name}": s.version for s in candidate.sources},
             },
             tags={
                 "dagster/data_version": verdict.measured.digest,
@@ -307,10 +354,24 @@ def measured_by_log(log: DeltaTable, table: Table) -> dict[date, Measured]:
     return found
 
 
+def verdicts_by_log(log: DeltaTable) -> dict[date, str]:
+    """The latest verdict on each published day, from what the commits say of themselves."""
+    found: dict[date, str] = {}
+    for entry in reversed(log.history()):
+        said = json.loads(entry.get("userMetadata") or "{}")
+        for day, audit in said.get("audit", {}).items():
+            found[date.fromisoformat(day)] = audit["verdict"]
+    return found
+
+
 def _summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     return {
         "audit": {
-            str(v.day): {"rows": v.measured.rows, "digest": v.measured.digest}
+            str(v.day): {
+                "rows": v.measured.rows,
+                "digest": v.measured.digest,
+                "verdict": v.severity.value,
+            }
             for v in verdicts
             if v.passed
         },
@@ -318,9 +379,15 @@ def _summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     }
 
 
-def _is_conflict(error: PySparkException) -> bool:
+def _is_conflict(error: Exception) -> bool:
     text = str(error)
     return any(name in text for name in _CONFLICTS)
+
+
+def _gist(error: Exception) -> str:
+    """The line of a Spark error that tells: the one with an error class, or else the first."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return next((line for line in lines if re.search(r"\[[A-Z_]{6,}", line)), lines[0])[:300]
 
 
 def _quoted(text: str) -> str:

@@ -9,17 +9,18 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from functools import reduce
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
+import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -32,9 +33,49 @@ _LINES_DDL = (
     + ", ".join(f"{name} STRING" for name in FIELDS)
     + ", problem STRING"
 )
-_KNOWN = re.compile(r"\.(jsonl|json|csv)(\.gz)?$|\.parquet$")
-# A Spark file name pattern would take the brackets of `part[1].json` for a glob.
-_VERBATIM = {"__globPaths__": "false"}
+_KNOWN = re.compile(r".*\.((jsonl|json|csv)(\.gz)?|parquet)", re.DOTALL)
+_GLOB = re.compile(r"[\\{}\[\]*?]")
+_NAMELESS = "(a file whose name is not UTF-8)"
+_BYTE_ORDER_MARK = "\ufeff"
+
+# A number where an order has an identifier or an amount; an identifier takes whole numbers only.
+_NUMBER = (
+    r'((?<!\\)"(?:(?:order_id|customer_id)"[ \t]*:[ \t]*(?=-?[0-9]+[ \t]*[,}])'
+    r'|amount"[ \t]*:[ \t]*))'
+    r"(-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)(?=[ \t]*[,}])"
+)
+# A line in which an identifier or the amount is not simply a string, or a key may be escaped.
+_NOT_PLAIN = r'"(?:order_id|customer_id)"\s*:\s*(?!"|null\b|\s)|"amount"\s*:\s*(?!"|\s)|\\u'
+# Half of a surrogate pair, as only a JSON escape can spell it. No text can hold it, so Spark makes
+# the identifier null, and a null customer would pass.
+_HALF_A_PAIR = (
+    r"(?i)\\ud[89ab][0-9a-f]{2}(?!\\ud[c-f][0-9a-f]{2})"
+    r"|(?<!\\ud[89ab][0-9a-f]{2})\\ud[c-f][0-9a-f]{2}"
+)
+# A field in quotes as it should be; `*+` because Java would recurse for each turn of a plain `*`.
+_QUOTED = r'(^|,)"[^"]*+(?:""[^"]*+)*+"(?=,|\z)'
+# Spark's CSV parser fails the whole job on a record with more fields than 20480.
+_MOST_FIELDS = 20_000
+
+_SPARK_TYPES: Mapping[pa.DataType, T.DataType] = {
+    pa.null(): T.IntegerType(),
+    pa.bool_(): T.BooleanType(),
+    pa.int8(): T.ByteType(),
+    pa.int16(): T.ShortType(),
+    pa.int32(): T.IntegerType(),
+    pa.int64(): T.LongType(),
+    pa.uint8(): T.ShortType(),
+    pa.uint16(): T.IntegerType(),
+    pa.uint32(): T.LongType(),
+    pa.uint64(): T.DecimalType(20, 0),
+    pa.float32(): T.FloatType(),
+    pa.float64(): T.DoubleType(),
+    pa.string(): T.StringType(),
+    pa.large_string(): T.StringType(),
+    pa.string_view(): T.StringType(),
+    pa.date32(): T.DateType(),
+    pa.date64(): T.DateType(),
+}
 
 
 class LandingError(RuntimeError):
@@ -48,7 +89,7 @@ class LandingFile:
     Attributes:
         arrival_date: day of the folder it lies in.
         name: file name.
-        url: what Spark opens.
+        url: what Spark opens, escaped where it would see a pattern.
         size: bytes.
     """
 
@@ -82,6 +123,28 @@ class Control:
     amount: Decimal
 
 
+@dataclass(frozen=True)
+class _Columns:
+    """What is read of a Parquet file.
+
+    Spark is told the types instead of finding them: one column that it cannot read (a half float, a
+    time, a name in two spellings) would otherwise fail every file of the run.
+
+    Attributes:
+        types: the columns that Spark can read, by name.
+        nanos: those of them that are timestamps in nanoseconds.
+        odd: the types of the landing contract's fields that cannot be read, by name.
+    """
+
+    types: tuple[tuple[str, T.DataType], ...]
+    nanos: frozenset[str]
+    odd: tuple[tuple[str, str], ...]
+
+    @property
+    def schema(self) -> T.StructType:
+        return T.StructType([T.StructField(name, kind) for name, kind in self.types])
+
+
 @dataclass
 class Landing:
     """What lies in the folders of some arrival days.
@@ -102,7 +165,7 @@ class Landing:
     bad_controls: dict[date, str] = field(default_factory=dict)
     lines: dict[date, int] = field(default_factory=lambda: defaultdict(int))
     _headers: dict[LandingFile, str] = field(default_factory=dict)
-    _schemas: dict[LandingFile, pa.Schema] = field(default_factory=dict)
+    _columns: dict[LandingFile, _Columns] = field(default_factory=dict)
 
     def broken_on(self, day: date) -> list[str]:
         """The unreadable files of an arrival day, each with its reason."""
@@ -129,7 +192,7 @@ def survey(spark: SparkSession, landing: str, days: Window) -> Landing:
     while True:
         try:
             found.lines = _count(spark, found)
-        except Exception as error:  # noqa: BLE001 - re-raised unless Spark names a file of ours
+        except Exception as error:  # raised again unless Spark names a file of ours
             file = _named_in(str(error), found.files)
             if file is None:
                 raise
@@ -149,18 +212,37 @@ def _list(landing: str, days: Window) -> Landing:
     found = Landing()
     for day in days:
         folder = pafs.FileSelector(f"{base}/arrival_date={day}", allow_not_found=True)
-        for info in sorted(filesystem.get_file_info(folder), key=lambda i: i.base_name):
-            url = f"{landing}/orders/arrival_date={day}/{info.base_name}"
-            file = LandingFile(day, info.base_name, url, info.size or 0)
-            if info.base_name == CONTROL_FILE:
+        infos = [(_name(info), info) for info in filesystem.get_file_info(folder)]
+        for name, info in sorted(infos, key=lambda named: named[0]):
+            url = _literal(f"{landing}/orders/arrival_date={day}/{name}")
+            file = LandingFile(day, name, url, info.size or 0)
+            if name == CONTROL_FILE:
                 _read_control(filesystem, info.path, day, found)
-            elif info.base_name.startswith(("_", ".")):
+            elif name.startswith(("_", ".")):
                 continue
-            elif info.type != pafs.FileType.File or not _KNOWN.search(info.base_name):
+            elif name == _NAMELESS:
+                found.broken[file] = "rename it"
+            elif info.type != pafs.FileType.File or not _KNOWN.fullmatch(name):
                 found.unknown[day].append(file.source_file)
             elif info.size:
                 _look_into(filesystem, info.path, file, found)
     return found
+
+
+def _name(info: pafs.FileInfo) -> str:
+    try:
+        return info.base_name
+    except UnicodeDecodeError:  # neither Python nor Spark could open it
+        return _NAMELESS
+
+
+def _literal(url: str) -> str:
+    """A path for Spark, which would take the brackets of `part[1].json` for a glob.
+
+    Not its option to turn globs off: with that, each such path stands for all paths that are read
+    with it, and every order would count as often.
+    """
+    return _GLOB.sub(r"\\\g<0>", url)
 
 
 def _open(landing: str) -> tuple[pafs.FileSystem, str]:
@@ -173,17 +255,20 @@ def _open(landing: str) -> tuple[pafs.FileSystem, str]:
 
 
 def _read_control(filesystem: pafs.FileSystem, path: str, day: date, found: Landing) -> None:
-    with filesystem.open_input_stream(path) as stream:
-        text = stream.read()
     try:
-        said = json.loads(text, parse_float=Decimal, parse_int=Decimal)
+        with filesystem.open_input_stream(path) as stream:
+            said = json.loads(stream.read(), parse_float=Decimal, parse_int=Decimal)
         rows, amount = Decimal(said["rows"]), Decimal(said["amount"])
-        if rows != int(rows) or not amount.is_finite():
-            raise ValueError("rows must be a whole number and amount a finite one")
+        # Size before value: the whole number of `1e999999999` would never be done.
+        if not rows.is_finite() or rows.adjusted() > 18 or rows != int(rows):
+            raise ValueError("rows must be a whole number")
+        if not amount.is_finite():
+            raise ValueError("amount must be a finite number")
         found.controls[day] = Control(int(rows), amount)
-    except (ValueError, KeyError, TypeError, InvalidOperation) as error:
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         found.bad_controls[day] = (
-            f"{CONTROL_FILE} is not {{'rows': N, 'amount': '0.00'}} ({type(error).__name__}: {error})"
+            f"{CONTROL_FILE} is not {{'rows': N, 'amount': '0.00'}} "
+            f"({type(error).__name__}: {error})"
         )
 
 
@@ -191,38 +276,89 @@ def _look_into(filesystem: pafs.FileSystem, path: str, file: LandingFile, found:
     """Read what must be known before Spark reads the file: Parquet types, the CSV header."""
     try:
         if file.format == "parquet":
-            found._schemas[file] = pq.read_schema(path, filesystem=filesystem)
+            found._columns[file] = _parquet_columns(pq.read_metadata(path, filesystem=filesystem))
         elif file.format == "csv":
             header = _first_line(filesystem, path)
             if header is None:
                 return
             found._headers[file] = header
-    except (OSError, pa.ArrowException, EOFError) as error:
-        found.broken[file] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+    except (OSError, pa.ArrowException, EOFError, LandingError) as error:
+        found.broken[file] = f"{type(error).__name__}: {(str(error) or '?').splitlines()[0][:200]}"
         return
     found.files.append(file)
 
 
+def _parquet_columns(footer: pq.FileMetaData) -> _Columns:
+    schema = footer.schema.to_arrow_schema()
+    leaves = [footer.schema.column(n) for n in range(len(footer.schema))]
+    # The timestamps of Impala, Hive and older Spark; Arrow shows them as nanoseconds.
+    int96 = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
+    # Spark does not tell upper from lower case; `_metadata` is its own column.
+    spellings = Counter([*(name.lower() for name in schema.names), "_metadata"])
+    types, nanos, odd = {}, set(), {}
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        if spellings[name.lower()] > 1:
+            if name in FIELDS:
+                raise LandingError(f"more than one column is named {name}")
+            continue
+        spark_type = _spark_type(kind, name in int96)
+        if spark_type is not None:
+            types[name] = spark_type
+            if isinstance(spark_type, T.LongType) and pa.types.is_timestamp(kind):
+                nanos.add(name)
+        elif name in FIELDS:
+            odd[name] = str(kind)
+    return _Columns(tuple(types.items()), frozenset(nanos), tuple(odd.items()))
+
+
+def _spark_type(kind: pa.DataType, int96: bool) -> T.DataType | None:
+    """The type that Spark reads a Parquet column as; none for what is no single value."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_decimal(kind) and kind.precision <= 38:
+        return T.DecimalType(kind.precision, kind.scale)
+    if pa.types.is_timestamp(kind):
+        if int96:
+            return T.TimestampType()
+        if kind.unit == "ns":  # as integers (see `spark.sql.legacy.parquet.nanosAsLong`)
+            return T.LongType()
+        return T.TimestampType() if kind.tz else T.TimestampNTZType()
+    return _SPARK_TYPES.get(kind)
+
+
 def _first_line(filesystem: pafs.FileSystem, path: str) -> str | None:
+    """The first line that is not blank, cut where Spark's text reader cuts."""
     compression = "gzip" if path.endswith(".gz") else None
     head = b""
     with filesystem.open_input_stream(path, compression=compression) as stream:
         while chunk := stream.read(65536):
             head += chunk
-            lines = head.decode("utf-8-sig", errors="replace").splitlines(keepends=True)
-            whole = [x.rstrip("\r\n") for x in lines if x.strip()]
-            if whole and (len(lines) > 1 or len(head) > 1 << 20):
-                return whole[0]
-    text = head.decode("utf-8-sig", errors="replace").strip("\r\n")
-    return text if text.strip() else None
+            # What follows the last line end may go on in the next chunk.
+            if (line := _first_of(_lines_of(head)[:-1])) is not None:
+                return line
+            if len(head) > 1 << 20:
+                break
+    return _first_of(_lines_of(head))
+
+
+def _lines_of(data: bytes) -> list[bytes]:
+    return re.split(rb"\r\n|\n|\r", data)
+
+
+def _first_of(lines: Iterable[bytes]) -> str | None:
+    mark = _BYTE_ORDER_MARK.encode()
+    whole = (line.removeprefix(mark) for line in lines)
+    return next((line.decode(errors="replace") for line in whole if line.strip()), None)
 
 
 def _named_in(message: str, files: Iterable[LandingFile]) -> LandingFile | None:
-    """The file that Spark's FAILED_READ_FILE (or a Parquet type error) tells of."""
-    if "FAILED_READ_FILE" not in message and "PARQUET" not in message:
+    """The file that Spark cannot read, or cannot find."""
+    if "FAILED_READ_FILE" not in message and "PATH_NOT_FOUND" not in message:
         return None
     plain = unquote(message)
-    return next((file for file in files if f"/{file.source_file}" in plain), None)
+    named = [file for file in files if f"/{file.source_file}" in plain]
+    # `a.json` is also the beginning of `a.jsonl`.
+    return max(named, key=lambda file: len(file.name), default=None)
 
 
 def _cause(message: str) -> str:
@@ -242,26 +378,23 @@ def _by_header(found: Landing) -> Mapping[str, list[LandingFile]]:
     return grouped
 
 
-def _by_schema(found: Landing) -> list[tuple[pa.Schema, list[LandingFile]]]:
-    grouped: list[tuple[pa.Schema, list[LandingFile]]] = []
-    for file, schema in found._schemas.items():
-        if file not in found.files:
-            continue
-        bare = schema.remove_metadata()
-        same = next((files for known, files in grouped if known.equals(bare)), None)
-        if same is None:
-            grouped.append((bare, [file]))
-        else:
-            same.append(file)
+def _by_columns(found: Landing) -> Mapping[_Columns, list[LandingFile]]:
+    grouped: dict[_Columns, list[LandingFile]] = defaultdict(list)
+    for file, columns in found._columns.items():
+        if file in found.files:
+            grouped[columns].append(file)
     return grouped
 
 
 def _origin() -> tuple[Column, Column]:
-    """Arrival day and file of a row, from the path that Spark read it from."""
-    path = F.col("_metadata.file_path")
-    tail = F.regexp_extract(path, r"(arrival_date=(\d{4}-\d{2}-\d{2})/[^/]+)$", 1)
+    """Arrival day and file of a row, from the path that Spark read it from.
+
+    Asked for every row, hence plain cuts rather than patterns.
+    """
+    tail = F.substring_index("_metadata.file_path", "/", -2)
     # A file path is percent-encoded, but a plus sign in it is a plus sign.
-    name = F.url_decode(F.regexp_replace(tail, r"\+", "%2B"))
+    decoded = F.url_decode(F.replace(tail, F.lit("+"), F.lit("%2B")))
+    name = F.when(tail.contains("%"), decoded).otherwise(tail)
     return F.substring(tail, 14, 10).cast("date").alias("arrival_date"), name.alias("source_file")
 
 
@@ -269,10 +402,19 @@ def _text(
     spark: SparkSession, files: Sequence[LandingFile], header: str | None = None
 ) -> DataFrame:
     """The non-blank lines of text files; a line equal to the header is not data."""
-    lines = spark.read.options(**_VERBATIM).text([file.url for file in files])
-    lines = lines.select(*_origin(), F.ltrim(F.col("value"), F.lit("\ufeff")).alias("text"))
-    lines = lines.where(F.col("text").rlike(r"\S"))
-    return lines if header is None else lines.where(F.col("text") != F.lit(header))
+    lines = spark.read.text([file.url for file in files])
+    value = F.col("value")
+    # Files that were put together from several have a byte-order mark within. (Not `ltrim`, which
+    # takes the bytes of half a mark for a whole one.)
+    text = F.when(value.startswith(_BYTE_ORDER_MARK), F.expr("substring(value, 2)"))
+    lines = lines.select(*_origin(), text.otherwise(value).alias("text"))
+    lines = lines.where(F.trim(F.col("text"), F.lit(" \t\v\f")) != "")
+    return lines if header is None else lines.where(F.make_valid_utf8("text") != F.lit(header))
+
+
+def _rows(spark: SparkSession, files: Sequence[LandingFile], columns: _Columns) -> DataFrame:
+    reader = spark.read.schema(columns.schema)
+    return reader.parquet(*[file.url for file in files])
 
 
 def _count(spark: SparkSession, found: Landing) -> dict[date, int]:
@@ -284,18 +426,20 @@ def _count(spark: SparkSession, found: Landing) -> dict[date, int]:
     frames = []
     json_files = [file for file in found.files if file.format == "json"]
     if json_files:
-        frames.append(_text(spark, json_files).select("arrival_date"))
+        frames.append(_text(spark, json_files).select("arrival_date", F.lit(0).alias("touched")))
     for header, files in _by_header(found).items():
-        frames.append(_text(spark, files, header).select("arrival_date"))
-    for _, files in _by_schema(found):
-        rows = spark.read.options(**_VERBATIM).parquet(*[file.url for file in files])
-        # Hashing all columns makes Spark decode every page, not just the footer.
-        touched = rows.select(_origin()[0], F.xxhash64(*rows.columns).alias("h"))
-        frames.append(touched.where(F.col("h").isNotNull()).select("arrival_date"))
+        lines = _text(spark, files, header)
+        frames.append(lines.select("arrival_date", F.lit(0).alias("touched")))
+    for columns, files in _by_columns(found).items():
+        rows = _rows(spark, files, columns)
+        # Asking for a hash of all columns makes Spark decode every page, not just the footer.
+        touched = F.xxhash64(F.lit(0), *[_column(name) for name, _ in columns.types])
+        frames.append(rows.select(_origin()[0], touched.alias("touched")))
     counts: dict[date, int] = defaultdict(int)
     if frames:
-        for row in _union(frames).groupBy("arrival_date").count().collect():
-            counts[row["arrival_date"]] = row["count"]
+        by_day = _union(frames).groupBy("arrival_date")
+        for row in by_day.agg(F.count(F.lit(1)).alias("lines"), F.max("touched")).collect():
+            counts[row["arrival_date"]] = row["lines"]
     return counts
 
 
@@ -311,8 +455,8 @@ def read_lines(spark: SparkSession, found: Landing) -> DataFrame:
         frames.append(_json_fields(_text(spark, json_files)))
     for header, files in _by_header(found).items():
         frames.append(_csv_fields(_text(spark, files, header), header))
-    for schema, files in _by_schema(found):
-        frames.append(_parquet_fields(spark, schema, files))
+    for columns, files in _by_columns(found).items():
+        frames.append(_parquet_fields(_rows(spark, files, columns), columns))
     if not frames:
         return spark.createDataFrame([], _LINES_DDL)
     return _union(frames)
@@ -321,76 +465,86 @@ def read_lines(spark: SparkSession, found: Landing) -> DataFrame:
 def _json_fields(lines: DataFrame) -> DataFrame:
     """The fields of JSON lines: strings verbatim, numbers as they were written.
 
-    The line is parsed inside an envelope that only closes if the line is one whole value: Spark's
-    parser otherwise ignores whatever follows the first one, and an order would be lost in silence.
-    Identifiers and amounts go through VARIANT, which keeps decimals exact and tells a string from
-    a boolean; a STRING field would pass numbers through a double.
+    A line is parsed as the only element of an array, in an envelope that only closes if the line is
+    one whole value: Spark's parser otherwise ignores whatever follows the first one, and an order
+    would be lost in silence. (Without the array, `{...},"x":{...}` would be more of the envelope.)
+    Where identifiers and amount are plain strings, as nearly always, they are read as such; only
+    the other lines pay for care. There, numbers are put in quotes before, as the parser would pass
+    some of them through a double, and fields go through VARIANT, which tells a string from a
+    boolean or an object.
     """
-    envelope = F.concat(F.lit('{"line":'), F.col("text"), F.lit(',"closed":true}'))
-    parsed = F.from_json(
-        envelope,
-        "line STRUCT<order_id VARIANT, customer_id VARIANT, order_ts STRING, amount VARIANT, "
-        "ingestion_ts STRING>, closed BOOLEAN",
-        {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"},
+    text, careful = F.col("text"), F.col("_careful")
+    quoted = F.regexp_replace("text", _NUMBER, '$1"$2"')
+    kinds = "order_id {0}, customer_id {0}, order_ts STRING, amount {0}, ingestion_ts STRING"
+    frame = lines.withColumn("_careful", text.rlike(_NOT_PLAIN)).withColumns(
+        {
+            "_plain": F.when(~careful, _from_json(text, kinds.format("STRING"))),
+            "_json": F.when(careful, _from_json(quoted, kinds.format("VARIANT"))),
+        }
     )
-    frame = lines.withColumn("_json", parsed)
-    whole = F.col("_json.closed") & F.col("_json.line").isNotNull()
+
+    def field(name: str) -> Column:
+        cared_for = _variant_text(name) if "_ts" not in name else _only("_json")[name]
+        return F.when(careful, cared_for).otherwise(_only("_plain")[name]).alias(name)
+
+    whole = (
+        F.coalesce("_json.closed", "_plain.closed")
+        & (F.coalesce(F.array_size("_json.lines"), F.array_size("_plain.lines")) == 1)
+        & (_only("_json").isNotNull() | _only("_plain").isNotNull())
+    )
+    nameless = _variant_text("order_id").isNull() | _variant_text("customer_id").isNull()
     problem = (
         F.when(~F.is_valid_utf8("text"), "not UTF-8")
         .when(~F.coalesce(whole, F.lit(False)), "not one JSON object")
-        .otherwise(F.coalesce(_not_an_id("order_id"), _not_an_id("customer_id")))
+        .when(careful & nameless & text.rlike(_HALF_A_PAIR), "half a surrogate pair")
+        .when(careful, F.coalesce(_not_an_id("order_id"), _not_an_id("customer_id")))
     )
     return frame.select(
-        "arrival_date",
-        "source_file",
-        "text",
-        _variant_text("order_id").alias("order_id"),
-        _variant_text("customer_id").alias("customer_id"),
-        F.col("_json.line.order_ts").alias("order_ts"),
-        _json_amount().alias("amount"),
-        F.col("_json.line.ingestion_ts").alias("ingestion_ts"),
-        problem.alias("problem"),
+        "arrival_date", "source_file", "text", *map(field, FIELDS), problem.alias("problem")
     )
+
+
+def _from_json(text: Column, fields: str) -> Column:
+    envelope = F.concat(F.lit('{"lines":['), text, F.lit('],"closed":true}'))
+    options = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
+    return F.from_json(envelope, f"lines ARRAY<STRUCT<{fields}>>, closed BOOLEAN", options)
+
+
+def _only(parsed: str) -> Column:
+    return F.get(f"{parsed}.lines", F.lit(0))
 
 
 def _variant_text(name: str) -> Column:
-    return F.try_variant_get(f"_json.line.{name}", "$", "string")
+    return F.try_variant_get(_only("_json")[name], "$", "string")
 
 
 def _not_an_id(name: str) -> Column:
     """The problem of an identifier that is neither a string nor a whole number, else null."""
-    text, kind = _variant_text(name), F.schema_of_variant(F.col(f"_json.line.{name}"))
-    doubtful = text.rlike(r"^(true$|false$|[\[{]|-?[0-9])")
-    # Whole numbers beyond 64 bits come as wide decimals without a fraction.
-    fine = kind.isin("STRING", "BIGINT") | kind.rlike(r"^DECIMAL\((19|[23]\d),0\)$")
-    return F.when(doubtful, F.when(~fine, F.lit(f"bad {name}: not a string")))
-
-
-def _json_amount() -> Column:
-    """The amount's text; where the number was read as a double, the digits as they stand."""
-    amount = F.col("_json.line.amount")
-    key = r'"amount"\s*:\s*'
-    literal = F.regexp_extract("text", key + r"(-?[0-9.]+(?:[eE][+-]?[0-9]+)?)", 1)
-    exact = F.when(F.regexp_count("text", F.lit(key)) == 1, literal).otherwise(F.lit("ambiguous"))
-    # Only an exponent or very many digits make a double; for all other lines the type is not asked.
-    may_be_double = F.col("text").rlike(r"[0-9.][eE][+-]?[0-9]|[0-9.]{30}")
-    return F.when(may_be_double & (F.schema_of_variant(amount) == "DOUBLE"), exact).otherwise(
-        _variant_text("amount")
-    )
+    # Only text that could come of something else is asked for its type.
+    doubtful = _variant_text(name).rlike(r"^(true\z|false\z|[\[{]|-?[0-9])")
+    kind = F.schema_of_variant(_only("_json")[name])
+    return F.when(doubtful, F.when(kind != "STRING", F.lit(f"bad {name}: not a string")))
 
 
 def _csv_fields(lines: DataFrame, header: str) -> DataFrame:
     """The fields of CSV records, found by the header's names in whatever order."""
-    names = [name.strip() for name in next(csv.reader([header]))]
+    names = _csv_names(header)
+    if names is None:
+        return lines.select(
+            "*", *[_none(name) for name in FIELDS], F.lit("its header is not CSV").alias("problem")
+        )
     places = {name: f"_csv.c{names.index(name)}" for name in FIELDS if name in names}
     ddl = ", ".join(f"c{n} STRING" for n in range(len(names))) + ", _malformed STRING"
     options = {"escape": '"', "columnNameOfCorruptRecord": "_malformed"}
-    frame = lines.withColumn("_csv", F.from_csv("text", ddl, options))
-    odd_quotes = (F.length(F.regexp_replace("text", '[^"]', "")) % 2) == 1
+    text = F.col("text")
+    narrow = (F.length(text) < _MOST_FIELDS) | (F.regexp_count(text, F.lit(",")) < _MOST_FIELDS)
+    frame = lines.withColumn("_csv", F.from_csv(F.when(narrow, text), ddl, options))
+    loose_quotes = text.contains('"') & F.regexp_replace(text, _QUOTED, "$1").contains('"')
+    misfit = F.col("_csv").isNull() | F.col("_csv._malformed").isNotNull()
     problem = (
         F.when(~F.is_valid_utf8("text"), "not UTF-8")
-        .when(odd_quotes, "unbalanced quotes")
-        .when(F.col("_csv._malformed").isNotNull(), f"not {len(names)} fields as in the header")
+        .when(loose_quotes, "a quote out of place")
+        .when(misfit, f"not {len(names)} fields as in the header")
     )
     return frame.select(
         "arrival_date",
@@ -401,30 +555,55 @@ def _csv_fields(lines: DataFrame, header: str) -> DataFrame:
     )
 
 
-def _parquet_fields(
-    spark: SparkSession, schema: pa.Schema, files: Sequence[LandingFile]
-) -> DataFrame:
+def _csv_names(header: str) -> list[str] | None:
+    """The column names; none if that is no header, too wide, or has a field twice."""
+    try:
+        names = [name.strip() for name in next(csv.reader([header], strict=True))]
+    except csv.Error:
+        return None
+    twice = any(names.count(name) > 1 for name in FIELDS)
+    return None if twice or len(names) > _MOST_FIELDS else names
+
+
+def _parquet_fields(rows: DataFrame, columns: _Columns) -> DataFrame:
     """The fields of Parquet rows by value, written out as text that reads back the same."""
-    rows = spark.read.options(**_VERBATIM).parquet(*[file.url for file in files])
+    texts = {name: _parquet_text(columns, name) for name, _ in columns.types}
+    odd = [F.lit(f"bad {name}: a column of type {kind}") for name, kind in columns.odd]
+    doubts = [*odd, *_parquet_ids(columns)]
     return rows.select(
         *_origin(),
-        F.to_json(F.struct(*[_parquet_text(schema, n).alias(n) for n in schema.names])).alias(
-            "text"
-        )
-        if schema.names
-        else _none("text"),
-        *[_parquet_text(schema, n).alias(n) if n in schema.names else _none(n) for n in FIELDS],
-        _none("problem"),
+        F.to_json(F.struct(*[text.alias(name) for name, text in texts.items()])).alias("text")
+        if texts
+        else F.lit("{}").alias("text"),
+        *[texts[name].alias(name) if name in texts else _none(name) for name in FIELDS],
+        (F.coalesce(*doubts).cast("string") if doubts else F.lit(None).cast("string")).alias(
+            "problem"
+        ),
     )
 
 
-def _parquet_text(schema: pa.Schema, name: str) -> Column:
-    kind = schema.field(name).type
-    column = F.col(f"`{name}`")
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        # Read as an integer (see `spark.sql.legacy.parquet.nanosAsLong`); floor, also before 1970.
+def _parquet_ids(columns: _Columns) -> list[Column]:
+    """The problems of identifiers that are neither strings nor whole numbers, null where null."""
+    problems = []
+    for name, kind in columns.types:
+        whole = isinstance(kind, T.IntegralType) or getattr(kind, "scale", None) == 0
+        fine = whole and name not in columns.nanos
+        if name in ("order_id", "customer_id") and not (fine or isinstance(kind, T.StringType)):
+            text = F.lit(f"bad {name}: a column of type {kind.simpleString()}")
+            problems.append(F.when(_column(name).isNotNull(), text))
+    return problems
+
+
+def _parquet_text(columns: _Columns, name: str) -> Column:
+    column = _column(name)
+    if name in columns.nanos:
+        # Floor, also before 1970.
         column = F.timestamp_micros(F.floor(column / F.lit(1000).cast("decimal(4,0)")).cast("long"))
-    return F.to_json(column) if pa.types.is_nested(kind) else column.cast("string")
+    return column.cast("string")
+
+
+def _column(name: str) -> Column:
+    return F.col("`" + name.replace("`", "``") + "`")
 
 
 def _none(name: str) -> Column:

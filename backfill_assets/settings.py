@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from datetime import date
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 from zoneinfo import ZoneInfo, available_timezones
 
 from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
@@ -69,8 +70,11 @@ class Settings(BaseSettings):
         """Local paths are made absolute: a step may run in another working directory."""
         if not value.strip():
             raise ValueError("must be a path or a URL, not empty")
-        if urlsplit(value).scheme == "file":
-            value = urlsplit(value).path
+        url = urlsplit(value)
+        if url.scheme == "file":
+            if url.netloc not in ("", "localhost"):
+                raise ValueError("a file URL has three slashes: file:///path")
+            value = unquote(url.path)
         if "://" in value:
             return value.rstrip("/")
         return str(Path(value).expanduser().resolve())
@@ -134,27 +138,48 @@ def load_settings(**overrides: Any) -> Settings:
     """The settings of the environment, with overrides by field name.
 
     Raises:
-        SettingsError: naming every variable with a bad value, the value, and what is allowed.
+        SettingsError: naming every variable with a bad value, the value, and what is allowed; or
+            a variable with the prefix that is no setting, which would do nothing in silence.
     """
+    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields if name != "spark_remote"}
+    given = {name for name, value in os.environ.items() if name.startswith(PREFIX) and value}
+    if unknown := sorted(given - known):
+        raise SettingsError(
+            f"bad settings: {', '.join(unknown)}: no such setting; there are "
+            f"{', '.join(sorted(known))} and SPARK_REMOTE"
+        )
     try:
         return Settings(**overrides)
     except ValidationError as error:
         raise SettingsError(_explain(error.errors())) from None
-    except PydanticSettingsError as error:
+    except PydanticSettingsError:
         # The one setting that is not plain text: pydantic-settings reads it as JSON on its own.
+        name = f"{PREFIX}SPARK_CONF"
         raise SettingsError(
-            f"bad settings: {PREFIX}SPARK_CONF: {error}; allowed: a JSON object"
+            f"bad settings: {name}={_shown(os.environ.get(name))}: must be a JSON object of "
+            'strings, such as {"spark.driver.memory": "8g"}'
         ) from None
 
 
 def _explain(problems: list[Any]) -> str:
     lines = []
     for problem in problems:
-        field = str(problem["loc"][0]) if problem["loc"] else ""
+        field, *within = map(str, problem["loc"]) if problem["loc"] else [""]
         name = "SPARK_REMOTE" if field.lower() == "spark_remote" else f"{PREFIX}{field.upper()}"
         rule = problem["msg"].removeprefix("Value error, ")
         if not field:
             lines.append(f"{PREFIX}START / {PREFIX}END: {rule}")
         else:
-            lines.append(f"{name}={problem['input']!r}: {rule}")
+            place = "".join(f"[{key}]" for key in within)
+            lines.append(f"{name}{place}={_shown(problem['input'], place)}: {rule}")
     return "bad settings: " + "; ".join(lines)
+
+
+def _shown(value: object, place: str = "") -> str:
+    """A value as a message may show it: errors end up in logs and in the UI."""
+    return "(hidden)" if is_secret(place) or is_secret(str(value)) else repr(value)
+
+
+def is_secret(text: str) -> bool:
+    """Whether a text, such as the name of a Spark setting, speaks of something to keep secret."""
+    return re.search(r"secret|token|password|passwd|credential|key", text, re.I) is not None

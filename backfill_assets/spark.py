@@ -5,6 +5,7 @@ Only this module knows how a session comes to be; everyone else is handed one.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -15,10 +16,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import grpc  # type: ignore[import-untyped]
 from dagster_pyspark import LazyPySparkResource
+from dagster_pyspark.resources import spark_session_from_config
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from backfill_assets.settings import Settings
+from backfill_assets.settings import Settings, is_secret
 
 _SCALA = "2.13"
 _JAVA = (17, 21)
@@ -27,6 +32,10 @@ _IN_SPARK_ALREADY = (
     "org.apache.*:*,com.*:*,io.airlift:*,io.unitycatalog:*,org.xerial*:*,org.locationtech*:*,"
     "org.roaringbitmap:*,commons*:*,org.slf4j:*,javax*:*"
 )
+
+
+#: What a failing Spark call raises: a failing task comes as a bare Java error when embedded.
+SPARK_ERRORS = (PySparkException, Py4JError)
 
 
 class EngineError(RuntimeError):
@@ -57,9 +66,10 @@ def check_java() -> None:
     said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     found = re.search(r'version "(?:1\.)?(\d+)', said)
     if found is None or int(found[1]) < _JAVA[0]:
+        what = f"Java {found[1]}" if found else "not a working Java"
         raise EngineError(
-            f"Spark needs Java {wanted} and {shutil.which(java)} is "
-            f"{'Java ' + found[1] if found else 'not a working Java'}: set JAVA_HOME to a newer one."
+            f"Spark needs Java {wanted} and {shutil.which(java)} is {what}: set JAVA_HOME to a "
+            "newer one."
         )
 
 
@@ -93,16 +103,19 @@ def fetch_delta_jars(cache: Path) -> list[Path]:
         if not jars:
             raise EngineError(
                 f"the Delta jars ({delta_coordinate()}) could not be downloaded: check that this "
-                "machine reaches Maven Central (or the mirror that your Ivy settings name), or copy "
-                f"the io.delta jars of a machine that does into {folder}. "
+                "machine reaches Maven Central (or the mirror that your Ivy settings name), or "
+                f"copy the io.delta jars of a machine that does into {folder}. "
                 f"Last words: {_last_words(done.stderr)}"
             )
         ready = Path(scratch, "ready")
         ready.mkdir()
         for jar in jars:
             shutil.move(jar, ready / jar.name)
-        if not folder.exists():
+        try:
             ready.rename(folder)
+        except OSError:  # another process was first
+            if not delta_jars(cache):
+                raise
     return delta_jars(cache)
 
 
@@ -189,6 +202,29 @@ def connect_server_command(settings: Settings, port: int) -> list[str]:
     ]
 
 
+#: A server that has not taken the connection after so many seconds does not answer. (Spark's own
+#: client goes on for more than ten minutes.)
+_PATIENCE = 15.0
+
+#: Values that Dagster must not see, by what stands for them: it shows a resource's configuration
+#: in the UI and stores it with every run. Each process fills this from its own environment.
+_hidden: dict[str, str] = {}
+
+
+def _hide(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with a stand-in for each secret value."""
+    shown = dict(config)
+    for name, value in config.items():
+        if is_secret(name) or (name == "spark.remote" and is_secret(value)):
+            shown[name] = f"hidden-{hashlib.sha256(value.encode()).hexdigest()[:8]}"
+            _hidden[shown[name]] = value
+    return shown
+
+
+def _reveal(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _hidden.get(str(value), value) for name, value in config.items()}
+
+
 class Engine(LazyPySparkResource):
     """dagster-pyspark's lazy session, after a look at what usually prevents one.
 
@@ -201,7 +237,7 @@ class Engine(LazyPySparkResource):
     @classmethod
     def of(cls, settings: Settings) -> Engine:
         """The engine that the settings ask for; nothing is started yet."""
-        return cls(spark_config=spark_config(settings), jars=str(settings.jars))
+        return cls(spark_config=_hide(spark_config(settings)), jars=str(settings.jars))
 
     @property
     def spark_session(self) -> SparkSession:
@@ -216,25 +252,39 @@ class Engine(LazyPySparkResource):
         if not self.spark_config["spark.jars"]:
             jars = fetch_delta_jars(Path(self.jars))
             self.spark_config["spark.jars"] = ",".join(map(str, jars))
+        if not os.environ.get("SPARK_REMOTE"):
+            # To Spark an empty variable is a server without a name; to us it is none.
+            os.environ.pop("SPARK_REMOTE", None)
         return super().spark_session
 
-    def _connected(self) -> SparkSession:
-        from pyspark.errors.exceptions.connect import (
-            SparkConnectException,
-            SparkConnectGrpcException,
-        )
+    def _init_session(self) -> None:
+        if self._spark_session is None:
+            self._spark_session = spark_session_from_config(_reveal(self.spark_config))
 
+    def _connected(self) -> SparkSession:
+        url = _reveal(self.spark_config)["spark.remote"]
+        shown = re.sub(r"token=[^;]+", "token=***", url)
         try:
+            if self._spark_session is None:
+                _await_server(url)
             session: SparkSession = super().spark_session
             session.version  # noqa: B018 - the first question to the server
-        except (SparkConnectException, SparkConnectGrpcException) as error:
+        except (PySparkException, grpc.RpcError, grpc.FutureTimeoutError) as error:
+            said = (str(error) or f"no connection within {_PATIENCE:g} s").splitlines()[0]
             raise EngineError(
-                f"the Spark Connect server at SPARK_REMOTE={_without_token(self.spark_config)} does "
-                f"not answer ({type(error).__name__}): start it, or unset SPARK_REMOTE to use the "
+                f"the Spark Connect server at SPARK_REMOTE={shown} does not answer "
+                f"({said.replace(url, shown)[:200]}): start it, or unset SPARK_REMOTE to use the "
                 "embedded session."
-            ) from error
+            ) from None
         return session
 
 
-def _without_token(config: Mapping[str, str]) -> str:
-    return re.sub(r"token=[^;]+", "token=***", config["spark.remote"])
+def _await_server(url: str) -> None:
+    """Wait for the server to take a connection, but not as long as Spark's client would."""
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    channel = DefaultChannelBuilder(url).toChannel()
+    try:
+        grpc.channel_ready_future(channel).result(timeout=_PATIENCE)
+    finally:
+        channel.close()

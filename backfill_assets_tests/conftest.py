@@ -16,7 +16,9 @@ from backfill_assets_tests.pipeline import Pipeline
 SMALL = {
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
-    "spark.driver.extraJavaOptions": "-Duser.timezone=UTC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m",
+    "spark.driver.extraJavaOptions": (
+        "-Duser.timezone=UTC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
+    ),
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.memory": "2g",
 }

@@ -35,8 +35,8 @@ _TIMESTAMP = re.compile(
     r"(?::(?P<second>[0-9]{2})(?:[.,](?P<fraction>[0-9]+))?)?"
     r"(?P<offset>Z|(?P<sign>[+-])(?P<hours>[0-9]{2})(?::?(?P<minutes>[0-9]{2}))?)?)?"
 )
-# A field in quotes (in which "" is a quote), or one that does not start with a quote.
-_CSV_FIELD = re.compile(r'"((?:[^"]|"")*)"|([^",][^,]*|)')
+# A field in quotes (in which "" is a quote), or one without any quote.
+_CSV_FIELD = re.compile(r'"((?:[^"]|"")*)"|([^",]*)')
 
 
 @dataclass
@@ -277,10 +277,12 @@ def parse_timestamp(value: object, name: str = "timestamp") -> datetime:
 
 
 def _text(value: object, name: str) -> str | None:
-    """Return a string, or the text of a number, as written."""
+    """Return a string, or the digits of a whole number, as written."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (str, int, Decimal)):
+        raise Unreadable(f"bad {name}")
+    if isinstance(value, (_Number, Decimal)) and not re.fullmatch(r"-?[0-9]+", str(value)):
         raise Unreadable(f"bad {name}")
     try:
         str(value).encode()
@@ -310,7 +312,9 @@ def _lines(path: Path) -> Iterator[_Landed]:
     if name.endswith(".parquet"):
         return _parquet_lines(data)
     # Bytes know only \n, \r\n and \r as line ends; text would also split at others.
-    lines = [line for line in data.removeprefix(_BYTE_ORDER_MARK).splitlines() if line.strip()]
+    # Files that were put together from several have a byte-order mark within.
+    lines = [line.removeprefix(_BYTE_ORDER_MARK) for line in data.splitlines()]
+    lines = [line for line in lines if line.strip()]
     return _csv_lines(lines) if name.endswith(".csv") else map(_json_line, lines)
 
 
@@ -336,10 +340,11 @@ def _not_a_number(text: str) -> None:
 def _csv_lines(lines: list[bytes]) -> Iterator[_Landed]:
     if not lines:
         return
-    try:
-        header = _csv_fields(lines[0].decode())
-    except UnicodeDecodeError:
-        header = None
+    header = _csv_fields(lines[0].decode(errors="replace"))
+    if header is not None:
+        header = [name.strip() for name in header]
+        if any(header.count(name) > 1 for name in _FIELDS):
+            header = None
     for line in lines[1:]:
         if line == lines[0]:
             continue
@@ -387,13 +392,18 @@ def _parquet_column(table: pa.Table, name: str) -> list:
     column = table.column(name)
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    if pa.types.is_floating(column.type):
+    if name == "amount" and pa.types.is_floating(column.type):
         # The shortest text that means this float, which is what whoever wrote it meant.
         column = column.cast(pa.string())
     elif name in ("order_ts", "ingestion_ts"):
         if pa.types.is_date(column.type):
             column = column.cast(pa.timestamp("us"))
-        if pa.types.is_timestamp(column.type):
+        if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
+            # Arrow's cast would round towards 1970.
+            nanos = [scalar.value for scalar in column]
+            micros = [None if nano is None else nano // 1000 for nano in nanos]
+            column = pa.chunked_array([pa.array(micros, pa.timestamp("us", tz="UTC"))])
+        elif pa.types.is_timestamp(column.type):
             column = column.cast(pa.timestamp("us", tz="UTC"), safe=False)
     return [_parquet_value(value) for value in column]
 

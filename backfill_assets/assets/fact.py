@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from backfill_assets.assets.publishing import delta_assets, publish
 from backfill_assets.audit import Book
-from backfill_assets.io_manager import Candidate
+from backfill_assets.io_manager import Candidate, Source
 from backfill_assets.partitions import Window, one_window
 from backfill_assets.schemas import FACT, STAGED
 from backfill_assets.settings import Settings
@@ -62,11 +62,12 @@ def build(settings: Settings, code_version: str) -> dg.AssetsDefinition:
         },
         code_version=code_version,
     )
-    def sum_orders(context: dg.AssetExecutionContext, stg_orders: DataFrame) -> Iterator:
+    def sum_orders(context: dg.AssetExecutionContext, stg_orders: Source) -> Iterator:
         window = one_window(context.partition_keys)
-        rows = daily_orders(stg_orders).persist()
+        rows = daily_orders(stg_orders.frame).persist()
         try:
-            yield from publish(context, [Candidate(FACT, rows, books(stg_orders, window))])
+            due = books(stg_orders.frame, window)
+            yield from publish(context, [Candidate(FACT, rows, due, [stg_orders])])
         finally:
             rows.unpersist()
 

@@ -1,4 +1,4 @@
-"""What the assets of all layers share: the decorator that wires one, and handing over its frames."""
+"""What the assets of all layers share: the decorator that wires one, and handing over frames."""
 
 from __future__ import annotations
 

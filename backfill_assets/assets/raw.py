@@ -20,9 +20,13 @@ from backfill_assets.schemas import RAW, REJECTED
 from backfill_assets.settings import Settings
 from backfill_assets.spark import Engine
 
-_TIMESTAMP = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?(Z|[+-]\d{2}(:?\d{2})?)?)?$"
-_PLAIN_AMOUNT = r"^[+-]?\d{1,16}(\.\d{0,2})?$"
-_ANY_AMOUNT = r"^[+-]?(?=\.?\d)(\d*)\.?(\d*)(?:[eE]([+-]?\d{1,9}))?$"
+# `\z` is the very end; `$` would let a line end follow.
+_TIMESTAMP = (
+    r"^(?!0000)\d{4}-\d{2}-\d{2}"
+    r"([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?(Z|[+-]\d{2}(:?\d{2})?)?)?\z"
+)
+_PLAIN_AMOUNT = r"^[+-]?\d{1,16}(\.\d{0,2})?\z"
+_ANY_AMOUNT = r"^[+-]?(?=\.?\d)(\d*)\.?(\d*)(?:[eE]([+-]?\d+))?\z"
 _MONEY = "decimal(18,2)"
 
 
@@ -32,9 +36,18 @@ def timestamp(text: Column) -> Column:
     `T` or a space; seconds and fraction optional; a bare date is midnight. Spark's own cast takes
     far more (`2024`, `12:00`, zone names), hence the pattern.
     """
-    parsed = F.translate(text, ",", ".").try_cast("timestamp")
-    first = F.lit("0001-01-01").cast("timestamp")
-    return F.when(text.rlike(_TIMESTAMP), F.when(parsed >= first, parsed))
+    # Spark's cast does not know an offset right after the minutes.
+    to_minutes = F.substring(text, 1, 16)
+    whole = F.when(
+        F.substring(text, 17, 1).isin("Z", "+", "-"),
+        F.concat(to_minutes, F.lit(":00"), F.substring(text, 17, 6)),
+    ).otherwise(F.translate(text, ",", "."))
+    parsed = whole.try_cast("timestamp")
+    # Years that a Python date can hold.
+    first, last = (
+        F.lit(end).cast("timestamp") for end in ("0001-01-01", "9999-12-31 23:59:59.999999")
+    )
+    return F.when(text.rlike(_TIMESTAMP), F.when(parsed.between(first, last), parsed))
 
 
 def money(text: Column) -> Column:
@@ -53,14 +66,15 @@ def _odd_money(text: Column) -> Column:
     fraction = F.regexp_extract(text, _ANY_AMOUNT, 2)
     exponent = F.regexp_extract(text, _ANY_AMOUNT, 3)
     digits = F.concat(F.regexp_extract(text, _ANY_AMOUNT, 1), fraction)
-    shift = F.when(exponent == "", F.lit(0)).otherwise(exponent.try_cast("int"))
+    # As a long, in which no int overflows; an exponent beyond an int is null, so no amount.
+    shift = F.when(exponent == "", F.lit(0)).otherwise(exponent.try_cast("int")).cast("long")
     significant = F.rtrim(digits, F.lit("0"))
     decimals = F.length(fraction) - shift - (F.length(digits) - F.length(significant))
     whole = F.length(F.ltrim(significant, F.lit("0"))) - decimals
     return F.when(
         text.rlike(_ANY_AMOUNT),
         F.when(significant == "", F.lit(0).cast(_MONEY)).when(
-            (decimals <= 2) & (whole <= 16) & (whole > -4), text.try_cast(_MONEY)
+            (decimals <= 2) & (whole <= 16), text.try_cast(_MONEY)
         ),
     )
 
@@ -102,6 +116,7 @@ def read_orders(lines: DataFrame, timezone: str) -> DataFrame:
         F.col("problem"),
         F.when(F.col("order_id").isNull(), "missing order_id"),
         *[_unread(name) for name in ("order_ts", "amount", "ingestion_ts")],
+        F.when(_before_all_days(F.col("order_ts"), timezone), "bad order_ts"),
         F.when(ahead > 1, "from the future: its version time lies beyond the day after arrival"),
     )
     read = read.withColumns({"reason": reason, "_ahead": ahead})
@@ -124,6 +139,12 @@ def read_orders(lines: DataFrame, timezone: str) -> DataFrame:
 def _unread(name: str) -> Column:
     text = F.col(f"{name}_text")
     return F.when(text.isNull(), f"missing {name}").when(F.col(name).isNull(), f"bad {name}")
+
+
+def _before_all_days(moment: Column, timezone: str) -> Column:
+    """Whether the business day lies in the year 0, which no Python date can hold."""
+    first_hours = moment < F.lit("0001-01-02").cast("timestamp")
+    return first_hours & (business_day(moment, timezone) < F.lit("0001-01-01").cast("date"))
 
 
 def business_day(moment: Column, timezone: str) -> Column:
@@ -177,7 +198,8 @@ def books(read: DataFrame, landing: Landing, window: Window) -> dict[str, dict[d
             problems=[*unreadable, *_control_problems(landing, day, own)],
             warnings=[
                 *(
-                    f"early lines may be missing, the day before has a file that cannot be read: {x}"
+                    "early lines may be missing, the day before has a file that cannot be read: "
+                    f"{x}"
                     for x in landing.broken_on(day - DAY)
                 ),
                 *unknown,
@@ -220,8 +242,8 @@ def build(settings: Settings, code_version: str) -> dg.AssetsDefinition:
         # The folder of the day before holds the early lines of the first day.
         found = survey(spark, settings.landing, window.widened(before=1))
         arrived, logged = window.predicate("arrival_date"), window.predicate("log_date")
-        read = read_orders(read_lines(spark, found), settings.timezone)
-        read = read.where(f"({arrived}) OR ({logged})").persist()
+        # No filter before this: Spark would push it down and parse every line for it once more.
+        read = read_orders(read_lines(spark, found), settings.timezone).persist()
         try:
             due = books(read, found, window)
             raw, rejected = raw_orders(read).where(logged), rejected_orders(read).where(arrived)

@@ -15,7 +15,7 @@ from pyspark.sql.window import Window as SqlWindow
 from backfill_assets.assets.publishing import delta_assets, publish
 from backfill_assets.assets.raw import business_day
 from backfill_assets.audit import Book
-from backfill_assets.io_manager import Candidate
+from backfill_assets.io_manager import Candidate, Source
 from backfill_assets.lateness import log_days_mapping
 from backfill_assets.partitions import Window, one_window
 from backfill_assets.schemas import LATE, RAW, STAGED
@@ -127,13 +127,15 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
         lineage=lineage,
         code_version=code_version,
     )
-    def stage_orders(context: dg.AssetExecutionContext, raw_orders: DataFrame) -> Iterator:
+    def stage_orders(context: dg.AssetExecutionContext, raw_orders: Source) -> Iterator:
         window = one_window(context.partition_keys)
-        raw = with_event_day(raw_orders, settings.timezone)
+        raw = with_event_day(raw_orders.frame, settings.timezone)
         rows = ranked(raw, window, window_days).persist()
         try:
             books = staged_books(raw, rows, window, window_days)
-            yield from publish(context, [Candidate(STAGED, staged_orders(rows), books)])
+            yield from publish(
+                context, [Candidate(STAGED, staged_orders(rows), books, [raw_orders])]
+            )
         finally:
             rows.unpersist()
 
@@ -150,13 +152,13 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
         },
         code_version=code_version,
     )
-    def keep_late_orders(context: dg.AssetExecutionContext, raw_orders: DataFrame) -> Iterator:
+    def keep_late_orders(context: dg.AssetExecutionContext, raw_orders: Source) -> Iterator:
         window = one_window(context.partition_keys)
-        raw = with_event_day(raw_orders, settings.timezone)
+        raw = with_event_day(raw_orders.frame, settings.timezone)
         rows = late_orders(raw, window_days).persist()
         try:
             books = late_books(raw, window, window_days)
-            yield from publish(context, [Candidate(LATE, rows, books)])
+            yield from publish(context, [Candidate(LATE, rows, books, [raw_orders])])
         finally:
             rows.unpersist()
 

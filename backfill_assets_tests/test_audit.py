@@ -1,0 +1,176 @@
+"""The audit: what is measured by Spark, what is judged from numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+
+import pytest
+
+from backfill_assets.audit import (
+    Book,
+    Measured,
+    RefusedError,
+    Severity,
+    empty_day,
+    judge,
+    measure,
+    refuse_strays,
+    row_hash,
+)
+from backfill_assets.partitions import Window
+from backfill_assets.schemas import FACT, STAGED
+from backfill_assets_tests.pipeline import day
+
+ONE_DAY = Window(day(10), day(11))
+
+
+def facts(spark, rows):
+    return spark.createDataFrame(rows, FACT.struct)
+
+
+def measured(rows: int, **changes) -> Measured:
+    return replace(empty_day(STAGED), rows=rows, **changes)
+
+
+def finding(table, found, check, *, book=None, before=None, window=ONE_DAY):
+    verdicts = judge(table, window, {day(10): found}, {day(10): book or Book()}, before or {})
+    return next(f for f in verdicts[0].findings if f.check == check)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return [
+        (day(1), "a", 1, Decimal("1.10")),
+        (day(1), "b", 2, Decimal("2.20")),
+        (day(2), "a", 3, Decimal("-3.30")),
+    ]
+
+
+def test_digest_knows_content_not_order(spark, rows):
+    digests = {d: m.digest for d, m in measure(facts(spark, rows), FACT).items()}
+    shuffled = facts(spark, rows[::-1]).repartition(3)
+    assert {d: m.digest for d, m in measure(shuffled, FACT).items()} == digests
+    changed = [rows[0], (*rows[1][:2], 3, rows[1][3]), rows[2]]
+    other = {d: m.digest for d, m in measure(facts(spark, changed), FACT).items()}
+    assert other[day(1)] != digests[day(1)]
+    assert other[day(2)] == digests[day(2)]
+
+
+def test_digest_sees_a_row_that_came_twice(spark):
+    at = datetime(2024, 1, 1, tzinfo=timezone.utc)
+    order = (day(1), "o", None, at, Decimal("1.00"), at, day(1))
+    twice, thrice = (
+        measure(spark.createDataFrame([order] * n, STAGED.struct), STAGED)[day(1)] for n in (2, 3)
+    )
+    assert twice.digest != thrice.digest
+    assert (twice.duplicate_keys, thrice.duplicate_keys) == (1, 2)
+    assert twice.nulls["customer_id"] == 2
+
+
+def test_hash_knows_where_a_null_is(spark):
+    frame = spark.createDataFrame([("x", None), (None, "x")], "a string, b string")
+    first, second = (row[0] for row in frame.select(row_hash(["a", "b"])).collect())
+    assert first != second
+
+
+def test_measure_counts_rows_keys_nulls_and_totals(spark, rows):
+    found = measure(facts(spark, [*rows, rows[0]]), FACT)
+    assert found[day(1)].rows == 3
+    assert found[day(1)].duplicate_keys == 1
+    assert str(found[day(1)].totals["revenue"]) == "4.40"
+    assert found[day(2)].totals["orders"] == 3
+
+
+def test_a_frame_without_rows_has_no_days(spark):
+    assert measure(facts(spark, []), FACT) == {}
+
+
+@pytest.mark.parametrize(
+    ("rows", "before", "severity"),
+    [
+        (100, [100] * 7, Severity.OK),
+        (10, [100] * 7, Severity.WARN),
+        (0, [100] * 7, Severity.WARN),
+        (1000, [100] * 7, Severity.WARN),
+        (10, [100] * 2, Severity.OK),  # too few neighbours to compare with
+        (10, [], Severity.OK),
+    ],
+)
+def test_row_count_against_the_days_before(rows, before, severity):
+    known = {day(9) - timedelta(days=n): measured(c) for n, c in enumerate(before)}
+    assert finding(STAGED, measured(rows), "row_count", before=known).severity is severity
+
+
+def test_days_of_the_same_run_are_neighbours():
+    window = Window(day(1), day(11))
+    found = {d: measured(100) for d in window} | {day(10): measured(5)}
+    verdicts = judge(STAGED, window, found, {}, {})
+    assert [v.severity for v in verdicts] == [Severity.OK] * 9 + [Severity.WARN]
+
+
+@pytest.mark.parametrize(
+    ("column", "nulls", "before", "severity"),
+    [
+        ("customer_id", 10, 0.1, Severity.OK),
+        ("customer_id", 30, 0.2, Severity.WARN),  # over the usual share
+        ("customer_id", 22, 0.0, Severity.WARN),  # a spike, though below the usual share
+        ("customer_id", 95, 0.9, Severity.ERROR),
+        ("order_id", 1, 0.0, Severity.ERROR),
+    ],
+)
+def test_null_rates(column, nulls, before, severity):
+    zero = dict.fromkeys(STAGED.columns, 0)
+    known = {
+        day(9) - timedelta(days=n): measured(100, nulls={**zero, "customer_id": int(100 * before)})
+        for n in range(7)
+    }
+    found = measured(100, nulls={**zero, column: nulls})
+    result = finding(STAGED, found, "nulls", before=known)
+    assert result.severity is severity
+    assert severity is Severity.OK or column in result.text
+
+
+def test_unique_key():
+    result = finding(STAGED, measured(5, duplicate_keys=2), "unique_key")
+    assert result.severity is Severity.ERROR
+    assert "order_id" in result.text
+
+
+@pytest.mark.parametrize(
+    ("book", "severity"),
+    [
+        (Book(rows=5), Severity.OK),
+        (Book(rows=6), Severity.ERROR),
+        (Book(rows=5, totals={"amount": 0}), Severity.OK),
+        (Book(rows=5, totals={"amount": 1}), Severity.ERROR),
+        (Book(rows=5, problems=["file x cannot be read"]), Severity.ERROR),
+        (Book(rows=5, warnings=["mind the gap"]), Severity.WARN),
+        (Book(), Severity.OK),
+    ],
+)
+def test_conservation(book, severity):
+    assert finding(STAGED, measured(5), "conservation", book=book).severity is severity
+
+
+@pytest.mark.parametrize(
+    ("found", "books", "said"),
+    [
+        ({None: measured(2)}, {}, "2 row(s) have no event_date"),
+        ({day(10): measured(1), day(12): measured(3)}, {}, "3 row(s) have a event_date outside"),
+        ({}, {day(10): Book(rows=7)}, "no rows at all, but its inputs say that 7 are due"),
+    ],
+)
+def test_refusals_name_table_days_and_cause(found, books, said):
+    with pytest.raises(RefusedError) as error:
+        refuse_strays(found, STAGED, ONE_DAY, books)
+    for part in ("stg_orders", "2024-01-10", "the table is as it was", said):
+        assert part in str(error.value)
+
+
+def test_a_day_that_is_truly_empty_is_fine():
+    refuse_strays({}, STAGED, ONE_DAY, {day(10): Book(rows=0)})
+    verdict = judge(STAGED, ONE_DAY, {}, {day(10): Book(rows=0)}, {})[0]
+    assert verdict.passed
+    assert verdict.measured.rows == 0

@@ -1,0 +1,241 @@
+"""The write path: exactly the run's days, all or nothing, whoever else is writing."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable
+from decimal import Decimal
+
+import dagster as dg
+import pytest
+from pyspark.sql import functions as F
+
+from backfill_assets.audit import Book, RefusedError
+from backfill_assets.io_manager import Candidate, DeltaIOManager, PublishError
+from backfill_assets.partitions import NotContiguousError, Window, one_window
+from backfill_assets.schemas import FACT, SchemaError
+from backfill_assets.spark import SPARK_ERRORS
+from backfill_assets_tests.pipeline import Pipeline, day
+
+RECORD = {"run_id": "r1", "asset": FACT.name, "code_version": "c", "config_digest": "d"}
+
+
+def facts(spark, rows: Iterable[tuple]):
+    """Rows of (day number, customer, orders)."""
+    data = [(day(n), customer, orders, Decimal(orders)) for n, customer, orders in rows]
+    return spark.createDataFrame(data, FACT.struct)
+
+
+def window(first: int, last: int) -> Window:
+    return Window(day(first), day(last + 1))
+
+
+def publish(pipeline: Pipeline, frame, days: Window, *, due: int | None = None, run: str = "r1"):
+    books = {d: Book(rows=due) for d in days} if due is not None else {}
+    return pipeline.io_manager.publish(
+        Candidate(FACT, frame, books), days, {**RECORD, "run_id": run}
+    )
+
+
+def content(pipeline: Pipeline) -> set[tuple]:
+    rows = pipeline.rows(FACT.name)
+    return {(r["run_date"].day, r["customer_id"], r["orders"]) for r in rows}
+
+
+@pytest.fixture
+def loaded(pipeline, spark) -> Pipeline:
+    publish(pipeline, facts(spark, [(1, "a", 1), (2, "a", 2), (3, "a", 3)]), window(1, 3))
+    return pipeline
+
+
+def test_replaces_exactly_the_days_of_the_run_in_one_commit(loaded, spark):
+    before = loaded.log(FACT.name).version()
+    publish(loaded, facts(spark, [(2, "b", 9)]), window(2, 2))
+    assert content(loaded) == {(1, "a", 1), (2, "b", 9), (3, "a", 3)}
+    assert loaded.log(FACT.name).version() == before + 1
+
+
+def test_an_empty_day_is_published_deliberately(loaded, spark):
+    publish(loaded, facts(spark, []), window(2, 2), due=0)
+    assert content(loaded) == {(1, "a", 1), (3, "a", 3)}
+
+
+def test_the_commit_says_what_it_is(loaded, spark):
+    verdicts, version = publish(loaded, facts(spark, [(2, "b", 9), (3, "b", 9)]), window(2, 3))
+    entry = next(e for e in loaded.log(FACT.name).history() if e["version"] == version)
+    said = json.loads(entry["userMetadata"])
+    assert {k: said[k] for k in RECORD} == RECORD
+    assert said["days"] == ["2024-01-02...2024-01-03"]
+    assert said["audit"]["2024-01-02"]["rows"] == 1
+    assert said["audit"]["2024-01-03"]["digest"] == verdicts[1].measured.digest
+
+
+def test_constraints_hold_against_writers_of_any_kind(loaded, spark):
+    url = f"delta.`{loaded.warehouse / FACT.name}`"
+    for values in ("DATE'2024-01-05', 'x', 0, 1.00", "DATE'2024-01-05', NULL, 1, 1.00"):
+        with pytest.raises(SPARK_ERRORS, match="DELTA"):
+            spark.sql(f"INSERT INTO {url} VALUES ({values})")
+
+
+REFUSED = {
+    "rows outside the window": RefusedError,
+    "a row without a day": RefusedError,
+    "no rows where some are due": RefusedError,
+    "a partition column of another type": SchemaError,
+    "a missing column": SchemaError,
+    "an unknown column": SchemaError,
+}
+
+
+def refused_frame(spark, cause: str):
+    good = facts(spark, [(2, "b", 1)])
+    return {
+        "rows outside the window": lambda: facts(spark, [(2, "b", 1), (4, "b", 1)]),
+        "a row without a day": lambda: good.withColumn("run_date", F.lit(None).cast("date")),
+        "no rows where some are due": lambda: facts(spark, []),
+        "a partition column of another type": lambda: good.withColumn(
+            "run_date", F.col("run_date").cast("string")
+        ),
+        "a missing column": lambda: good.drop("revenue"),
+        "an unknown column": lambda: good.withColumn("more", F.lit(1)),
+    }[cause]()
+
+
+@pytest.mark.parametrize("cause", REFUSED)
+def test_refusals_leave_the_table_as_it_was(loaded, spark, cause):
+    before, rows = loaded.log(FACT.name).version(), content(loaded)
+    with pytest.raises(REFUSED[cause]) as error:
+        publish(loaded, refused_frame(spark, cause), window(2, 2), due=1)
+    assert FACT.name in str(error.value)
+    assert "as it was" in str(error.value)
+    assert (loaded.log(FACT.name).version(), content(loaded)) == (before, rows)
+
+
+def test_days_with_a_gap_are_refused():
+    with pytest.raises(NotContiguousError, match="2024-01-01, 2024-01-03"):
+        one_window(["2024-01-01", "2024-01-03"])
+
+
+def test_days_that_fail_keep_their_old_version(loaded, spark):
+    frame = facts(spark, [(1, "b", 1), (2, "b", 1), (2, "b", 2), (3, "b", 3)])
+    verdicts, _ = publish(loaded, frame, window(1, 3))
+    assert [v.passed for v in verdicts] == [True, False, True]
+    assert content(loaded) == {(1, "b", 1), (2, "a", 2), (3, "b", 3)}
+    said = json.loads(loaded.log(FACT.name).history(1)[0]["userMetadata"])
+    assert said["days"] == ["2024-01-01", "2024-01-03"]
+    assert "unique_key" in said["not_published"]["2024-01-02"]
+
+
+def test_nothing_is_committed_when_no_day_passes(loaded, spark):
+    before = loaded.log(FACT.name).version()
+    verdicts, version = publish(loaded, facts(spark, [(2, "b", 1), (2, "b", 2)]), window(2, 2))
+    assert (verdicts[0].passed, version) == (False, None)
+    assert loaded.log(FACT.name).version() == before
+
+
+def together(*work) -> list[BaseException]:
+    """Run all at once; what they raised."""
+    gate, raised = threading.Barrier(len(work)), []
+
+    def run(one) -> None:
+        gate.wait()
+        try:
+            one()
+        except BaseException as error:  # noqa: BLE001 - handed to the asserting thread
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(one,)) for one in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+def test_two_runs_that_both_create_the_table(pipeline, spark):
+    work = [
+        lambda n=n: publish(pipeline, facts(spark, [(n, "a", n)]), window(n, n), run=f"r{n}")
+        for n in (1, 2)
+    ]
+    assert together(*work) == []
+    assert content(pipeline) == {(1, "a", 1), (2, "a", 2)}
+
+
+def test_two_runs_on_the_same_day_end_as_one_of_them(loaded, spark):
+    for _ in range(3):
+        work = [
+            lambda w=w: publish(
+                loaded, facts(spark, [(n, w, 1) for n in (1, 2)]), window(1, 2), run=w
+            )
+            for w in ("x", "y")
+        ]
+        assert together(*work) == []
+        assert content(loaded) in ({(1, w, 1), (2, w, 1), (3, "a", 3)} for w in ("x", "y"))
+
+
+def test_two_runs_on_different_days_both_succeed(loaded, spark):
+    work = [
+        lambda n=n: publish(loaded, facts(spark, [(n, "z", n)]), window(n, n), run=f"d{n}")
+        for n in (1, 2, 3)
+    ]
+    assert together(*work) == []
+    assert content(loaded) == {(n, "z", n) for n in (1, 2, 3)}
+
+
+def test_a_reader_never_sees_a_day_empty_partial_or_mixed(loaded, spark):
+    """Each overwrite writes one value into every row of two days; readers check for just that."""
+    stop, seen, wrong = threading.Event(), set(), []
+
+    def read() -> None:
+        while not stop.is_set():
+            rows = loaded.rows(FACT.name)
+            values = {r["customer_id"][0] for r in rows if r["run_date"] < day(3)}
+            counts = [sum(r["run_date"] == day(n) for r in rows) for n in (1, 2)]
+            if len(values) != 1 or counts != [20, 20]:
+                wrong.append((values, counts))
+            seen.update(values)
+
+    def write(letter: str) -> None:
+        rows = [(n, f"{letter}{i}", 1) for n in (1, 2) for i in range(20)]
+        publish(loaded, facts(spark, rows).repartition(3), window(1, 2), run=letter)
+
+    write("a")
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for letter in "bcdef":
+            write(letter)
+    finally:
+        stop.set()
+        reader.join()
+    assert wrong == []
+    assert len(seen) > 1, "the reader did not run beside the writers"
+
+
+def test_a_commit_that_fails_is_told_with_table_days_and_state(loaded, spark, monkeypatch):
+    monkeypatch.setattr(DeltaIOManager, "version", lambda self, table: 0)
+    spark.sql(
+        f"ALTER TABLE delta.`{loaded.warehouse / FACT.name}` ADD CONSTRAINT few CHECK (orders < 5)"
+    )
+    with pytest.raises(PublishError) as error:
+        publish(loaded, facts(spark, [(2, "b", 9)]), window(2, 2))
+    for part in (FACT.name, "2024-01-02", "the table is as it was"):
+        assert part in str(error.value)
+    assert (2, "a", 2) in content(loaded)
+
+
+def test_reads_are_pinned_to_the_version_of_the_start(loaded, spark):
+    """A commit between audit and write must not come between them."""
+    context = dg.build_input_context(
+        asset_key=dg.AssetKey(FACT.name),
+        partition_key="2024-01-02",
+        asset_partitions_def=loaded.repository.asset_graph.get(
+            dg.AssetKey(FACT.name)
+        ).partitions_def,
+        asset_partition_key_range=dg.PartitionKeyRange("2024-01-02", "2024-01-03"),
+    )
+    frame = loaded.io_manager.load_input(context).frame
+    publish(loaded, facts(spark, [(2, "b", 9)]), window(2, 2))
+    assert {r["customer_id"] for r in frame.collect()} == {"a"}
+    assert {r["run_date"] for r in frame.collect()} == {day(2), day(3)}

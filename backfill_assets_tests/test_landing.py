@@ -1,0 +1,796 @@
+"""Reading landing files of every kind, whole and broken, against the model and by hand."""
+
+# One case a line, however long; timestamps without a zone are cases too.
+# ruff: noqa: E501, DTZ001
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from backfill_assets.assets.raw import read_orders
+from backfill_assets.landing import FIELDS, Control, LandingError, read_lines, survey
+from backfill_assets.partitions import Window
+from backfill_assets_tests.model import run_model
+from backfill_assets_tests.pipeline import Pipeline, day, order
+
+ZONE = "Asia/Tokyo"
+DAY = date(2024, 1, 2)
+WINDOW = Window(date(2024, 1, 2), date(2024, 1, 6))
+STAMP = "2024-01-02T10:00:00Z"
+GOOD = {
+    "order_id": "o1",
+    "customer_id": "c1",
+    "order_ts": STAMP,
+    "amount": "1.50",
+    "ingestion_ts": STAMP,
+}
+O1 = ("o1", "c1", "1.50")
+MARK = b"\xef\xbb\xbf"
+HEADER = b"order_id,customer_id,order_ts,amount,ingestion_ts"
+
+
+def json_line(**fields: object) -> bytes:
+    return json.dumps({**GOOD, **fields}, ensure_ascii=False).encode()
+
+
+def spelled(name: str, value: str) -> bytes:
+    """A line in which one field's JSON is as given."""
+    rest = ", ".join(f'"{n}": "{v}"' for n, v in GOOD.items() if n != name)
+    return f'{{{rest}, "{name}": {value}}}'.encode()
+
+
+def record(order_id: str = "o1", customer_id: str = "c1", amount: str = "1.50") -> bytes:
+    return f"{order_id},{customer_id},{STAMP},{amount},{STAMP}".encode()
+
+
+# A line, and (order_id, customer_id, amount) or None where it is rejected.
+JSON_LINES: list[tuple[bytes, tuple[str, str | None, str] | None]] = [
+    (json_line(), O1),
+    (b" \t" + json_line() + b" \t", O1),
+    (json_line(extra={"order_id": 5, "a": [1, {"b": None}]}, other="x"), O1),
+    (json_line(customer_id=None), ("o1", None, "1.50")),
+    (json_line(customer_id=""), ("o1", None, "1.50")),
+    (b'{"order_id":"o1","order_ts":"%b","amount":1,"ingestion_ts":"%b"}' % ((STAMP.encode(),) * 2), ("o1", None, "1.00")),
+    (json_line(order_id="\u00fc\U0001f600\u2028\x7f", customer_id="\ufeffc"), ("\u00fc\U0001f600\u2028\x7f", "\ufeffc", "1.50")),
+    (spelled("order_id", r'"\ud83d\ude00\u0041\n\"\\"'), ('\U0001f600A\n"\\', "c1", "1.50")),
+    (b'{"order\\u005fid":"o1",' + json_line()[1:], O1),
+    # The last of a key that comes twice.
+    (b'{"order_id":"first","amount":7,' + json_line()[1:], O1),
+    # Identifiers: strings and whole numbers, as they are written.
+    (json_line(order_id=" o1 "), (" o1 ", "c1", "1.50")),
+    (json_line(order_id="true"), ("true", "c1", "1.50")),
+    (json_line(order_id="{}"), ("{}", "c1", "1.50")),
+    (json_line(order_id="[1]", customer_id="1.5"), ("[1]", "1.5", "1.50")),
+    (json_line(order_id="007", customer_id="-0"), ("007", "-0", "1.50")),
+    (spelled("order_id", "42"), ("42", "c1", "1.50")),
+    (spelled("order_id", "-0"), ("-0", "c1", "1.50")),
+    (spelled("order_id", "9223372036854775808"), ("9223372036854775808", "c1", "1.50")),
+    (spelled("order_id", "1" * 60), ("1" * 60, "c1", "1.50")),
+    (spelled("customer_id", "0"), ("o1", "0", "1.50")),
+    *((spelled("order_id", x), None) for x in ("null", '""', "true", "false", "1.0", "1.50", "1e3", "-1E3", "12345678901234567890.0", "{}", '{"a":1}', "[]", '["o1"]', "007", "+1", "o1", "'o1'")),
+    *((spelled("customer_id", x), None) for x in ("true", "1.0", "1e3", '{"id":"c1"}', '["c1"]', "NaN")),
+    (spelled("customer_id", r'"c\ud800"'), None),
+    (spelled("order_id", r'"o\udc00"'), None),
+    (spelled("customer_id", r'"c\\ud800"'), ("o1", r"c\ud800", "1.50")),
+    (spelled("note", r'"\ud800"'), O1),
+    # Amounts: exact, whatever a double would make of them.
+    (spelled("amount", "1.50"), O1),
+    (spelled("amount", "1.500"), O1),
+    (spelled("amount", "-0.00"), ("o1", "c1", "0.00")),
+    (spelled("amount", "1e3"), ("o1", "c1", "1000.00")),
+    (spelled("amount", "-15E-1"), ("o1", "c1", "-1.50")),
+    (spelled("amount", '"15e-1"'), O1),
+    (spelled("amount", "9999999999999999.99"), ("o1", "c1", "9999999999999999.99")),
+    (spelled("amount", "9007199254740993.01"), ("o1", "c1", "9007199254740993.01")),
+    (spelled("amount", "0.10" + "0" * 60), ("o1", "c1", "0.10")),
+    (spelled("amount", '1e2, "items": [{"amount": 3}, {"amount": 5e1}]'), ("o1", "c1", "100.00")),
+    (spelled("amount", r'1e2, "note": "\"amount\": 7"'), ("o1", "c1", "100.00")),
+    *((spelled("amount", x), None) for x in ("null", '""', "true", "{}", "[1]", "12.345", "0.1000000000000000055511151231257827", "99999999999999999999999999999999999999.5", "1e400", "1e-400", "1e16", "NaN", "Infinity", "-Infinity", "01", "+1", ".5", "5.", "1_0", '"1,50"', '" 1"', '"1\\n"', '"NaN"')),
+    # Timestamps are strings.
+    *((spelled("order_ts", x), None) for x in ("null", '""', "20240102", "1704189600", "true", "{}", f'["{STAMP}"]', f'"{STAMP}\\n"')),
+    # Lines that are no order, or more than one.
+    (b"{", None),
+    (b"{}", None),
+    (b"[]", None),
+    (b"null", None),
+    (b'"text"', None),
+    (b'""', None),
+    (b"17", None),
+    (b"// comment", None),
+    (b"[" + json_line() + b"]", None),
+    (json_line()[:-1], None),
+    (json_line()[:-1] + b",}", None),
+    (json_line() + b"}", None),
+    (json_line() + b"]", None),
+    (json_line() + b",", None),
+    (json_line() + b" x", None),
+    (json_line() + json_line(), None),
+    (json_line() + b" " + json_line(), None),
+    (json_line() + b"," + json_line(), None),
+    (json_line() + b',"x":' + json_line(), None),
+    (json_line() + b',"closed":true', None),
+    (json_line() + b',"closed":true}', None),
+    (json_line().replace(b'"', b"'"), None),
+    (b'{"extra":' + b"[" * 3000 + b"]" * 3000 + b"," + json_line()[1:], None),
+    (b"[" * 5000, None),
+    # Bytes that are no text, and characters that JSON wants escaped.
+    (json_line().replace(b"c1", b"c\xff"), None),
+    (json_line().replace(b"c1", b"c\xed\xa0\x80"), None),
+    (json_line().replace(b"c1", b"c\xc0\xaf"), None),
+    (json_line().replace(b"c1", b"c\xe4")[:-40], None),
+    (json_line(note=1)[:-1] + b',"x":"\xf0\x9f\x98"}', None),
+    (json_line().replace(b"c1", b"c\t1"), None),
+    (json_line().replace(b"c1", b"c\x001"), None),
+    (json_line().replace(b"c1", b"c\x0b1"), None),
+    (b"\x0b" + json_line(), None),
+    (b"\xc2\xa0" + json_line(), None),
+    (b"\x00", None),
+    (b"\xef", None),
+    (b"\xef\xbb", None),
+    (b"\xff\xfe", None),
+]  # fmt: skip
+
+RECORDS: list[tuple[bytes, tuple[str, str | None, str] | None]] = [
+    (record(), O1),
+    (record(customer_id=""), ("o1", None, "1.50")),
+    (record(customer_id='""'), ("o1", None, "1.50")),
+    (record(" o1 ", " "), (" o1 ", " ", "1.50")),
+    (record("007", "null"), ("007", "null", "1.50")),
+    (record("#1"), ("#1", "c1", "1.50")),
+    (record("o\\", "\\N"), ("o\\", "\\N", "1.50")),
+    (record("o\x00", "c'1'"), ("o\x00", "c'1'", "1.50")),
+    (record("\u00fc\U0001f600", "c\u2028\x85"), ("\u00fc\U0001f600", "c\u2028\x85", "1.50")),
+    (record('"o1"', '"c1"', '"1.50"'), O1),
+    (record('"o,1"', '"say ""c"""'), ("o,1", 'say "c"', "1.50")),
+    (record('""""', '",,"'), ('"', ",,", "1.50")),
+    (record(amount="1e3"), ("o1", "c1", "1000.00")),
+    (record("o1", "x" * 200_000), ("o1", "x" * 200_000, "1.50")),
+    (record(""), None),
+    (record(amount=""), None),
+    (record(amount=" 1"), None),
+    (record(amount='"1,50"'), None),
+    # Quotes out of place.
+    (record('"x"y'), None),
+    (record('x"y'), None),
+    (record('x""y'), None),
+    (record('""x'), None),
+    (record('"x'), None),
+    (record('x"'), None),
+    (record('"x" '), None),
+    (record(' "x"'), None),
+    (record('"'), None),
+    (record('"x"\u2028'), None),
+    # Too many fields and too few.
+    (record() + b",", None),
+    (record() + b",x,y", None),
+    (b",".join(record().split(b",")[:4]), None),
+    (b"o1", None),
+    (b",,,,", None),
+    (b"," * 25_000, None),
+    (record().replace(b"c1", b"c\xff"), None),
+    (b"\xef\xbb", None),
+]  # fmt: skip
+
+
+def table(count: int = 2, **columns: object) -> pa.Table:
+    """A table of orders, all strings unless a column is given."""
+    cells = {name: [value] * count for name, value in GOOD.items()}
+    cells["order_id"] = [f"p{n}" for n in range(count)]
+    return pa.table({n: c for n, c in {**cells, **columns}.items() if c is not None})
+
+
+MOMENTS = [datetime(2024, 1, 2, 10, 0, 0, 123456), datetime(2024, 1, 2, 11)]
+NANOS = [1704189600123456789, -1]
+DAYS = [date(2024, 1, 2), date(1969, 12, 31)]
+
+
+def moments(kind: pa.DataType, values: list = MOMENTS) -> dict[str, pa.Array]:
+    column = pa.array(values, kind)
+    return {"order_ts": column, "ingestion_ts": column}
+
+
+def decimals(*values: str, precision: int = 38, scale: int = 4) -> pa.Array:
+    return pa.array([Decimal(x) for x in values], pa.decimal128(precision, scale))
+
+
+# A Parquet file and the (order_id, customer_id, amount) of its accepted rows.
+PARQUET: dict[str, tuple[pa.Table, list[tuple[str, str | None, str]]]] = {
+    "strings": (table(), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
+    "no-rows": (table(0), []),
+    "decimal": (table(3, amount=decimals("12.3400", "12.3450", "-0.0000")), [("p0", "c1", "12.34"), ("p2", "c1", "0.00")]),
+    "decimal-limit": (table(amount=decimals("9999999999999999.99", "10000000000000000", scale=2)), [("p0", "c1", "9999999999999999.99")]),
+    "double": (table(5, amount=[12.34, 0.1 + 0.2, float("nan"), None, 1e15]), [("p0", "c1", "12.34"), ("p4", "c1", "1000000000000000.00")]),
+    "float": (table(amount=pa.array([12.34, float("inf")], pa.float32())), [("p0", "c1", "12.34")]),
+    "integers": (table(order_id=[1, 2], customer_id=pa.array([7, None], pa.uint64()), amount=pa.array([5, -5], pa.int8())), [("1", "7", "5.00"), ("2", None, "-5.00")]),
+    "ids-decimal": (table(order_id=decimals("1", "22", scale=0), customer_id=decimals("5", "6", scale=1)), []),
+    "id-decimal": (table(order_id=decimals("1", "22", scale=0)), [("1", "c1", "1.50"), ("22", "c1", "1.50")]),
+    "id-boolean": (table(order_id=[True, False]), []),
+    "id-binary": (table(order_id=[b"a", b"b"]), []),
+    # As pandas writes a column of numbers and nulls; whole it was, but that is not what it says.
+    "customer-double": (table(customer_id=[1.0, None]), [("p1", None, "1.50")]),
+    "customer-null": (table(customer_id=pa.nulls(2)), [("p0", None, "1.50"), ("p1", None, "1.50")]),
+    "customer-nested": (table(customer_id=[{"id": "c"}, {"id": "d"}]), []),
+    "amount-boolean": (table(amount=[True, False]), []),
+    "dictionary": (table(customer_id=pa.array(["c", None]).dictionary_encode(), amount=pa.array(["2", "3"], pa.large_string())), [("p0", "c", "2.00"), ("p1", None, "3.00")]),
+    "micros-utc": (table(**moments(pa.timestamp("us", "UTC"))), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
+    "micros-tokyo": (table(**moments(pa.timestamp("us", "Asia/Tokyo"))), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
+    "micros-naive": (table(**moments(pa.timestamp("us"))), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
+    "millis": (table(**moments(pa.timestamp("ms"), [MOMENTS[1], datetime(1, 1, 1)])), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
+    "nanos-naive": (table(**moments(pa.timestamp("ns"), NANOS)), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
+    "nanos-utc": (table(3, **moments(pa.timestamp("ns", "UTC"), [*NANOS, None])), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
+    "int96": (table(**moments(pa.timestamp("ns"), [NANOS[0], 1704189600000000001])), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
+    "micros-too-late": (table(**moments(pa.timestamp("us"), [253402300800000000, 0])), [("p1", "c1", "1.50")]),
+    "dates": (table(**moments(pa.date32(), DAYS)), [("p0", "c1", "1.50"), ("p1", "c1", "1.50")]),
+    "timestamps-integer": (table(**moments(pa.int64(), NANOS)), []),
+    "timestamps-time": (table(**moments(pa.time64("us"), [0, 1])), []),
+    "no-customer": (table(customer_id=None), [("p0", None, "1.50"), ("p1", None, "1.50")]),
+    "no-amount": (table(amount=None), []),
+    "other-columns": (pa.table({"x": [1, 2]}), []),
+    "other-case": (table(order_id=None, Order_ID=["a", "b"]), []),
+    # Columns that are none of ours, some of which Spark cannot read at all.
+    "extra": (
+        table(
+            **{
+                "nested": [{"amount": 1}, None],
+                "list": [[1, 2], []],
+                "map": pa.array([[("k", 1)], []], pa.map_(pa.string(), pa.int64())),
+                "half": pa.array([1.0, 2.0], pa.float16()),
+                "time": pa.array([1, 2], pa.time64("ns")),
+                "bytes": [b"\xff", b""],
+                "huge": pa.array([Decimal(1), None], pa.decimal256(60, 0)),
+                "duration": pa.array([1, 2], pa.duration("us")),
+                "nanos": pa.array(NANOS, pa.timestamp("ns")),
+                "_metadata": ["a", "b"],
+                "odd `name`.with, marks": ["a", "b"],
+                "twice": [1, 2],
+                "TWICE": [3, 4],
+                "touched": [1, 2],
+                "text": ["x", "y"],
+                "source_file": ["x", "y"],
+                "arrival_date": ["x", "y"],
+                "problem": ["x", "y"],
+            }
+        ),
+        [("p0", "c1", "1.50"), ("p1", "c1", "1.50")],
+    ),
+}  # fmt: skip
+
+# File names that a shell, a URL, a glob or a regular expression would take for something else.
+NAMES = [
+    "a b.jsonl",
+    "part[1].jsonl",
+    "p+q.jsonl",
+    "50%41.jsonl",
+    "%.jsonl",
+    "n\u00e4\u4e16.jsonl",
+    "{a,b}.json",
+    "a\\b.json",
+    "#a?b.json",
+    "*.json",
+    "it's.jsonl",
+    "a&b=c;d.jsonl",
+    "a..jsonl.csv.json",
+    "line\nend.jsonl",
+]
+
+
+def folder(landing: Path, arrival: date = DAY) -> Path:
+    path = landing / "orders" / f"arrival_date={arrival}"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def csv_file(
+    landing: Path, name: str, *lines: bytes, end: bytes = b"\n", arrival: date = DAY
+) -> None:
+    data = end.join(lines) + end
+    (folder(landing, arrival) / name).write_bytes(
+        gzip.compress(data) if name.endswith(".gz") else data
+    )
+
+
+def write_everything(landing: Path) -> None:
+    """A landing in which every file can be read, and hardly one is plain."""
+    here = folder(landing)
+    (here / "lines.jsonl").write_bytes(b"\n".join(line for line, _ in JSON_LINES))
+    csv_file(landing, "records.csv", HEADER, *(line for line, _ in RECORDS))
+    for name, (content, _) in PARQUET.items():
+        pq.write_table(
+            content, here / f"{name}.parquet", use_deprecated_int96_timestamps=name == "int96"
+        )
+    for n, name in enumerate(NAMES):
+        (here / name).write_bytes(json_line(order_id=f"name-{n}"))
+
+    # Line ends, blank lines, byte-order marks, no line end at the end.
+    (here / "ends.jsonl").write_bytes(
+        MARK
+        + json_line(order_id="e1")
+        + b"\r\n\r\n \t\r\n\x0b\x0c\n"
+        + json_line(order_id="e2")
+        + b"\r"
+        + MARK
+        + json_line(order_id="e3")
+        + b"\n"
+        + MARK
+        + b"\n\r\r"
+        + json_line(order_id="e4")
+    )
+    # Python would cut lines at these, Spark does not.
+    odd = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
+    (here / "not-ends.json").write_bytes(
+        json_line(order_id="n1", note=odd[5:]) + b"\n" + odd.encode() + b"\n"
+    )
+    (here / "empty.jsonl").write_bytes(b"")
+    (here / "empty.csv").write_bytes(b"")
+    (here / "empty.parquet").write_bytes(b"")
+    (here / "mark.jsonl").write_bytes(MARK)
+    (here / "mark.csv").write_bytes(MARK + b"\r\n")
+    (here / "blank.json").write_bytes(b"\n\r\n \n")
+    (here / "nothing.jsonl.gz").write_bytes(gzip.compress(b""))
+    (here / "nothing.csv.gz").write_bytes(gzip.compress(b""))
+    (here / "zipped.jsonl.gz").write_bytes(
+        gzip.compress(MARK + json_line(order_id="z1") + b"\nno\n")
+    )
+    (here / "zipped.json.gz").write_bytes(
+        gzip.compress(json_line(order_id="z2") + b"\n") + gzip.compress(json_line(order_id="z3"))
+    )
+
+    csv_file(landing, "zipped.csv.gz", MARK + HEADER, record("z4"), end=b"\r\n")
+    csv_file(landing, "header-only.csv", HEADER)
+    (here / "header-no-end.csv").write_bytes(HEADER)
+    csv_file(landing, "header-late.csv", b"", b" \t", MARK + HEADER, record("h1"), end=b"\r")
+    csv_file(
+        landing,
+        "header-again.csv",
+        MARK + HEADER,
+        record("h2"),
+        HEADER,
+        MARK + HEADER,
+        record("h3"),
+    )
+    csv_file(
+        landing,
+        "header-spaced.csv",
+        b" order_id , customer_id,order_ts ,amount,\tingestion_ts",
+        record("h4"),
+    )
+    csv_file(
+        landing,
+        "header-quoted.csv",
+        b'"order_id","customer_id","order_ts","amount","ingestion_ts"',
+        record("h5"),
+    )
+    csv_file(
+        landing,
+        "header-odd.csv",
+        HEADER + b",a\x0bb\x0c\x1c\x1d\x1e\xc2\x85\xe2\x80\xa8",
+        record("h6") + b",x",
+    )
+    csv_file(
+        landing,
+        "header-latin.csv",
+        HEADER + b",W\xe4hrung",
+        record("h7") + b",EUR",
+        HEADER + b",W\xe4hrung",
+        record("h8") + b",\xa3",
+    )
+    csv_file(landing, "header-broken.csv", HEADER + b',"x', record() + b",x", b"second")
+    csv_file(landing, "header-twice.csv", HEADER + b",amount", record() + b",2")
+    csv_file(landing, "header-long.csv", b"x" * 200_000, b"order")
+    csv_file(landing, "header-longer.csv", HEADER + b",y" * 25_000, record(), b"," * 25_004)
+    csv_file(landing, "header-missing.csv", record("first"), record("second"))
+    csv_file(landing, "blank-then-header.csv", *[b" " * 99] * 700, HEADER, record("h9"))
+    csv_file(
+        landing,
+        "order.csv",
+        b"ingestion_ts,extra,amount,order_ts,customer_id,order_id",
+        f"{STAMP},x,2,{STAMP},c9,h10".encode(),
+    )
+    csv_file(
+        landing,
+        "no-customer.csv",
+        b"order_id,order_ts,amount,ingestion_ts",
+        f"h11,{STAMP},2,{STAMP}".encode(),
+    )
+    csv_file(
+        landing,
+        "no-amount.csv",
+        b"order_id,customer_id,order_ts,ingestion_ts",
+        f"h12,c1,{STAMP},{STAMP}".encode(),
+    )
+
+    # Other days: early lines, lines of the day before the window and of its last day.
+    for arrival, text in (
+        (date(2024, 1, 1), "2024-01-01T15:00:00Z"),
+        (date(2024, 1, 1), "2024-01-01T14:59:59Z"),
+        (date(2024, 1, 3), "2024-01-03T15:00:00+00:00"),
+        (date(2024, 1, 3), "2024-01-04T15:00:00Z"),
+        (date(2024, 1, 3), "2019-01-01"),
+        (date(2024, 1, 5), "2024-01-05T15:00:00Z"),
+        (date(2024, 1, 6), "2024-01-06T00:00:00Z"),
+    ):
+        with (folder(landing, arrival) / "part-0.jsonl").open("ab") as file:
+            file.write(json_line(order_ts=text, ingestion_ts=text) + b"\nrejected\n")
+
+    # What is no order file.
+    (here / "_control.json").write_text('{"rows": "12", "amount": 3.50}')
+    (here / "_SUCCESS").write_bytes(b"")
+    (here / ".hidden.jsonl").write_bytes(json_line(order_id="hidden"))
+    (here / "_other.jsonl").write_bytes(json_line(order_id="hidden"))
+    for name in ("notes.txt", "a.JSONL", "a.csv.zip", "a.parquet.gz", "jsonl", "a.csv\n", "b.xlsx"):
+        (here / name).write_bytes(json_line(order_id="unknown"))
+    (here / "sub.jsonl").mkdir()
+    (here / "sub.jsonl" / "a.jsonl").write_bytes(json_line(order_id="below"))
+
+
+@pytest.fixture(scope="module")
+def everything(spark, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """The landing with everything in it, read by the pipeline's code and by the model."""
+    landing = tmp_path_factory.mktemp("a landing %41+[x]")
+    write_everything(landing)
+    found = survey(spark, str(landing), WINDOW.widened(before=1))
+    read = read_orders(read_lines(spark, found), ZONE)
+    columns = read.selectExpr(
+        "log_date", "arrival_date", "source_file", "text", "reason", "order_id", "customer_id",
+        "unix_micros(order_ts) order_ts", "amount", "unix_micros(ingestion_ts) ingestion_ts",
+    )  # fmt: skip
+    rows = [row.asDict() for row in columns.collect()]
+    model = run_model(landing, start=WINDOW.start, end=WINDOW.end, window_days=7, timezone=ZONE)
+    return {"found": found, "rows": rows, "model": model}
+
+
+def micros(moment: datetime) -> int:
+    return (moment - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
+
+
+def accepted(everything: dict, name: str) -> Counter:
+    return Counter(
+        (row["order_id"], row["customer_id"], str(row["amount"]))
+        for row in everything["rows"]
+        if row["reason"] is None and row["source_file"] == f"arrival_date={DAY}/{name}"
+    )
+
+
+def rejected(everything: dict, name: str) -> Counter:
+    return Counter(
+        row["text"]
+        for row in everything["rows"]
+        if row["reason"] is not None and row["source_file"] == f"arrival_date={DAY}/{name}"
+    )
+
+
+@pytest.mark.parametrize(("name", "lines"), [("lines.jsonl", JSON_LINES), ("records.csv", RECORDS)])
+def test_lines_by_hand(everything: dict, name: str, lines: list) -> None:
+    assert accepted(everything, name) == Counter(x for _, x in lines if x is not None)
+    assert rejected(everything, name) == Counter(
+        line.decode(errors="replace") for line, x in lines if x is None
+    )
+
+
+def test_parquet_by_hand(everything: dict) -> None:
+    found = {name: accepted(everything, f"{name}.parquet") for name in PARQUET}
+    assert found == {name: Counter(rows) for name, (_, rows) in PARQUET.items()}
+    left = {name: rejected(everything, f"{name}.parquet").total() for name in PARQUET}
+    assert left == {name: content.num_rows - len(rows) for name, (content, rows) in PARQUET.items()}
+
+
+def test_a_rejected_parquet_row_is_kept_as_json(everything: dict) -> None:
+    texts = rejected(everything, "decimal.parquet")
+    assert [json.loads(text) for text in texts] == [{**GOOD, "order_id": "p1", "amount": "12.3450"}]
+    assert set(rejected(everything, "other-columns.parquet")) == {'{"x":"1"}', '{"x":"2"}'}
+
+
+def test_timestamps_of_parquet_are_exact(everything: dict) -> None:
+    seen = {}
+    for row in everything["rows"]:
+        stem = row["source_file"].rpartition("/")[2].removesuffix(".parquet")
+        if stem in PARQUET and row["reason"] is None:
+            seen.setdefault(stem, {})[row["order_id"]] = row["order_ts"]
+    first = 1704189600123456
+    assert seen["micros-utc"] == seen["micros-tokyo"] == seen["micros-naive"]
+    assert seen["micros-utc"] == {"p0": first, "p1": 1704193200000000}
+    # Digits beyond the microsecond are cut off, before 1970 too.
+    assert seen["nanos-naive"] == seen["nanos-utc"] == {"p0": first, "p1": -1}
+    assert seen["int96"] == {"p0": first, "p1": 1704189600000000}
+    assert seen["dates"] == {"p0": 1704153600000000, "p1": -86400000000}
+
+
+def test_csv_headers_by_hand(everything: dict) -> None:
+    one = {"header-late.csv": "h1", "header-spaced.csv": "h4", "header-quoted.csv": "h5", "header-odd.csv": "h6", "blank-then-header.csv": "h9", "zipped.csv.gz": "z4"}  # fmt: skip
+    for name, order_id in one.items():
+        assert accepted(everything, name) == {(order_id, "c1", "1.50"): 1}, name
+        assert not rejected(everything, name), name
+    assert accepted(everything, "header-again.csv") == {
+        ("h2", "c1", "1.50"): 1,
+        ("h3", "c1", "1.50"): 1,
+    }
+    assert not rejected(everything, "header-again.csv")
+    assert accepted(everything, "header-latin.csv") == {("h7", "c1", "1.50"): 1}
+    assert len(rejected(everything, "header-latin.csv")) == 1
+    assert accepted(everything, "order.csv") == {("h10", "c9", "2.00"): 1}
+    assert accepted(everything, "no-customer.csv") == {("h11", None, "2.00"): 1}
+    counts = {"header-broken.csv": 2, "header-twice.csv": 1, "header-long.csv": 1, "header-longer.csv": 2, "header-missing.csv": 1, "no-amount.csv": 1, "header-only.csv": 0, "header-no-end.csv": 0, "empty.csv": 0, "mark.csv": 0, "nothing.csv.gz": 0}  # fmt: skip
+    for name, count in counts.items():
+        assert not accepted(everything, name), name
+        assert rejected(everything, name).total() == count, name
+
+
+def test_json_files_by_hand(everything: dict) -> None:
+    ids = {name: sorted(x[0] for x in accepted(everything, name)) for name in ("ends.jsonl", "not-ends.json", "zipped.jsonl.gz", "zipped.json.gz")}  # fmt: skip
+    assert ids == {
+        "ends.jsonl": ["e1", "e2", "e3", "e4"],
+        "not-ends.json": ["n1"],
+        "zipped.jsonl.gz": ["z1"],
+        "zipped.json.gz": ["z2", "z3"],
+    }
+    assert not rejected(everything, "ends.jsonl")
+    assert rejected(everything, "zipped.jsonl.gz") == {"no": 1}
+    assert rejected(everything, "not-ends.json").total() == 1
+    for n, name in enumerate(NAMES):
+        assert accepted(everything, name) == {(f"name-{n}", "c1", "1.50"): 1}, name
+
+
+def test_everything_reads_as_in_the_model(everything: dict) -> None:
+    rows, model, found = everything["rows"], everything["model"], everything["found"]
+    assert found.broken == {}
+    raw = Counter(
+        tuple(row[n] for n in ("log_date", "arrival_date", "source_file", *FIELDS))
+        for row in rows
+        if row["reason"] is None and row["log_date"] in WINDOW
+    )
+    assert raw == Counter(
+        (row["log_date"], row["arrival_date"], row["source_file"], row["order_id"], row["customer_id"],
+         micros(row["order_ts"]), row["amount"], micros(row["ingestion_ts"]))
+        for row in model.raw
+    )  # fmt: skip
+    # A Parquet row has no text of its own.
+    unread = Counter(
+        (row["source_file"], None if row["source_file"].endswith(".parquet") else row["text"])
+        for row in rows
+        if row["reason"] is not None and row["arrival_date"] in WINDOW
+    )
+    assert unread == Counter(
+        (row["source_file"], None if row["source_file"].endswith(".parquet") else row["text"])
+        for row in model.rejected
+    )
+    assert {d: found.lines.get(d, 0) for d in WINDOW} == model.landed
+    early = Counter(
+        row["arrival_date"]
+        for row in rows
+        if row["log_date"] and row["log_date"] > row["arrival_date"]
+    )
+    assert {d: early[d] for d in WINDOW} == model.early
+
+
+def test_lines_are_conserved(everything: dict) -> None:
+    """The count that knows nothing of parsing agrees with what parsing gives."""
+    per_day = Counter(row["arrival_date"] for row in everything["rows"])
+    assert per_day == Counter(everything["found"].lines)
+    assert all(row["text"] is not None for row in everything["rows"] if row["reason"])
+
+
+def test_what_is_no_order_file_is_left_alone(everything: dict) -> None:
+    found = everything["found"]
+    names = {name.rpartition("/")[2] for name in found.unknown[DAY]}
+    assert names == {
+        "notes.txt",
+        "a.JSONL",
+        "a.csv.zip",
+        "a.parquet.gz",
+        "jsonl",
+        "a.csv\n",
+        "b.xlsx",
+        "sub.jsonl",
+    }
+    assert found.controls == {DAY: Control(12, Decimal("3.50"))}
+    assert found.bad_controls == {}
+    assert not {"hidden", "unknown", "below"} & {row["order_id"] for row in everything["rows"]}
+
+
+def test_broken_files_are_named_and_hide_no_other(spark, tmp_path: Path) -> None:
+    here = folder(tmp_path)
+    good = json_line() + b"\n"
+    many = b"".join(json_line(order_id=f"{n * 7919 % 99991}") + b"\n" for n in range(3000))
+    whole = gzip.compress(many)
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 0xFF
+    pq.write_table(table(5000), here / "whole.parquet")
+    footer = (here / "whole.parquet").read_bytes()
+    broken = {
+        "a.json.gz": whole[:-9],
+        "b b+%41.jsonl.gz": b"not gzip at all",
+        "c.csv.gz": b"not gzip at all",
+        "d.csv.gz": gzip.compress(HEADER + b"\n" + many)[: len(whole) // 2],
+        "e.jsonl.gz": bytes(flipped),
+        "f.parquet": b"garbage",
+        "g.parquet": footer[:-20],
+        "h.parquet": footer[:4] + b"\xff" * 200 + footer[204:],
+    }
+    for name, data in broken.items():
+        (here / name).write_bytes(data)
+    amounts = pa.table([*table(1).columns, pa.array(["1"])], [*table(1).column_names, "Amount"])
+    pq.write_table(amounts, here / "i.parquet")
+    # Their names begin as that of a broken file does, or the other way round.
+    for name in ("a.json", "a.jsonl", "c.csv", "zz.jsonl"):
+        (here / name).write_bytes(HEADER + b"\n" + record() if name.endswith("csv") else good)
+    (folder(tmp_path, date(2024, 1, 3)) / "a.json.gz").write_bytes(gzip.compress(good))
+
+    found = survey(spark, str(tmp_path), WINDOW)
+
+    assert sorted(file.name for file in found.broken) == [*broken, "i.parquet"]
+    assert all(file.arrival_date == DAY and why for file, why in found.broken.items())
+    said = found.broken_on(DAY)
+    assert any(x.startswith(f"arrival_date={DAY}/a.json.gz (EOFException") for x in said)
+    assert any("i.parquet" in x and "more than one column is named amount" in x for x in said)
+    assert found.broken_on(date(2024, 1, 3)) == []
+    lines = Counter(row[0] for row in read_lines(spark, found).select("source_file").collect())
+    rest = {"a.json": 1, "a.jsonl": 1, "c.csv": 1, "zz.jsonl": 1, "whole.parquet": 5000}
+    assert lines == {
+        **{f"arrival_date={DAY}/{name}": count for name, count in rest.items()},
+        "arrival_date=2024-01-03/a.json.gz": 1,
+    }
+    assert found.lines == {DAY: 5004, date(2024, 1, 3): 1}
+
+
+def test_a_file_name_that_is_no_text_is_a_broken_file(spark, tmp_path: Path) -> None:
+    odd = bytes(folder(tmp_path)) + b"/\xff.jsonl"
+    try:
+        Path(odd.decode(errors="surrogateescape")).write_bytes(json_line())
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    found = survey(spark, str(tmp_path), WINDOW)
+    assert found.broken_on(DAY) == [
+        f"arrival_date={DAY}/(a file whose name is not UTF-8) (rename it)"
+    ]
+
+
+def test_without_an_orders_folder_nothing_is_read(spark, tmp_path: Path) -> None:
+    for landing in (tmp_path, tmp_path / "not there"):
+        with pytest.raises(LandingError, match="BACKFILL_ASSETS_LANDING"):
+            survey(spark, str(landing), WINDOW)
+    (tmp_path / "orders").write_text("a file")
+    with pytest.raises(LandingError, match="no folder"):
+        survey(spark, str(tmp_path), WINDOW)
+
+
+def test_days_without_files_are_empty(spark, tmp_path: Path) -> None:
+    (tmp_path / "orders").mkdir()
+    folder(tmp_path)
+    found = survey(spark, str(tmp_path), WINDOW)
+    assert (found.files, dict(found.lines), found.broken) == ([], {}, {})
+    assert read_orders(read_lines(spark, found), "UTC").collect() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "control"),
+    [
+        ('{"rows": 2, "amount": "3.50"}', Control(2, Decimal("3.5"))),
+        ('\ufeff{"rows": 2.0, "amount": 3, "by": "shop"}', Control(2, Decimal(3))),
+        ('{"rows": 0, "amount": 9007199254740993.01}', Control(0, Decimal("9007199254740993.01"))),
+        ("", None),
+        ("[2, 3]", None),
+        ("null", None),
+        ("{}", None),
+        ('{"rows": 2}', None),
+        ('{"rows": "two", "amount": 1}', None),
+        ('{"rows": null, "amount": 1}', None),
+        ('{"rows": 1.5, "amount": 1}', None),
+        ('{"rows": [1], "amount": 1}', None),
+        ('{"rows": Infinity, "amount": 1}', None),
+        ('{"rows": NaN, "amount": 1}', None),
+        ('{"rows": 1e999999999, "amount": 1}', None),
+        ('{"rows": 1, "amount": "NaN"}', None),
+        ('{"rows": 1, "amount": "1,50"}', None),
+        ('{"rows": 1, "amount": 1} x', None),
+        ("[" * 100_000, None),
+        ("\udcff", None),
+    ],
+)
+def test_control_files(spark, tmp_path: Path, text: str, control: Control | None) -> None:
+    (folder(tmp_path) / "_control.json").write_bytes(text.encode(errors="surrogateescape"))
+    found = survey(spark, str(tmp_path), WINDOW)
+    assert found.controls == ({} if control is None else {DAY: control})
+    assert list(found.bad_controls) == ([DAY] if control is None else [])
+
+
+def test_a_control_file_that_is_a_folder(spark, tmp_path: Path) -> None:
+    (folder(tmp_path) / "_control.json").mkdir()
+    assert "_control.json" in survey(spark, str(tmp_path), WINDOW).bad_controls[DAY]
+
+
+# --- through the pipeline -----------------------------------------------------------------------
+
+RAW_STEP = ["raw_orders", "raw_orders_rejected"]
+
+
+def keys(*days: int) -> set[str]:
+    return {str(day(n)) for n in days}
+
+
+def conservation(
+    result: dg.ExecuteInProcessResult, name: str = "raw_orders"
+) -> dict[str, dg.AssetCheckEvaluation]:
+    return {
+        check.partition: check
+        for check in result.get_asset_check_evaluations()
+        if check.asset_key == dg.AssetKey(name) and check.check_name == "conservation"
+    }
+
+
+def test_a_broken_file_fails_its_day_until_it_is_mended(pipeline: Pipeline) -> None:
+    for n in range(1, 6):
+        pipeline.land(n, [order(f"o{n}", n), "rejected"])
+    whole = gzip.compress(json.dumps(order("late", 3, ingested=f"{day(4)}T01:00:00Z")).encode())
+    broken = pipeline.folder(3) / "part 1.jsonl.gz"
+    broken.write_bytes(whole[:-12])
+
+    result = pipeline.run(1, 5, RAW_STEP, fails=True)
+
+    name = f"arrival_date={day(3)}/part 1.jsonl.gz"
+    assert name in pipeline.failure(result)
+    for table_name in RAW_STEP:
+        assert pipeline.materialized(table_name) == keys(1, 2, 4, 5)
+    assert {str(row["log_date"]) for row in pipeline.rows("raw_orders")} == keys(1, 2, 4, 5)
+    assert {str(row["arrival_date"]) for row in pipeline.rows("raw_orders_rejected")} == keys(
+        1, 2, 4, 5
+    )
+    checks = conservation(result)
+    assert {k: (c.passed, c.severity.value) for k, c in checks.items()} == {
+        **dict.fromkeys(keys(1, 2, 5), (True, "ERROR")),
+        str(day(3)): (False, "ERROR"),
+        str(day(4)): (False, "WARN"),
+    }
+    assert name in checks[str(day(3))].description
+    assert name in checks[str(day(4))].description
+
+    broken.write_bytes(whole)
+    mended = pipeline.run(3, 4, RAW_STEP)
+    assert all(check.passed for check in conservation(mended).values())
+    for table_name in RAW_STEP:
+        assert pipeline.materialized(table_name) == keys(1, 2, 3, 4, 5)
+    # The line was early: it is logged on the day after its file's.
+    logged = sorted((str(row["log_date"]), row["order_id"]) for row in pipeline.rows("raw_orders"))
+    assert logged == sorted([*((str(day(n)), f"o{n}") for n in range(1, 6)), (str(day(4)), "late")])
+
+
+def test_a_control_file_that_disagrees_blocks_its_day(pipeline: Pipeline) -> None:
+    controls = {
+        1: '{"rows": 1, "amount": "10.00"}',
+        2: '{"rows": 2, "amount": "10.00"}',
+        3: '{"rows": 1, "amount": "10.01"}',
+        4: "rows=1",
+        6: '{"rows": 0, "amount": 0}',
+        7: '{"rows": 1, "amount": "10.00"}',
+    }
+    for n in range(1, 6):
+        # A rejected line is none of the orders that the source counts.
+        pipeline.land(n, [order(f"o{n}", n), "rejected"])
+    for n, text in controls.items():
+        (pipeline.folder(n) / "_control.json").write_text(text)
+
+    result = pipeline.run(1, 7, RAW_STEP, fails=True)
+
+    assert pipeline.materialized("raw_orders") == keys(1, 5, 6)
+    checks = conservation(result)
+    assert "says 2 orders, 1 were read" in checks[str(day(2))].description
+    assert "says 10.01 in total, 10.00 was read" in checks[str(day(3))].description
+    assert "_control.json is not" in checks[str(day(4))].description
+    assert "says 1 orders, 0 were read" in checks[str(day(7))].description
+    said = pipeline.failure(result)
+    assert all(str(day(n)) in said for n in (2, 3, 4, 7))
+    # The source's totals are about orders: what was rejected is on record.
+    assert pipeline.materialized("raw_orders_rejected") == keys(1, 2, 3, 4, 5, 6, 7)
+
+    (pipeline.folder(2) / "_control.json").write_text('{"rows": 1, "amount": 10}')
+    pipeline.run(2, 2, RAW_STEP)
+    assert pipeline.materialized("raw_orders") == keys(1, 2, 5, 6)

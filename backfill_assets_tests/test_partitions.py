@@ -1,0 +1,128 @@
+"""Windows of days, their predicates, the partitions and the backfill policy."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timezone
+from itertools import pairwise
+
+import dagster as dg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backfill_assets.partitions import (
+    DAY,
+    NotContiguousError,
+    Window,
+    any_of,
+    backfill_policy,
+    daily_partitions,
+    one_window,
+    windows,
+)
+from backfill_assets.settings import load_settings
+
+
+def d(text: str) -> date:
+    return date.fromisoformat(text)
+
+
+LEAP = Window(d("2024-02-28"), d("2024-03-02"))
+
+
+def test_a_window_is_half_open():
+    assert list(LEAP) == [d("2024-02-28"), d("2024-02-29"), d("2024-03-01")]
+    assert len(LEAP) == 3
+    assert LEAP.start in LEAP
+    assert d("2024-03-01") in LEAP
+    assert LEAP.end not in LEAP
+    assert d("2024-02-27") not in LEAP
+    assert None not in LEAP
+    assert "2024-02-29" not in LEAP
+
+
+def test_a_window_reads_as_dagster_writes_ranges():
+    assert str(LEAP) == "2024-02-28...2024-03-01"
+    assert str(Window(d("2024-02-29"), d("2024-03-01"))) == "2024-02-29"
+
+
+def test_widened():
+    assert LEAP.widened(before=1, after=2) == Window(d("2024-02-27"), d("2024-03-04"))
+    assert LEAP.widened() == LEAP
+
+
+def test_predicate():
+    assert LEAP.predicate("run_date") == (
+        "`run_date` >= DATE'2024-02-28' AND `run_date` < DATE'2024-03-02'"
+    )
+    assert LEAP.predicate("a`b").startswith("`a``b` >= ")
+
+
+def test_any_of():
+    other = Window(d("2024-05-01"), d("2024-05-02"))
+    assert any_of([LEAP, other], "x") == (
+        "(`x` >= DATE'2024-02-28' AND `x` < DATE'2024-03-02') OR "
+        "(`x` >= DATE'2024-05-01' AND `x` < DATE'2024-05-02')"
+    )
+
+
+def test_predicates_select_exactly_the_days(spark):
+    days = [d("2024-02-26") + n * DAY for n in range(8)]
+    frame = spark.createDataFrame([(x,) for x in days], "`odd ``name` DATE")
+    other = Window(d("2024-02-26"), d("2024-02-27"))
+    found = {row[0] for row in frame.where(any_of([other, LEAP], "odd `name")).collect()}
+    assert found == {*other, *LEAP}
+
+
+@given(st.lists(st.dates(d("2024-01-01"), d("2024-02-15"))))
+def test_windows_hold_exactly_the_days_and_are_the_fewest(days):
+    found = windows(days)
+    assert [day for window in found for day in window] == sorted(set(days))
+    assert all(a.end < b.start for a, b in pairwise(found))
+
+
+def test_one_window():
+    assert one_window(["2024-02-29", "2024-03-01", "2024-02-28"]) == LEAP
+    assert one_window(["2024-02-29"]) == Window(d("2024-02-29"), d("2024-03-01"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ([], "got no day at all"),
+        (["2024-01-01", "2024-01-03"], "got 2024-01-01, 2024-01-03"),
+        (
+            ["2024-01-01", "2024-01-02", "2024-01-09", "2024-01-05"],
+            "got 2024-01-01...2024-01-02, 2024-01-05, 2024-01-09",
+        ),
+    ],
+)
+def test_one_window_refuses_gaps(keys, said):
+    with pytest.raises(NotContiguousError) as caught:
+        one_window(keys)
+    assert str(caught.value) == f"one run takes one gapless range of days, {said}"
+
+
+def test_partitions_follow_the_settings():
+    found = daily_partitions(load_settings(start=d("2024-02-28"), end=d("2024-03-02")))
+    assert found.get_partition_keys() == [str(day) for day in LEAP]
+    assert found.timezone == "UTC"
+
+
+def test_without_an_end_there_are_partitions_up_to_yesterday():
+    found = daily_partitions(load_settings(start=d("2024-01-01")))
+    now = datetime(2024, 1, 4, 0, 0, 1, tzinfo=timezone.utc)
+    with dg.partition_loading_context(effective_dt=now):
+        assert found.get_partition_keys() == ["2024-01-01", "2024-01-02", "2024-01-03"]
+
+
+def test_days_are_days_of_the_business_zone():
+    found = daily_partitions(load_settings(start=d("2024-03-09"), timezone="America/New_York"))
+    window = found.time_window_for_partition_key("2024-03-10")  # the clock goes forward
+    assert window.start.timestamp() == datetime(2024, 3, 10, 5, tzinfo=timezone.utc).timestamp()
+    assert window.end.timestamp() == datetime(2024, 3, 11, 4, tzinfo=timezone.utc).timestamp()
+
+
+def test_backfill_policy():
+    assert backfill_policy(load_settings()) == dg.BackfillPolicy.single_run()
+    assert backfill_policy(load_settings(partitions_per_run=5)) == dg.BackfillPolicy.multi_run(5)

@@ -1,0 +1,165 @@
+"""The tables' schemas, and what follows from them: types, checks, constraints, UI metadata."""
+
+from __future__ import annotations
+
+from datetime import date
+from decimal import Decimal
+
+import pyspark.sql.types as T
+import pytest
+from pyspark.sql import functions as F
+
+from backfill_assets.schemas import FACT, LATE, RAW, REJECTED, STAGED, TABLES, Bounds, SchemaError
+
+#: `!` marks a column that must not be null.
+TYPES = {
+    "raw_orders": (
+        "log_date:date!, arrival_date:date!, order_id:string!, customer_id:string, "
+        "order_ts:timestamp!, amount:decimal(18,2)!, ingestion_ts:timestamp!, source_file:string!"
+    ),
+    "raw_orders_rejected": "arrival_date:date!, source_file:string!, text:string!, reason:string!",
+    "stg_orders": (
+        "event_date:date!, order_id:string!, customer_id:string, order_ts:timestamp!, "
+        "amount:decimal(18,2)!, ingestion_ts:timestamp!, log_date:date!"
+    ),
+    "late_orders": (
+        "log_date:date!, event_date:date!, arrival_date:date!, order_id:string!, "
+        "customer_id:string, order_ts:timestamp!, amount:decimal(18,2)!, ingestion_ts:timestamp!, "
+        "source_file:string!"
+    ),
+    "fact_daily_orders": "run_date:date!, customer_id:string!, orders:bigint!, "
+    "revenue:decimal(28,2)!",
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_spark_types(name):
+    fields = TABLES[name].struct
+    seen = [f"{f.name}:{f.dataType.simpleString()}{'' if f.nullable else '!'}" for f in fields]
+    assert ", ".join(seen) == TYPES[name]
+
+
+def test_there_are_no_other_tables():
+    assert set(TYPES) == set(TABLES)
+
+
+@pytest.mark.parametrize(
+    ("table", "partition", "key", "totals"),
+    [
+        (RAW, "log_date", (), ("amount",)),
+        (REJECTED, "arrival_date", (), ()),
+        (STAGED, "event_date", ("order_id",), ("amount",)),
+        (LATE, "log_date", (), ("amount",)),
+        (FACT, "run_date", ("customer_id",), ("orders", "revenue")),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_partition_key_and_totals(table, partition, key, totals):
+    assert (table.partition, table.key, table.totals) == (partition, key, totals)
+    assert isinstance(table.struct[partition].dataType, T.DateType)
+    assert not table.struct[partition].nullable
+
+
+def test_a_check_on_the_key_where_there_is_one():
+    for table in TABLES.values():
+        expected = {"row_count", "nulls", "conservation"} | ({"unique_key"} if table.key else set())
+        assert set(table.checks) == expected
+        assert all(table.checks.values())
+    assert STAGED.checks["unique_key"] == "(event_date, order_id) is unique."
+
+
+def test_null_bounds_of_the_columns_that_may_be_null():
+    usual = {"customer_id": Bounds(warn=0.25, error=0.9)}
+    assert RAW.nullable == STAGED.nullable == usual
+    assert LATE.nullable == {"customer_id": Bounds(warn=1.0, error=1.0)}
+    assert REJECTED.nullable == FACT.nullable == {}
+
+
+def test_constraints():
+    assert FACT.constraints == {"orders_greater_than_or_equal_to": "orders >= 1"}
+    assert all(not table.constraints for table in TABLES.values() if table is not FACT)
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
+def test_column_schema_for_the_ui(table):
+    columns = {column.name: column for column in table.column_schema.columns}
+    assert list(columns) == table.struct.fieldNames()
+    for field in table.struct:
+        column = columns[field.name]
+        assert column.type == field.dataType.simpleString()
+        assert column.description
+        assert column.constraints.nullable is field.nullable
+        assert ("partition column" in column.constraints.other) is (field.name == table.partition)
+        assert ("part of the natural key" in column.constraints.other) is (field.name in table.key)
+
+
+def test_column_schema_shows_value_bounds():
+    columns = {column.name: column for column in FACT.column_schema.columns}
+    assert columns["orders"].constraints.other == ["orders >= 1"]
+    assert columns["revenue"].constraints.other == []
+
+
+@pytest.fixture(scope="module")
+def facts(spark):
+    return spark.createDataFrame([(date(2024, 1, 1), "a", 1, Decimal("1.00"))], FACT.struct)
+
+
+def test_conform_puts_columns_in_order(facts):
+    shuffled = facts.select("revenue", "orders", "customer_id", "run_date")
+    assert FACT.conform(shuffled).columns == ["run_date", "customer_id", "orders", "revenue"]
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
+def test_conform_takes_each_tables_own_type(spark, table):
+    assert table.conform(spark.createDataFrame([], table.struct)).columns == list(table.columns)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda f: f.drop("revenue"), ["revenue"]),
+        (lambda f: f.drop("run_date", "orders"), ["run_date", "orders"]),
+        (lambda f: f.withColumn("surprise", F.lit(1)), ["surprise"]),
+        (lambda f: f.withColumn("revenue", F.col("revenue").cast("double")), ["revenue", "Double"]),
+        (
+            lambda f: f.withColumn("revenue", F.col("revenue").cast("decimal(18,2)")),
+            ["revenue", "18"],
+        ),
+        (lambda f: f.withColumn("orders", F.col("orders").cast("int")), ["orders", "Integer"]),
+        (
+            lambda f: f.withColumn("run_date", F.col("run_date").cast("string")),
+            ["run_date", "String"],
+        ),
+        (
+            lambda f: f.withColumn("run_date", F.col("run_date").cast("timestamp")),
+            ["run_date", "Timestamp"],
+        ),
+        (lambda f: f.withColumnRenamed("orders", "Orders"), ["orders"]),
+    ],
+)
+def test_conform_refuses(facts, change, said):
+    with pytest.raises(SchemaError) as caught:
+        FACT.conform(change(facts))
+    text = str(caught.value)
+    assert text.startswith("fact_daily_orders: ")
+    assert text.endswith("Nothing was written; the table is as it was.")
+    assert "\n" not in text
+    for word in said:
+        assert word in text
+
+
+def test_conform_names_every_problem(facts):
+    with pytest.raises(SchemaError) as caught:
+        FACT.conform(facts.drop("revenue").withColumn("orders", F.lit("x")))
+    assert "revenue" in str(caught.value)
+    assert "orders" in str(caught.value)
+
+
+def test_conform_leaves_values_to_the_audit(spark):
+    """A null in a required column fails a day's audit, not the frame, and no Spark job runs."""
+    frame = spark.createDataFrame([(date(2024, 1, 1), None, 0, None)], _all_nullable(FACT.struct))
+    assert FACT.conform(frame).collect()[0]["orders"] == 0
+
+
+def _all_nullable(struct: T.StructType) -> T.StructType:
+    return T.StructType([T.StructField(f.name, f.dataType, True) for f in struct])

@@ -1,0 +1,206 @@
+"""Settings: what each variable takes, what it refuses and what it says then."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from backfill_assets.settings import Settings, SettingsError, is_secret, load_settings
+
+
+@pytest.fixture(autouse=True)
+def _nothing_set(monkeypatch):
+    monkeypatch.delenv("BACKFILL_ASSETS_JARS", raising=False)
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+
+
+def test_defaults(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings()
+    assert settings.landing == str(tmp_path / "data/landing")
+    assert settings.warehouse == str(tmp_path / "data/warehouse")
+    assert settings.start == date(2024, 1, 1)
+    assert settings.end is None
+    assert settings.timezone == "UTC"
+    assert settings.zone == ZoneInfo("UTC")
+    assert settings.partitions_per_run is None
+    assert settings.window_days == 7
+    assert settings.spark_master == "local[*]"
+    assert settings.spark_remote is None
+    assert settings.spark_conf == {}
+    assert settings.jars == Path("~/.cache/backfill_assets/jars").expanduser()
+
+
+GOOD = [
+    ("BACKFILL_ASSETS_LANDING", "/a/b/", "landing", "/a/b"),
+    ("BACKFILL_ASSETS_LANDING", "/a/../b", "landing", "/b"),
+    ("BACKFILL_ASSETS_LANDING", "~/x", "landing", str(Path("~/x").expanduser())),
+    ("BACKFILL_ASSETS_LANDING", "file:///a/b", "landing", "/a/b"),
+    ("BACKFILL_ASSETS_LANDING", "file:/a/b", "landing", "/a/b"),
+    ("BACKFILL_ASSETS_LANDING", "FILE://localhost/a/b/", "landing", "/a/b"),
+    ("BACKFILL_ASSETS_LANDING", "file:///a%20b", "landing", "/a b"),
+    ("BACKFILL_ASSETS_LANDING", "s3a://bucket/in/", "landing", "s3a://bucket/in"),
+    ("BACKFILL_ASSETS_WAREHOUSE", "/w", "warehouse", "/w"),
+    ("BACKFILL_ASSETS_WAREHOUSE", "file:///w/x", "warehouse", "/w/x"),
+    ("BACKFILL_ASSETS_WAREHOUSE", "hdfs://nn:8020/w", "warehouse", "hdfs://nn:8020/w"),
+    ("BACKFILL_ASSETS_START", "1997-01-01", "start", date(1997, 1, 1)),
+    ("BACKFILL_ASSETS_END", "2024-02-29", "end", date(2024, 2, 29)),
+    ("BACKFILL_ASSETS_TIMEZONE", "Asia/Tokyo", "timezone", "Asia/Tokyo"),
+    ("BACKFILL_ASSETS_PARTITIONS_PER_RUN", "1", "partitions_per_run", 1),
+    ("BACKFILL_ASSETS_WINDOW_DAYS", "0", "window_days", 0),
+    ("BACKFILL_ASSETS_WINDOW_DAYS", "366", "window_days", 366),
+    ("BACKFILL_ASSETS_SPARK_MASTER", "spark://host:7077", "spark_master", "spark://host:7077"),
+    ("BACKFILL_ASSETS_SPARK_CONF", '{"spark.x": "1"}', "spark_conf", {"spark.x": "1"}),
+    ("BACKFILL_ASSETS_JARS", "/j", "jars", Path("/j")),
+    ("SPARK_REMOTE", "sc://host:15002", "spark_remote", "sc://host:15002"),
+]
+
+
+@pytest.mark.parametrize(("variable", "text", "field", "value"), GOOD)
+def test_good_values(monkeypatch, variable, text, field, value):
+    monkeypatch.setenv(variable, text)
+    assert getattr(load_settings(), field) == value
+
+
+def test_every_variable_has_a_good_value_here():
+    assert {field for _, _, field, _ in GOOD} == set(Settings.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "rule"),
+    [
+        ("BACKFILL_ASSETS_LANDING", " ", "must be a path or a URL, not empty"),
+        ("BACKFILL_ASSETS_LANDING", "file://data/landing", "three slashes"),
+        ("BACKFILL_ASSETS_WAREHOUSE", "\t", "must be a path or a URL, not empty"),
+        ("BACKFILL_ASSETS_WAREHOUSE", "file://w", "three slashes"),
+        ("BACKFILL_ASSETS_START", "20240101", "must be a day as YYYY-MM-DD"),
+        ("BACKFILL_ASSETS_START", "1704067200", "must be a day as YYYY-MM-DD"),
+        ("BACKFILL_ASSETS_START", "2024-1-1", "must be a day as YYYY-MM-DD"),
+        ("BACKFILL_ASSETS_START", "2024-01-01T00:00:00", "must be a day as YYYY-MM-DD"),
+        ("BACKFILL_ASSETS_START", "2024-02-30", "valid date"),
+        ("BACKFILL_ASSETS_END", "tomorrow", "must be a day as YYYY-MM-DD"),
+        ("BACKFILL_ASSETS_TIMEZONE", "Mars/Olympus", "must be an IANA time zone"),
+        ("BACKFILL_ASSETS_TIMEZONE", "+02:00", "must be an IANA time zone"),
+        ("BACKFILL_ASSETS_TIMEZONE", "../etc/passwd", "must be an IANA time zone"),
+        ("BACKFILL_ASSETS_PARTITIONS_PER_RUN", "0", "greater than or equal to 1"),
+        ("BACKFILL_ASSETS_PARTITIONS_PER_RUN", "-3", "greater than or equal to 1"),
+        ("BACKFILL_ASSETS_PARTITIONS_PER_RUN", "1.5", "valid integer"),
+        ("BACKFILL_ASSETS_WINDOW_DAYS", "-1", "greater than or equal to 0"),
+        ("BACKFILL_ASSETS_WINDOW_DAYS", "367", "less than or equal to 366"),
+        ("BACKFILL_ASSETS_WINDOW_DAYS", "seven", "valid integer"),
+        ("BACKFILL_ASSETS_SPARK_CONF", "spark.x=1", "must be a JSON object"),
+        ("SPARK_REMOTE", "http://host:15002", "must be a Spark Connect URL: sc://host:port"),
+        ("SPARK_REMOTE", "local", "must be a Spark Connect URL: sc://host:port"),
+    ],
+)
+def test_bad_values_are_named_with_variable_value_and_rule(monkeypatch, variable, text, rule):
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    said = str(caught.value)
+    assert "\n" not in said
+    assert said.startswith(f"bad settings: {variable}=")
+    # A "passwd" in a value is no reason to show it; everything else is shown as it is.
+    assert (repr(text) in said) is not is_secret(text)
+    assert rule in said
+
+
+@pytest.mark.parametrize("text", ['["a"]', '"a"', "1"])
+def test_spark_conf_must_be_an_object(monkeypatch, text):
+    monkeypatch.setenv("BACKFILL_ASSETS_SPARK_CONF", text)
+    with pytest.raises(SettingsError, match=r"BACKFILL_ASSETS_SPARK_CONF=.*dictionary"):
+        load_settings()
+
+
+def test_spark_conf_names_the_entry(monkeypatch):
+    monkeypatch.setenv("BACKFILL_ASSETS_SPARK_CONF", '{"spark.x": 1, "spark.y": "2"}')
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    said = str(caught.value)
+    assert "BACKFILL_ASSETS_SPARK_CONF[spark.x]=1: Input should be a valid string" in said
+    assert "spark.y" not in said
+
+
+def test_every_problem_is_named_at_once(monkeypatch):
+    monkeypatch.setenv("BACKFILL_ASSETS_START", "soon")
+    monkeypatch.setenv("BACKFILL_ASSETS_WINDOW_DAYS", "-1")
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    assert "BACKFILL_ASSETS_START='soon'" in str(caught.value)
+    assert "BACKFILL_ASSETS_WINDOW_DAYS='-1'" in str(caught.value)
+
+
+@pytest.mark.parametrize("end", ["2024-01-01", "2023-12-31"])
+def test_end_is_after_start(monkeypatch, end):
+    monkeypatch.setenv("BACKFILL_ASSETS_START", "2024-01-01")
+    monkeypatch.setenv("BACKFILL_ASSETS_END", end)
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    assert "BACKFILL_ASSETS_START / BACKFILL_ASSETS_END" in str(caught.value)
+    assert f"END ({end}) must be after START (2024-01-01)" in str(caught.value)
+    monkeypatch.setenv("BACKFILL_ASSETS_END", "2024-01-02")
+    assert load_settings().end == date(2024, 1, 2)
+
+
+def test_empty_is_unset(monkeypatch):
+    expected = load_settings()
+    for name in Settings.model_fields:
+        if name != "spark_remote":
+            monkeypatch.setenv(f"BACKFILL_ASSETS_{name.upper()}", "")
+    monkeypatch.setenv("SPARK_REMOTE", "")
+    assert load_settings() == expected
+
+
+def test_an_unknown_variable_is_refused(monkeypatch):
+    monkeypatch.setenv("BACKFILL_ASSETS_WINDOWDAYS", "3")
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    assert "BACKFILL_ASSETS_WINDOWDAYS: no such setting" in str(caught.value)
+    assert "BACKFILL_ASSETS_WINDOW_DAYS" in str(caught.value)
+    monkeypatch.setenv("BACKFILL_ASSETS_WINDOWDAYS", "")
+    assert load_settings().window_days == 7
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("SPARK_REMOTE", "http://host/;token=hush"),
+        ("BACKFILL_ASSETS_SPARK_CONF", '{"spark.hadoop.fs.s3a.secret.key": hush}'),
+        ("BACKFILL_ASSETS_SPARK_CONF", '{"spark.hadoop.fs.s3a.secret.key": ["hush"]}'),
+    ],
+)
+def test_a_refused_secret_is_not_shown(monkeypatch, variable, text):
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    assert variable in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
+def test_tables_lie_below_the_warehouse():
+    assert load_settings(warehouse="/w").table("raw_orders") == "/w/raw_orders"
+    assert load_settings(warehouse="s3a://b/w/").table("raw_orders") == "s3a://b/w/raw_orders"
+
+
+def test_digest_knows_only_what_decides_the_rows():
+    digest = load_settings().digest
+    where_and_how = {
+        "landing": "/elsewhere",
+        "warehouse": "s3a://bucket/w",
+        "start": date(2020, 1, 1),
+        "end": date(2025, 1, 1),
+        "partitions_per_run": 3,
+        "spark_master": "local[1]",
+        "spark_remote": "sc://host:1",
+        "spark_conf": {"spark.x": "1"},
+        "jars": Path("/j"),
+    }
+    deciding = {"timezone": "Asia/Tokyo", "window_days": 6}
+    assert {*where_and_how, *deciding} == set(Settings.model_fields)
+    for name, value in where_and_how.items():
+        assert load_settings(**{name: value}).digest == digest, name
+    for name, value in deciding.items():
+        assert load_settings(**{name: value}).digest != digest, name

@@ -1,0 +1,301 @@
+"""How a session comes to be, and what is said when none can be had."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import subprocess
+import time
+import traceback
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from dagster_pyspark import LazyPySparkResource
+
+from backfill_assets import spark as module
+from backfill_assets.settings import load_settings
+from backfill_assets.spark import (
+    Engine,
+    EngineError,
+    check_java,
+    connect_server_command,
+    delta_coordinate,
+    delta_jars,
+    fetch_delta_jars,
+    spark_config,
+)
+
+
+def one_sentence(error: pytest.ExceptionInfo) -> str:
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+# Java.
+
+
+@pytest.fixture
+def no_java(monkeypatch, tmp_path) -> Path:
+    """An otherwise empty PATH, without JAVA_HOME."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    return folder
+
+
+def fake_java(folder: Path, says: str, status: int = 0) -> None:
+    folder.mkdir(exist_ok=True)
+    java = folder / "java"
+    java.write_text(f"#!/bin/sh\necho {shlex.quote(says)} >&2\nexit {status}\n")
+    java.chmod(0o755)
+
+
+def test_no_java(no_java):
+    with pytest.raises(EngineError) as caught:
+        check_java()
+    said = one_sentence(caught)
+    assert said.startswith("Spark needs Java 17 or 21 and there is none on the PATH")
+    assert "apt-get install openjdk-17-jre-headless" in said
+
+
+def test_no_java_in_java_home(no_java, monkeypatch, tmp_path):
+    fake_java(no_java, 'openjdk version "17.0.9"')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
+    with pytest.raises(EngineError) as caught:
+        check_java()
+    assert f"there is none in JAVA_HOME={tmp_path / 'gone'}" in one_sentence(caught)
+
+
+@pytest.mark.parametrize(
+    ("says", "found"),
+    [
+        ('openjdk version "11.0.22" 2024-01-16', "Java 11"),
+        ('java version "1.8.0_401"', "Java 8"),
+        ("Error: could not find libjvm.so", "not a working Java"),
+    ],
+)
+def test_a_java_that_spark_does_not_run_on(no_java, says, found):
+    fake_java(no_java, says, status=0 if "version" in says else 1)
+    with pytest.raises(EngineError) as caught:
+        check_java()
+    said = one_sentence(caught)
+    assert f"Spark needs Java 17 or 21 and {no_java / 'java'} is {found}: set JAVA_HOME" in said
+
+
+@pytest.mark.parametrize("says", ['openjdk version "17.0.9"', 'openjdk version "21" 2023-09-19'])
+def test_a_java_that_will_do(no_java, says):
+    fake_java(no_java, says)
+    check_java()
+
+
+def test_java_home_goes_before_the_path(no_java, monkeypatch, tmp_path):
+    fake_java(no_java, 'openjdk version "11.0.22"')
+    (tmp_path / "jdk").mkdir()
+    fake_java(tmp_path / "jdk" / "bin", 'openjdk version "17.0.9"')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
+    check_java()
+
+
+def test_an_engine_without_java_says_so(no_java, tmp_path):
+    settings = load_settings(jars=tmp_path / "jars")
+    with pytest.raises(EngineError, match="Spark needs Java 17 or 21 and there is none"):
+        Engine.of(settings).spark_session  # noqa: B018
+
+
+# The Delta jars.
+
+
+def test_the_coordinate_fits_the_installed_versions():
+    minor = ".".join(version("pyspark").split(".")[:2])
+    assert delta_coordinate() == f"io.delta:delta-spark_{minor}_2.13:{version('delta-spark')}"
+
+
+class FakeSubmit:
+    """Stands for `spark-submit`: notes its calls, and downloads what it is told to."""
+
+    def __init__(self, monkeypatch, jars: tuple[str, ...] = (), stderr: str = "") -> None:
+        self.calls: list[list[str]] = []
+        self.jars, self.stderr = jars, stderr
+        monkeypatch.setattr(module, "check_java", lambda: None)
+        monkeypatch.setattr(module.subprocess, "run", self)
+
+    def __call__(self, command, **_):
+        self.calls.append(command)
+        ivy = next(word for word in command if word.startswith("spark.jars.ivy=")).split("=")[1]
+        folder = Path(ivy, "jars")
+        folder.mkdir(parents=True)
+        for name in self.jars:
+            (folder / name).write_bytes(b"jar")
+        return subprocess.CompletedProcess(command, 1, "", self.stderr)
+
+
+NAMES = ("io.delta_delta-spark_4.2_2.13-4.4.0.jar", "io.delta_delta-storage-4.4.0.jar")
+
+
+def test_jars_are_fetched_once(monkeypatch, tmp_path):
+    submit = FakeSubmit(monkeypatch, jars=(*NAMES, "org.other_thing-1.jar"))
+    cache = tmp_path / "a" / "cache"
+    assert delta_jars(cache) == []
+    first = fetch_delta_jars(cache)
+    assert [jar.name for jar in first] == list(NAMES)
+    assert all(jar.read_bytes() == b"jar" for jar in first)
+    assert fetch_delta_jars(cache) == delta_jars(cache) == first
+    assert len(submit.calls) == 1
+    assert delta_coordinate() in submit.calls[0]
+    assert [path.name for path in cache.iterdir()] == [first[0].parent.name]  # no leftovers
+
+
+def test_two_that_fetch_at_once(monkeypatch, tmp_path):
+    submit = FakeSubmit(monkeypatch, jars=NAMES)
+    folder = tmp_path / delta_coordinate().replace(":", "_")
+
+    def other_is_first(command, **options):
+        folder.mkdir()
+        (folder / NAMES[0]).write_bytes(b"theirs")
+        return submit(command, **options)
+
+    monkeypatch.setattr(module.subprocess, "run", other_is_first)
+    assert [jar.read_bytes() for jar in fetch_delta_jars(tmp_path)] == [b"theirs"]
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+NO_NETWORK = """\
+:: problems summary ::
+\t\tmodule not found: io.delta#delta-spark_4.2_2.13;4.4.0
+Exception in thread "main" java.lang.RuntimeException: [unresolved dependency: io.delta#delta]
+\tat org.apache.spark.deploy.SparkSubmit.main(SparkSubmit.scala)
+"""
+
+
+@pytest.mark.parametrize("stderr", [NO_NETWORK, ""])
+def test_jars_that_cannot_be_fetched(monkeypatch, tmp_path, stderr):
+    FakeSubmit(monkeypatch, stderr=stderr)
+    with pytest.raises(EngineError) as caught:
+        fetch_delta_jars(tmp_path)
+    said = one_sentence(caught)
+    assert f"the Delta jars ({delta_coordinate()}) could not be downloaded" in said
+    assert "check that this machine reaches Maven Central" in said
+    assert ("unresolved dependency" in said) is bool(stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_jars_without_a_network(monkeypatch, tmp_path):
+    """The real resolution, behind a proxy that is not there."""
+    dead = "-D{0}.proxyHost=127.0.0.1 -D{0}.proxyPort=1"
+    options = f"{dead.format('http')} {dead.format('https')} -Duser.home={tmp_path / 'home'}"
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", options)
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    cache = tmp_path / "cache"
+    with pytest.raises(EngineError) as caught:
+        fetch_delta_jars(cache)
+    assert "could not be downloaded" in one_sentence(caught)
+    assert "unresolved dependency" in str(caught.value)
+    assert list(cache.iterdir()) == []
+
+
+# Configuration.
+
+
+def test_the_embedded_session(tmp_path):
+    settings = load_settings(spark_master="local[3]", spark_conf={"spark.driver.memory": "9g"})
+    config = spark_config(settings)
+    assert config["spark.master"] == "local[3]"
+    assert config["spark.driver.memory"] == "9g"
+    assert config["spark.sql.session.timeZone"] == "UTC"
+    assert "-Duser.timezone=UTC" in config["spark.driver.extraJavaOptions"]
+    assert "DeltaSparkSessionExtension" in config["spark.sql.extensions"]
+    assert "spark.remote" not in config
+
+
+def test_the_session_really_has_it(spark):
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.conf.get("spark.sql.legacy.parquet.nanosAsLong") == "true"
+    assert "Delta" in spark.conf.get("spark.sql.extensions")
+
+
+def test_a_connect_session_gets_only_what_can_change_at_run_time():
+    settings = load_settings(spark_remote="sc://h:1", spark_conf={"spark.sql.x": "1"})
+    config = spark_config(settings)
+    assert config["spark.remote"] == "sc://h:1"
+    assert config["spark.sql.session.timeZone"] == "UTC"
+    assert config["spark.sql.x"] == "1"
+    assert not {"spark.master", "spark.jars", "spark.driver.memory"} & set(config)
+
+
+def test_the_server_listens_on_loopback_only(tmp_path):
+    folder = tmp_path / delta_coordinate().replace(":", "_")
+    folder.mkdir()
+    (folder / NAMES[0]).touch()
+    settings = load_settings(jars=tmp_path, spark_conf={"spark.driver.memory": "9g"})
+    command = connect_server_command(settings, 15099)
+    assert "spark.connect.grpc.binding.address=127.0.0.1" in command
+    assert "spark.connect.grpc.binding.port=15099" in command
+    assert f"spark.jars={folder / NAMES[0]}" in command
+    assert "spark.driver.memory=9g" in command
+    assert "spark.driver.memory=3g" not in command
+    assert Path(command[0]).is_file()
+
+
+def test_an_empty_spark_remote_is_no_server(monkeypatch):
+    """Spark itself would take an empty variable for the address of a server."""
+    monkeypatch.setenv("SPARK_REMOTE", "")
+    monkeypatch.setattr(module, "check_java", lambda: None)
+    monkeypatch.setattr(Engine, "_init_session", lambda self: None)
+    monkeypatch.setattr(LazyPySparkResource, "_spark_session", "a session", raising=False)
+    engine = Engine(spark_config={"spark.jars": "x.jar"}, jars="/j")
+    object.__setattr__(engine, "_spark_session", "a session")
+    assert engine.spark_session == "a session"
+    assert "SPARK_REMOTE" not in os.environ
+
+
+# A server that does not answer.
+
+
+@pytest.mark.parametrize("secret", ["", "/;token=hush", "/;user_id=me;token=hush;x=1"])
+def test_a_dead_server(monkeypatch, secret):
+    monkeypatch.setattr(module, "_PATIENCE", 1.0)
+    engine = Engine.of(load_settings(spark_remote=f"sc://127.0.0.1:1{secret}"))
+    began = time.monotonic()
+    with pytest.raises(EngineError) as caught:
+        engine.spark_session  # noqa: B018
+    assert time.monotonic() - began < 15
+    said = one_sentence(caught)
+    assert "the Spark Connect server at SPARK_REMOTE=sc://127.0.0.1:1" in said
+    assert "does not answer (no connection within 1 s): start it, or unset SPARK_REMOTE" in said
+    everything = "".join(traceback.format_exception(caught.value)) + repr(engine)
+    assert "hush" not in everything
+
+
+def test_patience_is_less_than_half_a_minute():
+    """Spark's own client goes on for more than ten minutes."""
+    assert module._PATIENCE <= 30
+
+
+def test_something_else_listens_there(monkeypatch):
+    monkeypatch.setattr(module, "_PATIENCE", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"sc://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(EngineError, match="does not answer"):
+            Engine.of(load_settings(spark_remote=url)).spark_session  # noqa: B018
+
+
+def test_an_address_that_is_none():
+    with pytest.raises(EngineError) as caught:
+        Engine.of(load_settings(spark_remote="sc://host:port/;token=hush")).spark_session  # noqa: B018
+    assert "SPARK_REMOTE=sc://host:port/;token=***" in one_sentence(caught)
+    assert "hush" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_secrets_come_back_for_the_session(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(module, "spark_session_from_config", lambda config: seen.update(config))
+    settings = load_settings(spark_conf={"spark.hadoop.fs.s3a.secret.key": "hush", "spark.x": "y"})
+    engine = Engine.of(settings)
+    assert "hush" not in repr(engine)
+    engine._init_session()
+    assert seen["spark.hadoop.fs.s3a.secret.key"] == "hush"
+    assert seen["spark.x"] == "y"

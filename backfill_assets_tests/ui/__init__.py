@@ -1,0 +1,1 @@
+"""The project as a person meets it: in Dagster's own pages."""

@@ -1,0 +1,319 @@
+"""Launch two backfills through the pages of a running Dagster webserver, and check what came of it.
+
+Buttons are clicked and pages are looked at in Debian's chromium; what happened is then asked of
+GraphQL, not of the pages. Needs `selenium`, which the project itself does not depend on:
+
+    python -m backfill_assets_tests.ui.drive --url http://127.0.0.1:3000 --shots docs/ui
+
+The server should be on an instance of its own. The exit status is 1, after one sentence, if
+anything does not come about.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+from selenium import webdriver
+from selenium.common.exceptions import TimeoutException, WebDriverException
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import WebDriverWait
+
+ALL = ("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders", "fact_daily_orders")
+STAGED_ON = ("stg_orders", "fact_daily_orders")
+#: Whatever a page shows comes within so many seconds, also beside somebody else's Spark.
+PATIENCE = 120
+_FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+    "--no-first-run", "--disable-sync", "--window-size=1600,1000",
+)  # fmt: skip
+
+_BACKFILL = """query ($id: String!) { partitionBackfillOrError(backfillId: $id) {
+  ... on PartitionBackfill { status error { message } runs(limit: 100) { runId status } } } }"""
+_MATERIALIZED = """query ($asset: AssetKeyInput!) { assetOrError(assetKey: $asset) {
+  ... on Asset { assetMaterializations(limit: 1000) { runId partition } } } }"""
+_CHECKS = """query ($asset: AssetKeyInput!) { assetNodeOrError(assetKey: $asset) {
+  ... on AssetNode { assetChecksOrError { ... on AssetChecks { checks { name
+    partitionStatuses { ... on AssetCheckTimePartitionStatuses {
+      ranges { startKey endKey status } } } } } } } } }"""
+_EVALUATED = """query ($asset: AssetKeyInput!, $check: String!) {
+  assetCheckExecutions(assetKey: $asset, checkName: $check, limit: 1000) {
+    runId partition evaluation { success severity description } } }"""
+
+
+class WrongError(Exception):
+    """Something did not come about; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Days:
+    """A range of days as Dagster's dialogs take it, both ends included."""
+
+    first: date
+    last: date
+
+    @classmethod
+    def parse(cls, text: str) -> Days:
+        """Read `2024-01-01...2024-01-10`."""
+        first, last = map(date.fromisoformat, text.split("..."))
+        return cls(first, last)
+
+    def __iter__(self) -> Iterator[str]:
+        """The partition keys, in order."""
+        return (str(self.first + timedelta(days=n)) for n in range(len(self)))
+
+    def __len__(self) -> int:
+        return (self.last - self.first).days + 1
+
+    def __str__(self) -> str:
+        return f"{self.first}...{self.last}"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A Dagster webserver, asked by GraphQL."""
+
+    url: str
+
+    def ask(self, query: str, **variables: Any) -> Any:
+        """The one field that a query asks for.
+
+        Raises:
+            WrongError: the server answers with errors.
+        """
+        body = json.dumps({"query": query, "variables": variables}).encode()
+        request = Request(f"{self.url}/graphql", body, {"Content-Type": "application/json"})
+        with urlopen(request, timeout=PATIENCE) as response:
+            answer = json.load(response)
+        if answer.get("errors"):
+            raise WrongError(f"GraphQL answers {answer['errors'][0]['message']!r}.")
+        return next(iter(answer["data"].values()))
+
+    def runs(self, backfill: str) -> set[str]:
+        """The ids of a backfill's runs."""
+        return {run["runId"] for run in self.ask(_BACKFILL, id=backfill)["runs"]}
+
+    def until_done(self, backfill: str, minutes: float) -> None:
+        """Wait for a backfill to end.
+
+        Raises:
+            WrongError: it did not succeed, or not in time.
+        """
+        deadline = time.monotonic() + minutes * 60
+        while time.monotonic() < deadline:
+            found = self.ask(_BACKFILL, id=backfill)
+            if found["status"] == "COMPLETED_SUCCESS":
+                return
+            if found["status"] not in ("REQUESTED", "COMPLETING"):
+                reason = (found["error"] or {}).get("message", "see its runs")
+                raise WrongError(f"Backfill {backfill} ended as {found['status']}: {reason}.")
+            time.sleep(2)
+        raise WrongError(f"Backfill {backfill} has not ended after {minutes:g} minutes.")
+
+
+@dataclass(frozen=True)
+class Pages:
+    """The server's pages in a browser."""
+
+    browser: webdriver.Chrome
+    server: Server
+    shots: Path
+
+    def open(self, path: str) -> None:
+        """Go to a page."""
+        self.browser.get(f"{self.server.url}{path}")
+
+    def see(self, xpath: str, count: int = 1) -> WebElement:
+        """Wait until an element is visible (if `count` is given, that many); the first of them.
+
+        Raises:
+            WrongError: it does not appear.
+        """
+
+        def visible(browser: webdriver.Chrome) -> list[WebElement]:
+            found = [e for e in browser.find_elements(By.XPATH, xpath) if e.is_displayed()]
+            return found if len(found) >= count else []
+
+        # Pages are redrawn while they are looked at, so that an element can be gone again.
+        wait = WebDriverWait(self.browser, PATIENCE, ignored_exceptions=[WebDriverException])
+        try:
+            return wait.until(visible)[0]
+        except TimeoutException:
+            raise WrongError(f"{self.browser.current_url} does not show {xpath}.") from None
+
+    def text(self, words: str, count: int = 1) -> WebElement:
+        """Wait for an element with exactly this text."""
+        return self.see(f"//*[normalize-space(text())='{words}']", count)
+
+    def click(self, xpath: str) -> None:
+        """Click what `see` finds, once it can be clicked."""
+        wait = WebDriverWait(self.browser, PATIENCE, ignored_exceptions=[WebDriverException])
+        wait.until(lambda _: self.see(xpath).is_enabled() and self.see(xpath).click() is None)
+
+    def shoot(self, name: str) -> None:
+        """Keep a picture, after a moment in which transitions end and numbers arrive."""
+        time.sleep(3)
+        self.browser.save_screenshot(str(self.shots / f"{name}.png"))
+
+    def launch(self, assets: Sequence[str], days: Days, picture: str | None = None) -> str:
+        """Launch a backfill from the asset graph; its id."""
+        self.open(f"/asset-groups~/{','.join(assets)}")
+        self.click(f"//button[contains(., 'Materialize selected ({len(assets)})')]")
+        self.text(f"Launch runs to materialize {len(assets)} assets")
+        field = self.see("//input[starts-with(@placeholder, 'ex: ')]")
+        field.send_keys(Keys.CONTROL, "a")
+        field.send_keys(f"[{days}]", Keys.TAB)
+        self.text(f"{len(days)} partitions")
+        if picture:
+            self.shoot(picture)
+        self.click("//button[normalize-space()='Launch backfill']")
+        said = self.see("//*[starts-with(normalize-space(text()), 'Created backfill')]").text
+        return re.findall(r"Created backfill\W+(\w+)", said)[0]
+
+    def watch(self, backfill: str, assets: Sequence[str], minutes: float, picture: str) -> None:
+        """Wait, on its page, for a backfill to be green."""
+        self.open(f"/runs/b/{backfill}")
+        self.server.until_done(backfill, minutes)
+        self.text("Succeeded", 2)  # the tag, and the head of the column
+        self.text("100% completed", len(assets))
+        self.shoot(picture)
+
+    def tour(self, backfill: str, days: Days) -> None:
+        """Pictures of a day's materialization, of a day's checks, and of a run."""
+        day = list(days)[len(days) // 2]
+        self.open(f"/assets/stg_orders?view=partitions&partition={day}")
+        self.see("//*[contains(text(), 'Materialized (')]")
+        self.text("dagster/partition_row_count")
+        self.shoot("partitions")
+
+        self.open("/assets/stg_orders?view=checks&checkDetail=conservation")
+        self.click(
+            "//*[@role='tab'][normalize-space()='Execution history']"
+            "/following-sibling::*[@role='tab'][normalize-space()='Partitions']"
+        )
+        self.see("//input[starts-with(@placeholder, 'Filter by partition')]").send_keys(day)
+        self.click(f"//*[text()='{day}']")
+        self.text("Latest execution")
+        self.shoot("checks")
+
+        self.open(f"/runs/{min(self.server.runs(backfill))}")
+        self.text("RUN_SUCCESS")
+        self.shoot("run")
+
+
+@contextmanager
+def browsing(server: Server, shots: Path) -> Iterator[Pages]:
+    """A browser with a profile of its own, closed in the end."""
+    with tempfile.TemporaryDirectory() as profile:
+        options = webdriver.ChromeOptions()
+        options.binary_location = "/usr/bin/chromium"
+        for flag in (*_FLAGS, f"--user-data-dir={profile}"):
+            options.add_argument(flag)
+        browser = webdriver.Chrome(options, Service("/usr/bin/chromedriver"))
+        try:
+            yield Pages(browser, server, shots)
+        finally:
+            browser.quit()
+
+
+def verify(server: Server, backfill: str, assets: Sequence[str], days: Days) -> str:
+    """Check that a backfill built exactly these days, each with all its checks; a summary.
+
+    Raises:
+        WrongError: a day is missing, there twice or not asked for, or one of its checks is not
+            evaluated, failed, or not shown as evaluated.
+    """
+    runs, asked, checked = server.runs(backfill), Counter(days), 0
+    for asset in assets:
+        key = {"path": [asset]}
+        events = server.ask(_MATERIALIZED, asset=key)["assetMaterializations"]
+        built = Counter(event["partition"] for event in events if event["runId"] in runs)
+        if built != asked:
+            raise WrongError(f"{backfill} built {asset} for {_spans(built)} and not for {days}.")
+        for check in server.ask(_CHECKS, asset=key)["assetChecksOrError"]["checks"]:
+            where = f"The check {check['name']} of {asset}"
+            found = server.ask(_EVALUATED, asset=key, check=check["name"])
+            found = [one for one in found if one["runId"] in runs]
+            if Counter(one["partition"] for one in found) != asked:
+                seen = _spans(Counter(one["partition"] for one in found))
+                raise WrongError(f"{where} has entries for {seen} and not for {days}.")
+            for one in found:
+                told = one["evaluation"]
+                if told is None or not (told["success"] or told["severity"] == "WARN"):
+                    said = told["description"] if told else "still planned"
+                    raise WrongError(f"{where} has not passed on {one['partition']}: {said}.")
+            shown = {
+                day
+                for span in check["partitionStatuses"]["ranges"]
+                if span["status"] in ("SUCCEEDED", "FAILED")  # FAILED is also a warning
+                for day in Days.parse(f"{span['startKey']}...{span['endKey']}")
+            }
+            if not shown.issuperset(asked):
+                missing = len(asked.keys() - shown)
+                raise WrongError(f"{where} is evaluated, but shown as missing on {missing} day(s).")
+            checked += len(found)
+    return (
+        f"backfill {backfill}: {len(runs)} run(s), {len(assets)} asset(s), each for exactly the "
+        f"{len(days)} day(s) {days}; {checked} check evaluations"
+    )
+
+
+def _spans(days: Counter[str]) -> str:
+    return ", ".join(d if n == 1 else f"{d} ({n} times)" for d, n in sorted(days.items())) or "none"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Drive the pages; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--url", required=True, help="of the webserver")
+    parser.add_argument("--shots", type=Path, required=True, help="folder for the pictures")
+    parser.add_argument(
+        "--days",
+        type=Days.parse,
+        default="2024-01-01...2024-01-10",
+        help="for all assets; not from the first partition on, more days of staging are built: "
+        "all that these days of the log can change",
+    )
+    parser.add_argument(
+        "--again",
+        type=Days.parse,
+        default="2024-01-02...2024-01-06",
+        help="for staging and fact alone, among the days that are there",
+    )
+    parser.add_argument("--minutes", type=float, default=30, help="patience with one backfill")
+    given = parser.parse_args(arguments)
+    given.shots.mkdir(parents=True, exist_ok=True)
+    server = Server(given.url.rstrip("/"))
+    try:
+        server.ask("mutation { setNuxSeen }")  # no invitation to a newsletter over the pages
+        with browsing(server, given.shots) as pages:
+            whole = pages.launch(ALL, given.days, "launch-dialog")
+            pages.watch(whole, ALL, given.minutes, "backfill-complete")
+            pages.tour(whole, given.days)
+            part = pages.launch(STAGED_ON, given.again)
+            pages.watch(part, STAGED_ON, given.minutes, "staging-fact-only")
+        print(verify(server, whole, ALL, given.days))
+        print(verify(server, part, STAGED_ON, given.again))
+    except (WrongError, OSError, WebDriverException) as error:
+        print(str(error).strip().splitlines()[0], file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
