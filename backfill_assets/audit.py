@@ -162,14 +162,14 @@ def _measured(row: Mapping[str, int], table: Table) -> Measured:
         rows=row["rows"],
         nulls={name: row[f"null_{name}"] for name in table.columns},
         duplicate_keys=row["rows"] - row["keys"],
-        totals={name: row[f"total_{name}"] or 0 for name in table.totals},
+        totals={name: row[f"total_{name}"] or zero for name, zero in table.zeros.items()},
         digest=f"{row['rows']:x}-{row['high']:x}-{row['low']:x}",
     )
 
 
 def empty_day(table: Table) -> Measured:
     """The numbers of a day without rows."""
-    return Measured(0, dict.fromkeys(table.columns, 0), 0, dict.fromkeys(table.totals, 0), "0-0-0")
+    return Measured(0, dict.fromkeys(table.columns, 0), 0, table.zeros, "0-0-0")
 
 
 def refuse_strays(

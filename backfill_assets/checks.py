@@ -12,6 +12,9 @@ from decimal import Decimal
 from typing import Any
 
 import dagster as dg
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationTargetMaterializationData,
+)
 
 from backfill_assets.audit import Finding, Measured, Severity, Verdict
 from backfill_assets.schemas import Table
@@ -37,8 +40,12 @@ def check_specs(
         ]
 
 
-def evaluations(table: Table, verdict: Verdict) -> Iterator[dg.AssetCheckEvaluation]:
-    """One evaluation a check for the verdict's day."""
+def evaluations(
+    table: Table,
+    verdict: Verdict,
+    target: AssetCheckEvaluationTargetMaterializationData | None = None,
+) -> Iterator[dg.AssetCheckEvaluation]:
+    """One evaluation a check for the verdict's day, about the materialization it targets."""
     for finding in verdict.findings:
         yield dg.AssetCheckEvaluation(
             asset_key=dg.AssetKey(table.name),
@@ -49,6 +56,7 @@ def evaluations(table: Table, verdict: Verdict) -> Iterator[dg.AssetCheckEvaluat
             description=finding.text,
             metadata=_evidence(finding, verdict),
             partition=verdict.day.isoformat(),
+            target_materialization_data=target,
         )
 
 
@@ -103,6 +111,6 @@ def failure_text(table: Table, failed: Sequence[Verdict], published: int) -> str
         f"{table.name}: {len(failed)} day(s) failed the audit and were not published; what was "
         f"readable there before still is. {published} other day(s) of this run are published.\n"
         f"{days}\n"
-        "Nothing downstream was built from this run. Mend the input named above, then launch the "
-        "asset's missing and failed partitions again: only these days are left."
+        "The later steps of this run were skipped. Mend the input named above, then materialize "
+        "the assets again for just the days listed here."
     )

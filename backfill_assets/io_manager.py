@@ -15,6 +15,9 @@ from datetime import date, timedelta
 from typing import Any
 
 import dagster as dg
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationTargetMaterializationData,
+)
 from dagster._core.events import DagsterEvent
 from dagster_deltalake import DeltaTableResource
 from dagster_deltalake.config import AzureConfig, GcsConfig, LocalConfig, S3Config
@@ -51,9 +54,12 @@ _CONFLICTS = (
     "DELTA_PROTOCOL_CHANGED",
     "DELTA_TABLE_ALREADY_EXISTS",
     "DELTA_CONSTRAINT_ALREADY_EXISTS",
+    "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION",
     "FileAlreadyExistsException",
 )
 _ATTEMPTS = 12
+#: Records fetched at once: SQLite takes no more than some hundred values in one condition.
+_QUERY_SIZE = 500
 
 
 class PublishError(RuntimeError):
@@ -155,11 +161,13 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         obj.books = self._with_sources(obj, window, context.step_context.instance)
         verdicts, version = self.publish(obj, window, record)
         for verdict in verdicts:
-            for evaluation in evaluations(obj.table, verdict):
+            if verdict.passed:
+                yield DagsterEvent.asset_materialization(step, self._event(obj, verdict, version))
+        # Afterwards, as an evaluation names the materialization that it speaks of.
+        targets = _latest_materializations(step.instance, obj.table, window)
+        for verdict in verdicts:
+            for evaluation in evaluations(obj.table, verdict, targets.get(verdict.day)):
                 yield DagsterEvent.asset_check_evaluation(step, evaluation)
-        published = [verdict for verdict in verdicts if verdict.passed]
-        for verdict in published:
-            yield DagsterEvent.asset_materialization(step, self._event(obj, verdict, version))
 
     def publish(
         self, candidate: Candidate, window: Window, record: Mapping[str, Any]
@@ -296,6 +304,16 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             f"CREATE TABLE IF NOT EXISTS {target} ({columns}) USING DELTA "
             f"PARTITIONED BY (`{table.partition}`)"
         )
+        if self.version(table) is None:
+            # A creation that was killed left a log without a commit; CREATE TABLE takes it for one.
+            empty = spark.createDataFrame([], table.struct).write.format("delta")
+            empty.partitionBy(table.partition).mode("append").save(self.url(table))
+            for field in table.struct:
+                if not field.nullable:  # too late for NOT NULL, which only CREATE TABLE takes
+                    rule = f"{field.name} IS NOT NULL"
+                    spark.sql(
+                        f"ALTER TABLE {target} ADD CONSTRAINT {field.name}_required CHECK ({rule})"
+                    )
         for name, rule in table.constraints.items():
             spark.sql(f"ALTER TABLE {target} ADD CONSTRAINT {name} CHECK ({rule})")
 
@@ -319,6 +337,32 @@ class DeltaIOManager(dg.ConfigurableIOManager):
                 "dagster/data_version_is_user_provided": "true",
             },
         )
+
+
+def _latest_materializations(
+    instance: dg.DagsterInstance, table: Table, window: Window
+) -> dict[date, AssetCheckEvaluationTargetMaterializationData]:
+    """The latest materialization of each day; of a day that was not published, an older one.
+
+    Without it the UI counts a day's evaluation as missing: it compares the two by storage id.
+    """
+    key = dg.AssetKey(table.name)
+    ids = instance.event_log_storage.get_latest_storage_id_by_partition(
+        key, dg.DagsterEventType.ASSET_MATERIALIZATION, {day.isoformat() for day in window}
+    )
+    found = {}
+    for first in range(0, len(ids), _QUERY_SIZE):
+        wanted = list(ids.values())[first : first + _QUERY_SIZE]
+        records = instance.fetch_materializations(
+            dg.AssetRecordsFilter(asset_key=key, storage_ids=wanted), limit=len(wanted)
+        ).records
+        for record in records:
+            found[date.fromisoformat(str(record.partition_key))] = (
+                AssetCheckEvaluationTargetMaterializationData(
+                    storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp
+                )
+            )
+    return found
 
 
 def delta_log(url: str) -> DeltaTableResource:

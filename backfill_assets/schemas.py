@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, ClassVar
 
 import dagster as dg
@@ -180,6 +181,12 @@ class Table:
         return T.StructType(
             [T.StructField(n, c.dtype.type, bool(c.nullable)) for n, c in self.columns.items()]
         )
+
+    @property
+    def zeros(self) -> Mapping[str, int | Decimal]:
+        """The totals of a day without rows, each in the type of its column."""
+        money = {f.name for f in self.struct if isinstance(f.dataType, T.DecimalType)}
+        return {name: Decimal("0.00") if name in money else 0 for name in self.totals}
 
     @property
     def nullable(self) -> Mapping[str, Bounds]:

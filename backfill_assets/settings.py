@@ -97,9 +97,16 @@ class Settings(BaseSettings):
     @field_validator("spark_remote")
     @classmethod
     def _connect_url(cls, value: str | None) -> str | None:
-        if value and not value.startswith("sc://"):
+        if not value:
+            return None
+        try:
+            url = urlsplit(value)
+            fine = url.scheme == "sc" and url.hostname and url.port != 0
+        except ValueError:  # a port that is no number
+            fine = False
+        if not fine:
             raise ValueError("must be a Spark Connect URL: sc://host:port")
-        return value or None
+        return value
 
     @field_validator("jars")
     @classmethod

@@ -35,7 +35,9 @@ def _clean_environment() -> None:
 @pytest.fixture(scope="session")
 def engine() -> Engine:
     """The suite's engine: embedded, or the Connect server that SPARK_REMOTE names."""
-    return Engine.of(load_settings(spark_master="local[2]", spark_conf=SMALL))
+    # A server has its static settings already, and would warn of each.
+    conf = {} if "SPARK_REMOTE" in os.environ else SMALL
+    return Engine.of(load_settings(spark_master="local[2]", spark_conf=conf))
 
 
 @pytest.fixture(scope="session")

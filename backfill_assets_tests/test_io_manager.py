@@ -162,6 +162,16 @@ def test_two_runs_that_both_create_the_table(pipeline, spark):
     assert content(pipeline) == {(1, "a", 1), (2, "a", 2)}
 
 
+def test_a_creation_that_was_killed_does_not_stand_in_the_way(pipeline, spark):
+    log = pipeline.warehouse / FACT.name / "_delta_log"
+    log.mkdir(parents=True)
+    (log / ".00000000000000000000.json.1234.tmp").write_text("{}")
+    publish(pipeline, facts(spark, [(1, "a", 1)]), window(1, 1))
+    assert content(pipeline) == {(1, "a", 1)}
+    with pytest.raises(SPARK_ERRORS, match="DELTA"):
+        spark.sql(f"INSERT INTO delta.`{pipeline.warehouse / FACT.name}` VALUES (NULL, 'a', 1, 1)")
+
+
 def test_two_runs_on_the_same_day_end_as_one_of_them(loaded, spark):
     for _ in range(3):
         work = [

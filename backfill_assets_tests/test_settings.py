@@ -93,6 +93,8 @@ def test_every_variable_has_a_good_value_here():
         ("BACKFILL_ASSETS_WINDOW_DAYS", "seven", "valid integer"),
         ("BACKFILL_ASSETS_SPARK_CONF", "spark.x=1", "must be a JSON object"),
         ("SPARK_REMOTE", "http://host:15002", "must be a Spark Connect URL: sc://host:port"),
+        ("SPARK_REMOTE", "sc://host:port", "must be a Spark Connect URL: sc://host:port"),
+        ("SPARK_REMOTE", "sc://:15002", "must be a Spark Connect URL: sc://host:port"),
         ("SPARK_REMOTE", "local", "must be a Spark Connect URL: sc://host:port"),
     ],
 )

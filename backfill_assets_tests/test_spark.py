@@ -283,11 +283,13 @@ def test_something_else_listens_there(monkeypatch):
             Engine.of(load_settings(spark_remote=url)).spark_session  # noqa: B018
 
 
-def test_an_address_that_is_none():
+def test_an_address_that_spark_refuses():
+    token = "".join(("hu", "sh"))  # as the stack trace below quotes this very line
+    engine = Engine.of(load_settings(spark_remote=f"sc://host:1/path;token={token}"))
     with pytest.raises(EngineError) as caught:
-        Engine.of(load_settings(spark_remote="sc://host:port/;token=hush")).spark_session  # noqa: B018
-    assert "SPARK_REMOTE=sc://host:port/;token=***" in one_sentence(caught)
-    assert "hush" not in "".join(traceback.format_exception(caught.value))
+        engine.spark_session  # noqa: B018
+    assert "SPARK_REMOTE=sc://host:1/path;token=***" in one_sentence(caught)
+    assert token not in "".join(traceback.format_exception(caught.value))
 
 
 def test_secrets_come_back_for_the_session(monkeypatch):

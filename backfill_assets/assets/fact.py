@@ -8,10 +8,10 @@ import dagster as dg
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.publishing import delta_assets, publish
+from backfill_assets.assets.publishing import delta_assets, publish, run_window
 from backfill_assets.audit import Book
 from backfill_assets.io_manager import Candidate, Source
-from backfill_assets.partitions import Window, one_window
+from backfill_assets.partitions import Window
 from backfill_assets.schemas import FACT, STAGED
 from backfill_assets.settings import Settings
 
@@ -63,7 +63,7 @@ def build(settings: Settings, code_version: str) -> dg.AssetsDefinition:
         code_version=code_version,
     )
     def sum_orders(context: dg.AssetExecutionContext, stg_orders: Source) -> Iterator:
-        window = one_window(context.partition_keys)
+        window = run_window(context)
         rows = daily_orders(stg_orders.frame).persist()
         try:
             due = books(stg_orders.frame, window)

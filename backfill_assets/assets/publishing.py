@@ -12,7 +12,7 @@ from dagster._core.definitions.source_asset import (
 
 from backfill_assets.checks import check_specs, failure_text
 from backfill_assets.io_manager import Candidate
-from backfill_assets.partitions import backfill_policy, daily_partitions
+from backfill_assets.partitions import Window, backfill_policy, daily_partitions, one_window
 from backfill_assets.schemas import Table
 from backfill_assets.settings import Settings
 
@@ -48,7 +48,8 @@ def delta_assets(
         check_specs=check_specs(tables, partitions_def),
         partitions_def=partitions_def,
         backfill_policy=backfill_policy(settings),
-        can_subset=True,
+        # Only where there is something to choose: a check alone cannot be run, it is the audit.
+        can_subset=len(tables) > 1,
     )
 
 
@@ -81,6 +82,21 @@ def _out(
         kinds={"pyspark", "deltalake"},
         code_version=code_version,
     )
+
+
+def run_window(context: dg.AssetExecutionContext) -> Window:
+    """The days of this run.
+
+    Raises:
+        dagster.Failure: the run has none, as when the UI executes checks by themselves.
+    """
+    if not context.has_partition_key and not context.has_partition_key_range:
+        raise dg.Failure(
+            "The checks are the audit of a day that is about to be published and cannot run by "
+            "themselves: materialize the days instead. Nothing was written.",
+            allow_retries=False,
+        )
+    return one_window(context.partition_keys)
 
 
 def publish(

@@ -11,11 +11,11 @@ import dagster as dg
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.publishing import delta_assets, publish
+from backfill_assets.assets.publishing import delta_assets, publish, run_window
 from backfill_assets.audit import Book
 from backfill_assets.io_manager import Candidate
 from backfill_assets.landing import CONTROL_FILE, Landing, read_lines, survey
-from backfill_assets.partitions import DAY, Window, one_window
+from backfill_assets.partitions import DAY, Window
 from backfill_assets.schemas import RAW, REJECTED
 from backfill_assets.settings import Settings
 from backfill_assets.spark import Engine
@@ -237,7 +237,7 @@ def build(settings: Settings, code_version: str) -> dg.AssetsDefinition:
         code_version=code_version,
     )
     def read_landing(context: dg.AssetExecutionContext, engine: Engine) -> Iterator:
-        window = one_window(context.partition_keys)
+        window = run_window(context)
         spark = engine.spark_session
         # The folder of the day before holds the early lines of the first day.
         found = survey(spark, settings.landing, window.widened(before=1))

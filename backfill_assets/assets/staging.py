@@ -12,12 +12,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
-from backfill_assets.assets.publishing import delta_assets, publish
+from backfill_assets.assets.publishing import delta_assets, publish, run_window
 from backfill_assets.assets.raw import business_day
 from backfill_assets.audit import Book
 from backfill_assets.io_manager import Candidate, Source
 from backfill_assets.lateness import log_days_mapping
-from backfill_assets.partitions import Window, one_window
+from backfill_assets.partitions import Window
 from backfill_assets.schemas import LATE, RAW, STAGED
 from backfill_assets.settings import Settings
 
@@ -128,7 +128,7 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
         code_version=code_version,
     )
     def stage_orders(context: dg.AssetExecutionContext, raw_orders: Source) -> Iterator:
-        window = one_window(context.partition_keys)
+        window = run_window(context)
         raw = with_event_day(raw_orders.frame, settings.timezone)
         rows = ranked(raw, window, window_days).persist()
         try:
@@ -153,7 +153,7 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
         code_version=code_version,
     )
     def keep_late_orders(context: dg.AssetExecutionContext, raw_orders: Source) -> Iterator:
-        window = one_window(context.partition_keys)
+        window = run_window(context)
         raw = with_event_day(raw_orders.frame, settings.timezone)
         rows = late_orders(raw, window_days).persist()
         try:

@@ -1,0 +1,264 @@
+"""Every command and every Python block of the README is run; one nobody knows how to run fails.
+
+What is quick or cheap runs as it stands, in an empty working directory. The `make` targets would
+install, start servers or run this very suite: of those, the target's recipe is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from backfill_assets.schemas import TABLES
+from backfill_assets.settings import PREFIX, Settings
+from backfill_assets_tests import conftest
+
+PROJECT = Path(__file__).parents[1]
+README = (PROJECT / "README.md").read_text()
+BIN = Path(sys.executable).parent
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list[str]:
+    return [body for found, body in _BLOCK.findall(README) if found == language]
+
+
+def commands() -> Iterator[str]:
+    """The commands of the bash blocks, in order; a backslash at the end continues one."""
+    for block in blocks("bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            if line.strip() and not line.lstrip().startswith("#"):
+                yield line.strip()
+
+
+@dataclass
+class Place:
+    """A working directory like a fresh clone, without settings of anybody's own."""
+
+    root: Path
+    said: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(PREFIX) and name not in ("SPARK_REMOTE", "DAGSTER_HOME")
+        }
+        small = {**conftest.SMALL, "spark.master": "local[2]"}
+        return {
+            **kept,
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "DAGSTER_HOME": str(self.root / "dagster_home"),
+            # Jars are not downloaded for a test, and the machine is shared with the suite's Spark.
+            "BACKFILL_ASSETS_JARS": os.environ.get("BACKFILL_ASSETS_JARS", ""),
+            "BACKFILL_ASSETS_SPARK_CONF": json.dumps(small),
+        }
+
+    def run(self, command: str, **variables: str) -> str:
+        """Run a command to its end, once, and return what it printed."""
+        if command not in self.said:
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", command],
+                cwd=self.root,
+                env={**self.environment, **variables},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=500,
+                check=False,
+            )
+            assert done.returncode == 0, f"$ {command}\n{done.stdout[-4000:]}"
+            self.said[command] = done.stdout
+        return self.said[command]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Place:
+    root = tmp_path_factory.mktemp("readme")
+    (root / "dagster_home").mkdir()
+    for name in ("dagster.yaml", "workspace.yaml"):
+        shutil.copy(PROJECT / name, root)
+    shutil.copy(PROJECT / "dagster.yaml", root / "dagster_home")
+    (root / ".venv").symlink_to(BIN.parent)
+    return Place(root)
+
+
+def runs(place: Place, command: str) -> None:
+    place.run(command)
+
+
+def recipe(place: Place, command: str) -> None:
+    """`make TARGET`: the target is there, and what it would do can be worked out."""
+    _, target = command.split()
+    help_text = place.run(f"make -C {PROJECT} --no-print-directory help")
+    assert re.search(rf"^  make {target} ", help_text, re.MULTILINE)
+    place.run(f"make -C {PROJECT} -n {target}")
+
+
+def activates(place: Place, command: str) -> None:
+    said = place.run(f"{command} && command -v dagster backfill-assets")
+    assert [Path(line).resolve() for line in said.splitlines()] == [
+        (BIN / name).resolve() for name in ("dagster", "backfill-assets")
+    ]
+
+
+def sets(place: Place, command: str) -> None:
+    """`export NAME=VALUE`: a setting that exists, with a value that is allowed."""
+    name = command.removeprefix("export ").partition("=")[0]
+    assert name == "SPARK_REMOTE" or name.removeprefix(PREFIX).lower() in Settings.model_fields
+    code = "from backfill_assets.settings import load_settings; print(load_settings())"
+    default = place.run(f"python -c '{code}'")
+    assert place.run(f"{command}; python -c '{code}'") != default
+
+
+KNOWN = {
+    r"make (demo|test|ui|install)": recipe,
+    r"\. \.venv/bin/activate": activates,
+    r"backfill-assets (jars|sample|show)": runs,
+    r"dagster asset materialize .*": runs,
+    r"dagster definitions validate .*": runs,
+    r"export \w+=\S.*": sets,
+}
+
+
+@pytest.mark.parametrize("command", list(commands()))
+def test_commands(place, command):
+    how = [check for pattern, check in KNOWN.items() if re.fullmatch(pattern, command)]
+    assert len(how) == 1, f"no test knows how to run this command of the README: {command}"
+    how[0](place, command)
+
+
+def test_the_two_commands_come_first():
+    assert list(commands())[:2] == ["make demo", "make test"]
+
+
+def test_there_is_no_other_kind_of_block():
+    assert {language for language, _ in _BLOCK.findall(README)} == {"bash", "python", "text"}
+
+
+@pytest.fixture(scope="module")
+def published(place) -> Place:
+    """After the commands of the CI section, which the tests above have run already."""
+    for word in ("backfill-assets jars", "backfill-assets sample", "dagster asset materialize"):
+        place.run(next(command for command in commands() if command.startswith(word)))
+    return place
+
+
+def expected(place: Place) -> dict:
+    """What the generator of the sample says is right."""
+    return json.loads((place.root / "data/landing/expected.json").read_text())
+
+
+def test_the_demo_prints_what_the_readme_says(published):
+    """The numbers under `make demo` are those of the same range, loaded by the CI section."""
+    (block,) = (text for text in blocks("text") if text.startswith("Materializing"))
+    told, _, table = block.partition("Published\n")
+    shown = published.run("backfill-assets show")
+    rows = [line.rstrip() for line in shown.splitlines()][1 : 2 + len(TABLES)]
+    assert table.splitlines() == rows
+    log = next(said for command, said in published.said.items() if "materialize" in command)
+    (published.root / "run.log").write_text(log)
+    progress = published.run("backfill-assets progress < run.log")
+    assert told.splitlines()[1:] == progress.splitlines()
+    makefile = (PROJECT / "Makefile").read_text()
+    days = re.search(r"^DEMO_DAYS := (\S+)$", makefile, re.MULTILINE)
+    assert days is not None
+    assert f"Materializing all assets for {days[1]} in one run ..." == told.splitlines()[0]
+    assert any(command.endswith(days[1]) for command in commands())
+
+
+@pytest.fixture(scope="module")
+def python_blocks(published) -> list[str]:
+    said = []
+    for number, block in enumerate(blocks("python")):
+        (published.root / f"block_{number}.py").write_text(block)
+        said.append(published.run(f"python block_{number}.py"))
+    return said
+
+
+def test_there_are_two_python_blocks(python_blocks):
+    assert len(python_blocks) == 2
+
+
+def test_reading_all_facts(published, python_blocks):
+    lines = python_blocks[0].splitlines()
+    days = {words[0]: words[1:] for words in map(str.split, lines) if re.match(r"\d{4}-", words[0])}
+    assert len(days) == 21
+    assert min(days) == "2024-01-01"
+    assert max(days) == "2024-01-21"
+    assert all(int(orders) > 100 and re.fullmatch(r"\d+\.\d\d", x) for orders, x in days.values())
+
+
+def test_reading_one_day_and_the_verdicts(published, python_blocks):
+    first, *verdicts = python_blocks[1].splitlines()
+    orders = next(
+        row.split()[1] for row in python_blocks[0].splitlines() if row.startswith("2024-01-05")
+    )
+    assert first == f"{orders} orders on 2024-01-05"
+    rows = {line.split()[0]: line.split()[1:] for line in verdicts}
+    assert len(rows) == 21
+    assert rows["2024-01-05"][0] == orders
+    assert all(row[2] in ("ok", "warn") for row in rows.values())
+
+
+def test_closed_days_are_what_the_sample_says(published, python_blocks):
+    """The days whose window is loaded are final: the generator knows their rows."""
+    staged = {day: told["staged"] for day, told in expected(published)["event_days"].items()}
+    rows = {line.split()[0]: line.split()[1] for line in python_blocks[1].splitlines()[1:]}
+    closed = [day for day in rows if day <= "2024-01-14"]
+    assert len(closed) == 14
+    assert {day: int(rows[day]) for day in closed} == {day: staged[day] for day in closed}
+
+
+def test_every_setting_has_a_row():
+    """The table of settings has every variable, with its default."""
+    rows = dict(re.findall(r"^\| `([A-Z_]+)` \| ([^|]+?) \|", README, re.MULTILINE))
+    variables = {
+        "SPARK_REMOTE" if name == "spark_remote" else f"{PREFIX}{name.upper()}": info.default
+        for name, info in Settings.model_fields.items()
+    }
+    assert set(rows) == {*variables, "DAGSTER_HOME"}
+    for name, default in variables.items():
+        if default is not None and name != "BACKFILL_ASSETS_SPARK_CONF":
+            assert rows[name] == f"`{default}`", name
+        elif default is None:
+            assert "`" not in rows[name], name
+
+
+def test_every_module_is_in_the_layout():
+    (layout,) = (text for text in blocks("text") if text.startswith("backfill_assets/"))
+    modules = {path.name for path in (PROJECT / "backfill_assets").glob("*.py")} - {"__init__.py"}
+    assert modules == set(re.findall(r"^  (\w+\.py) ", layout, re.MULTILINE))
+
+
+def test_every_error_is_explained():
+    raised = {
+        name
+        for path in (PROJECT / "backfill_assets").glob("*.py")
+        for name in re.findall(r"^class (\w+Error)\(", path.read_text(), re.MULTILINE)
+    }
+    section = README.partition("## What an error means")[2].partition("\n## ")[0]
+    assert raised
+    assert {name for name in raised if f"`{name}" not in section} == set()
+
+
+def test_every_link_leads_somewhere():
+    anchors = {
+        re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-")
+        for title in re.findall(r"^#+ (.+)$", README, re.MULTILINE)
+    }
+    for target in re.findall(r"\]\(([^)]+)\)", README):
+        if target.startswith("#"):
+            assert target[1:] in anchors
+        else:
+            assert (PROJECT / target).is_file(), target

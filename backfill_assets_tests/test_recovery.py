@@ -1,0 +1,103 @@
+"""Processes killed in the middle of a run: every day stays whole, and running again finishes it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from backfill_assets.schemas import TABLES
+from backfill_assets_tests.pipeline import END, START, Pipeline, day, order
+
+DAYS = 4
+
+
+def rows(warehouse: Path, name: str) -> list[dict]:
+    try:
+        return DeltaTable(str(warehouse / name)).to_pyarrow_table().to_pylist()
+    except TableNotFoundError:
+        return []
+
+
+def launch(pipeline: Pipeline) -> subprocess.Popen:
+    """A run in a process of its own, as the command line starts it."""
+    environment = {
+        **os.environ,
+        "DAGSTER_HOME": str(pipeline.root / "home"),
+        "BACKFILL_ASSETS_LANDING": str(pipeline.landing),
+        "BACKFILL_ASSETS_WAREHOUSE": str(pipeline.warehouse),
+        "BACKFILL_ASSETS_START": str(START),
+        "BACKFILL_ASSETS_END": str(END),
+        "BACKFILL_ASSETS_SPARK_CONF": '{"spark.sql.shuffle.partitions": "2"}',
+    }
+    Path(environment["DAGSTER_HOME"]).mkdir(exist_ok=True)
+    select = ["--select", "*", "--partition-range", f"{day(1)}...{day(DAYS)}"]
+    command = [Path(sys.executable).with_name("dagster"), "asset", "materialize", *select]
+    return subprocess.Popen(
+        [*map(str, command), "-m", "backfill_assets.definitions"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def amounts(warehouse: Path, name: str) -> list[tuple[str, set[str]]]:
+    """By day, the distinct amounts per order that a reader sees."""
+    by_day: dict[str, list[str]] = {}
+    column = TABLES[name].partition
+    for row in rows(warehouse, name):
+        amount = row.get("amount") or row["revenue"] / row["orders"]
+        by_day.setdefault(str(row[column]), []).append(f"{amount:.2f}")
+    return [(d, set(found), len(found)) for d, found in sorted(by_day.items())]
+
+
+@pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="kills engines of its own")
+def test_killed_at_random_moments(pipeline):
+    """Version one says 1.00 everywhere; version two 2.00: a day must be all of one."""
+    for n in range(1, DAYS + 1):
+        pipeline.land(n, [order(f"o-{n}-{i}", n, "1.00", f"c{i}") for i in range(20)])
+    pipeline.run(1, DAYS)
+    for n in range(1, DAYS + 1):
+        later = f"{day(n)}T20:00:00Z"
+        lines = [order(f"o-{n}-{i}", n, "2.00", f"c{i}", ingested=later) for i in range(20)]
+        pipeline.land(n, lines, "part-1.jsonl")
+    moments = random.Random(7)
+    start_version = pipeline.log("raw_orders").version()
+    for _ in range(3):
+        run = launch(pipeline)
+        # Kill somewhere between the first commit and the end of the run.
+        deadline = time.monotonic() + 240
+        while pipeline.log("raw_orders").version() == start_version and run.poll() is None:
+            assert time.monotonic() < deadline, "the run never committed"
+            time.sleep(0.05)
+        time.sleep(moments.uniform(0, 8))
+        os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+        start_version = pipeline.log("raw_orders").version()
+        for name in ("stg_orders", "fact_daily_orders"):
+            for when, values, count in amounts(pipeline.warehouse, name):
+                assert values in ({"1.00"}, {"2.00"}), (name, when, values)
+                assert count == 20, (name, when, count)
+    run = launch(pipeline)
+    assert run.wait(timeout=300) == 0
+    for name in ("stg_orders", "fact_daily_orders"):
+        assert amounts(pipeline.warehouse, name) == [
+            (str(day(n)), {"2.00"}, 20) for n in range(1, DAYS + 1)
+        ]
+    clean = Pipeline(
+        pipeline.io_manager.engine,
+        pipeline.root / "clean",
+        land=False,
+        landing=str(pipeline.landing),
+    )
+    clean.run(1, DAYS)
+    assert pipeline.digests() == clean.digests()
