@@ -35,7 +35,8 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 jars: install ## download the Delta jars into their cache, once
 	@$(BIN)/backfill-assets jars
 
-$(DAGSTER_HOME)/dagster.yaml: dagster.yaml
+# Only where there is none: DAGSTER_HOME may be an instance of the caller's own.
+$(DAGSTER_HOME)/dagster.yaml:
 	@mkdir -p $(DAGSTER_HOME)
 	@cp dagster.yaml $@
 

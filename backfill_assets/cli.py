@@ -48,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif given.command == "sample":
             _sample(settings, console)
         elif given.command == "cdnow":
-            rows = write_landing(given.master, _local(settings.landing))
+            if "://" in settings.landing:
+                raise ValueError(f"{PREFIX}LANDING={settings.landing} is no local folder")
+            rows = write_landing(given.master, Path(settings.landing))
             _say(console, f"{rows} purchases written to {settings.landing}")
         elif given.command == "show":
             show(settings, console)
@@ -75,17 +77,14 @@ def _jars(settings: Settings, console: Console) -> None:
 
 
 def _sample(settings: Settings, console: Console) -> None:
-    landing = _local(settings.landing)
+    if "://" in settings.landing:
+        _say(console, f"{settings.landing} is no local folder: no sample orders are written there.")
+        return
+    landing = Path(settings.landing)
     if (landing / "orders").exists():
         return
     _say(console, f"Writing {_SAMPLE_DAYS} days of sample orders to {landing} ...")
     generate(landing, start=settings.start, days=_SAMPLE_DAYS, window_days=settings.window_days)
-
-
-def _local(landing: str) -> Path:
-    if "://" in landing:
-        raise ValueError(f"writes to a local folder only, and {PREFIX}LANDING={landing} is not one")
-    return Path(landing)
 
 
 def show(settings: Settings, console: Console) -> None:

@@ -90,6 +90,8 @@ class Candidate:
         frame: the rows, with the partition column.
         books: what the inputs say about each day.
         sources: what it was computed from; the same day must have been published in each.
+        scattered: whether each day's rows lie in many Spark partitions, as after a shuffle; they
+            are then gathered, for a file a day rather than one for each task and day.
         verdicts: what the audit made of it; filled in by the IO manager.
     """
 
@@ -97,6 +99,7 @@ class Candidate:
     frame: DataFrame
     books: Mapping[date, Book]
     sources: Sequence[Source] = ()
+    scattered: bool = False
     verdicts: Sequence[Verdict] = ()
 
 
@@ -134,7 +137,9 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         frame = spark.read.format("delta").option("versionAsOf", version).load(self.url(table))
         return Source(table, version, frame.where(window.predicate(table.partition)))
 
-    def handle_output(self, context: dg.OutputContext, obj: Candidate) -> Iterator[DagsterEvent]:
+    def handle_output(  # type: ignore[override] - Dagster takes a generator as well
+        self, context: dg.OutputContext, obj: Candidate
+    ) -> Iterator[DagsterEvent]:
         """Audit the candidate, publish the days that pass in one commit, and record every day.
 
         Raises:
@@ -186,6 +191,8 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         passed = [verdict.day for verdict in verdicts if verdict.passed]
         if not passed:
             return verdicts, None
+        if candidate.scattered:
+            frame = frame.hint("rebalance", table.partition)
         return verdicts, self._commit(
             table, frame, window, passed, {**record, **_summary(verdicts)}
         )
@@ -255,13 +262,11 @@ class DeltaIOManager(dg.ConfigurableIOManager):
     ) -> int:
         found = windows(passed)
         predicate = any_of(found, table.partition)
+        rows = frame if len(passed) == len(window) else frame.where(predicate)
         writer = (
-            (frame if len(passed) == len(window) else frame.where(predicate))
-            .write.format("delta")
+            rows.write.format("delta")
             .mode("overwrite")
             .option("replaceWhere", predicate)
-            # A file a day rather than one for each task and day: Delta packs them by partition.
-            .option("optimizeWrite", "true")
             .option("userMetadata", json.dumps({**record, "days": [str(w) for w in found]}))
         )
         for attempt in range(1, _ATTEMPTS + 1):

@@ -19,7 +19,7 @@ from typing import Any
 import grpc  # type: ignore[import-untyped]
 from dagster_pyspark import LazyPySparkResource
 from dagster_pyspark.resources import spark_session_from_config
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -142,6 +142,12 @@ _RUNTIME = {
     "spark.sql.shuffle.partitions": "8",
     # pandas writes nanoseconds, which Spark refuses; as integers they can be converted.
     "spark.sql.legacy.parquet.nanosAsLong": "true",
+    # What is persisted is read twice and dropped: packing it costs more than it saves.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
+    # A longer method than this the JVM never compiles; Spark's own limit is eight times as much.
+    "spark.sql.codegen.hugeMethodLimit": "8000",
+    # A day that was empty and stays empty is a publication like any other, with its record.
+    "spark.databricks.delta.skipRecordingEmptyCommits": "false",
     # A day's folder is listed by the driver already; no job to list a few hundred files.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
 }

@@ -103,7 +103,7 @@ def test_a_range_decides_each_day_as_that_day_alone(engine, spark, batch, window
 ranges = st.tuples(st.integers(1, DAYS), st.integers(1, DAYS)).map(lambda r: (min(r), max(r)))
 
 
-@SLOW(max_examples=3)
+@SLOW(max_examples=2)
 @given(
     history=st.lists(
         st.tuples(batches, st.lists(ranges, min_size=0, max_size=2)), min_size=2, max_size=2

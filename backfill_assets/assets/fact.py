@@ -67,7 +67,7 @@ def build(settings: Settings, code_version: str) -> dg.AssetsDefinition:
         rows = daily_orders(stg_orders.frame).persist()
         try:
             due = books(stg_orders.frame, window)
-            yield from publish(context, [Candidate(FACT, rows, due, [stg_orders])])
+            yield from publish(context, [Candidate(FACT, rows, due, [stg_orders], scattered=True)])
         finally:
             rows.unpersist()
 

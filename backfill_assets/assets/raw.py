@@ -25,6 +25,7 @@ _TIMESTAMP = (
     r"^(?!0000)\d{4}-\d{2}-\d{2}"
     r"([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?(Z|[+-]\d{2}(:?\d{2})?)?)?\z"
 )
+_PLAIN_TIMESTAMP = r"^[1-8]\d{3}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(?:\.\d+)?(?:Z|[+-]\d{2}:\d{2})?\z"
 _PLAIN_AMOUNT = r"^[+-]?\d{1,16}(\.\d{0,2})?\z"
 _ANY_AMOUNT = r"^[+-]?(?=\.?\d)(\d*)\.?(\d*)(?:[eE]([+-]?\d+))?\z"
 _MONEY = "decimal(18,2)"
@@ -36,6 +37,12 @@ def timestamp(text: Column) -> Column:
     `T` or a space; seconds and fraction optional; a bare date is midnight. Spark's own cast takes
     far more (`2024`, `12:00`, zone names), hence the pattern.
     """
+    plain = text.rlike(_PLAIN_TIMESTAMP)
+    return F.when(plain, text.try_cast("timestamp")).otherwise(_odd_timestamp(text))
+
+
+def _odd_timestamp(text: Column) -> Column:
+    """The timestamps of a rarer form, and the years in which a Python date may not exist."""
     # Spark's cast does not know an offset right after the minutes.
     to_minutes = F.substring(text, 1, 16)
     whole = F.when(
@@ -43,7 +50,6 @@ def timestamp(text: Column) -> Column:
         F.concat(to_minutes, F.lit(":00"), F.substring(text, 17, 6)),
     ).otherwise(F.translate(text, ",", "."))
     parsed = whole.try_cast("timestamp")
-    # Years that a Python date can hold.
     first, last = (
         F.lit(end).cast("timestamp") for end in ("0001-01-01", "9999-12-31 23:59:59.999999")
     )

@@ -134,7 +134,8 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
         try:
             books = staged_books(raw, rows, window, window_days)
             yield from publish(
-                context, [Candidate(STAGED, staged_orders(rows), books, [raw_orders])]
+                context,
+                [Candidate(STAGED, staged_orders(rows), books, [raw_orders], scattered=True)],
             )
         finally:
             rows.unpersist()

@@ -452,7 +452,9 @@ def _answer(lines: list[_Line], calendar: list[date], window: timedelta) -> dict
             "orders": len(winners),
             "revenue": str(revenue),
         }
-    total_revenue = sum((Decimal(day["revenue"]) for day in event_days.values()), Decimal("0.00"))
+    total_revenue = sum(
+        (Decimal(str(day["revenue"])) for day in event_days.values()), Decimal("0.00")
+    )
     return {
         "arrival_days": {
             str(day): {"landed": landed[day], "rejected": rejected[day], "early": early[day]}
