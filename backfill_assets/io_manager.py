@@ -137,7 +137,8 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         frame = spark.read.format("delta").option("versionAsOf", version).load(self.url(table))
         return Source(table, version, frame.where(window.predicate(table.partition)))
 
-    def handle_output(  # type: ignore[override] - Dagster takes a generator as well
+    # Dagster takes a generator as well, though its base class says None.
+    def handle_output(  # type: ignore[override]
         self, context: dg.OutputContext, obj: Candidate
     ) -> Iterator[DagsterEvent]:
         """Audit the candidate, publish the days that pass in one commit, and record every day.
