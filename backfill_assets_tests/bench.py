@@ -6,19 +6,27 @@ Ratios are the result; seconds depend on the machine. Nothing here is a test.
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from datetime import date, timedelta
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
+from backfill_assets.schemas import TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets.spark import Engine
+from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.pipeline import START, Pipeline
 
 SPARK = {"spark.driver.memory": "6g"}
@@ -158,52 +166,85 @@ def steps(result: object) -> str:
     return ", ".join(f"{e.step_key} {e.event_specific_data.duration_ms / 1000:.1f}" for e in done)
 
 
+def one_day_runs(pipeline: Pipeline, label: str) -> float:
+    """Median seconds of five one-day runs of all assets, each printed with its steps."""
+    taken = []
+    for n in range(5):
+        results: list[object] = []
+        work = partial(_keep, results, pipeline, START + timedelta(days=n))
+        taken.append(timed(f"{label}: one day ({n + 1})", work))
+        in_steps = steps(results[0])
+        print(f"    {in_steps}; the rest is Dagster's", flush=True)
+    return sorted(taken)[2]
+
+
+def _keep(results: list[object], pipeline: Pipeline, first: date, last: date | None = None) -> None:
+    results.append(pipeline.run(first, last))
+
+
+def on_connect(root: Path) -> None:
+    """One-day runs on a warm Connect server, in a process that has no session of its own."""
+    with connect_server(root, SPARK) as url:
+        command = [sys.executable, "-m", "backfill_assets_tests.bench", "--attach", str(root)]
+        subprocess.run(command, env={**os.environ, "SPARK_REMOTE": url}, check=True)
+
+
+def attached(root: Path) -> None:
+    """The child of `on_connect`: five one-day runs after one that warms the server up."""
+    pipeline = Pipeline(Engine.of(load_settings()), root, warehouse=str(root / "on-connect"))
+    timed("Connect: first run on the fresh server", lambda: pipeline.run(START))
+    print(
+        f"one-day run on a warm Connect server: {one_day_runs(pipeline, 'Connect'):.1f} s (median)"
+    )
+
+
 def main() -> None:
     """Run the comparison and print it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--days", type=int, default=30)
     parser.add_argument("--orders", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--attach", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    logging.getLogger("dagster").setLevel(logging.CRITICAL)
+    if given.attach:
+        attached(given.attach)
+        return
     root = Path(tempfile.mkdtemp(prefix="bench-"))
+    try:
+        embedded(root, given.days, given.orders, given.rounds)
+        on_connect(root)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def embedded(root: Path, days: int, orders: int, rounds: int) -> None:
+    """Ours and the job by hand in turn on one embedded session, then one-day runs."""
     engine = Engine.of(load_settings(spark_conf=SPARK))
     spark = engine.spark_session
-    try:
-        ours = Pipeline(engine, root)
-        print(f"{given.days} days x {given.orders:,} orders, one warm session")
-        timed(
-            "landing data written",
-            lambda: write_landing(spark, ours.landing, given.days, given.orders),
+    ours = Pipeline(engine, root)
+    last = START + timedelta(days=days - 1)
+    print(f"{days} days x {orders:,} orders, one warm session")
+    timed("landing data written", lambda: write_landing(spark, ours.landing, days, orders))
+    ratios = []
+    for n in range(rounds + 1):
+        print("warm-up" if n == 0 else f"round {n}")
+        hand = timed(
+            "by hand: one replaceWhere a table, no audit",
+            lambda: by_hand(spark, ours.landing, root / "hand", START, days),
         )
-        last = START + timedelta(days=given.days - 1)
-        pairs: list[tuple[float, float]] = []
         results: list[object] = []
-        for n in range(given.rounds + 1):
-            print("warm-up" if n == 0 else f"round {n}")
-            hand = timed(
-                "written by hand, one replaceWhere a table, no audit",
-                lambda: by_hand(spark, ours.landing, root / "hand", START, given.days),
-            )
-            mine = timed("ours: all assets, audited", lambda: results.append(ours.run(START, last)))
-            print(f"    {steps(results[-1])}")
-            print(f"    ratio {mine / hand:.2f}")
-            pairs.append((mine, hand))
-        commits = {
-            name: len(ours.log(name).history())
-            for name in ("raw_orders", "stg_orders", "fact_daily_orders")
-        }
-        print(f"  versions after {given.rounds + 1} runs (creation included): {commits}")
-        one_day = [
-            timed(f"ours: one day ({n + 1})", lambda n=n: results.append(ours.run(n + 1)))
-            for n in range(5)
-        ]
-        print(f"    the last by step: {steps(results[-1])}")
-        best = sorted(mine / hand for mine, hand in pairs[1:])
-        print(f"\nours / by hand: {best[len(best) // 2]:.2f} (median of {given.rounds})")
-        print(f"one-day run: {sorted(one_day)[2]:.1f} s (median of 5)")
-    finally:
-        spark.stop()
-        shutil.rmtree(root, ignore_errors=True)
+        mine = timed("ours: all assets, audited", partial(_keep, results, ours, START, last))
+        print(f"    {steps(results[0])}\n    ratio {mine / hand:.2f}", flush=True)
+        ratios.append(mine / hand)
+    commits = {
+        name: sum("userMetadata" in entry for entry in ours.log(name).history()) for name in TABLES
+    }
+    print(f"  commits in {rounds + 1} runs: {commits}")
+    one_day = one_day_runs(ours, "embedded")
+    print(f"\nours : by hand = {median(ratios[1:]):.2f} (median of {rounds})")
+    print(f"one-day run on the warm session: {one_day:.1f} s (median)", flush=True)
+    spark.stop()
 
 
 if __name__ == "__main__":

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from backfill_assets.settings import load_settings
-from backfill_assets.spark import connect_server_command
 from backfill_assets_tests.conftest import SMALL
+from backfill_assets_tests.connect_server import connect_server
 
 #: The suite's core, run once more in a process that has a Connect session.
 CORE = ["test_audit.py", "test_io_manager.py", "test_pipeline.py"]
@@ -23,37 +20,10 @@ CHOICE = (
 )
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def wait_for(port: int, server: subprocess.Popen, log: Path) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        assert server.poll() is None, log.read_text()[-2000:]
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.2)
-    raise AssertionError(f"no server after 120 s: {log.read_text()[-2000:]}")
-
-
 @pytest.fixture
 def server(tmp_path):
-    port, log = free_port(), tmp_path / "server.log"
-    settings = load_settings(spark_master="local[2]", spark_conf=SMALL)
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            connect_server_command(settings, port), stdout=out, stderr=out, cwd=tmp_path
-        )
-        try:
-            wait_for(port, process, log)
-            yield f"sc://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait(timeout=60)
+    with connect_server(tmp_path, SMALL) as url:
+        yield url
 
 
 @pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="this is the run on Connect")
