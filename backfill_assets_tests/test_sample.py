@@ -475,13 +475,15 @@ def test_model_version_time_is_the_later_of_both(tmp_path: Path) -> None:
 
 
 def test_model_json_lines(tmp_path: Path) -> None:
-    """One object a line; numbers keep their text; what is no text is refused."""
+    """One object a line; whole numbers keep their text as ids; what else is no text is refused."""
     good = '"order_ts":"2024-01-01","ingestion_ts":"2024-01-01"'
     accepted = [
-        f'{{"order_id":1.50,"customer_id":1e3,"amount":12.500,{good}}}',
+        f'{{"order_id":150,"customer_id":-7,"amount":12.500,{good}}}',
         f'{{"order_id":"a","order_id":" b","amount":"1e1","customer_id":"",{good},"x":[1,{{}}]}}',
     ]
     rejected = [
+        f'{{"order_id":1.50,"amount":1,{good}}}',
+        f'{{"order_id":"a","customer_id":1e3,"amount":1,{good}}}',
         f'{{"order_id":"","amount":1,{good}}}',
         f'{{"order_id":true,"amount":1,{good}}}',
         f'{{"order_id":"a","customer_id":["x"],"amount":1,{good}}}',
@@ -502,7 +504,7 @@ def test_model_json_lines(tmp_path: Path) -> None:
     land(tmp_path, "2024-01-01", "a.txt", "not read")
     model = run(tmp_path, "2024-01-01", "2024-01-02")
     assert [(row["order_id"], row["customer_id"], str(row["amount"])) for row in model.raw] == [
-        ("1.50", "1e3", "12.50"),
+        ("150", "-7", "12.50"),
         (" b", None, "10.00"),
     ]
     assert len(model.rejected) == len(rejected) + 1
