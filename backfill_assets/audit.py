@@ -24,7 +24,7 @@ TRAILING_DAYS = 7
 _ENOUGH_DAYS = 3
 #: A day with less than this share of its neighbours' median rows, or more than its inverse, warns.
 _ROW_SHARE = 0.2
-#: A share of nulls says nothing about a handful of rows.
+#: A handful of rows says nothing, neither by its number nor by its share of nulls.
 _ENOUGH_ROWS = 20
 #: A null rate that exceeds the neighbours' by this much (of 1) warns.
 _NULL_SPIKE = 0.2
@@ -35,10 +35,14 @@ class RefusedError(ValueError):
 
 
 class Severity(enum.Enum):
-    """What a finding means: `OK` and `WARN` are published, `ERROR` is not."""
+    """What a finding means: a day with an `ERROR` is not published, all others are.
+
+    An `ALERT` is for a person to see to, a `WARN` for a reader to know.
+    """
 
     OK = "ok"
     WARN = "warn"
+    ALERT = "alert"
     ERROR = "error"
 
 
@@ -52,6 +56,7 @@ class Book:
         totals: sums by column that the day must have.
         problems: why the day must not be published whatever its rows are.
         warnings: what a reader of the day should know.
+        notices: findings of the table's own checks that hold no day back, by check.
     """
 
     entries: Mapping[str, int | Decimal] = field(default_factory=dict)
@@ -59,6 +64,7 @@ class Book:
     totals: Mapping[str, int | Decimal] = field(default_factory=dict)
     problems: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    notices: Mapping[str, tuple[Severity, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,7 @@ class Verdict:
     def severity(self) -> Severity:
         """The worst that any check found."""
         found = {finding.severity for finding in self.findings}
-        return next(s for s in (Severity.ERROR, Severity.WARN, Severity.OK) if s in found)
+        return next(severity for severity in reversed(Severity) if severity in found)
 
     @property
     def passed(self) -> bool:
@@ -228,6 +234,10 @@ def judge(
         ]
         if table.key:
             findings.append(_unique_key(table, measured))
+        findings += [
+            Finding(check, *book.notices.get(check, (Severity.OK, "nothing")))
+            for check in table.notices
+        ]
         verdicts.append(Verdict(day, measured, book, findings))
         known[day] = measured
     return verdicts
@@ -241,7 +251,8 @@ def _row_count(measured: Measured, trailing: Sequence[Measured]) -> Finding:
     text = f"{measured.rows} rows"
     counts = [other.rows for other in trailing]
     usual = median(counts) if len(counts) >= _ENOUGH_DAYS else 0
-    if usual and not usual * _ROW_SHARE <= measured.rows <= usual / _ROW_SHARE:
+    enough = max(usual, measured.rows) >= _ENOUGH_ROWS
+    if usual and enough and not usual * _ROW_SHARE <= measured.rows <= usual / _ROW_SHARE:
         text += f", where the {len(counts)} days before it have {usual:g} (median)"
         return Finding("row_count", Severity.WARN, text)
     return Finding("row_count", Severity.OK, text)

@@ -19,6 +19,8 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
 from backfill_assets.audit import Finding, Measured, Severity, Verdict
 from backfill_assets.schemas import Table
 
+_PUBLISHED_WITH = (Severity.WARN, Severity.ALERT)
+
 
 def check_specs(
     tables: Iterable[Table], partitions_def: dg.PartitionsDefinition
@@ -32,7 +34,7 @@ def check_specs(
                 name,
                 asset=table.name,
                 description=text,
-                blocking=True,
+                blocking=name not in table.notices,
                 partitions_def=partitions_def,
             )
             for table in tables
@@ -52,7 +54,7 @@ def evaluations(
             check_name=finding.check,
             passed=finding.severity is Severity.OK,
             severity=_severity(finding),
-            blocking=True,
+            blocking=finding.check not in table.notices,
             description=finding.text,
             metadata=_evidence(finding, verdict),
             partition=verdict.day.isoformat(),
@@ -71,7 +73,7 @@ def _evidence(finding: Finding, verdict: Verdict) -> dict[str, Any]:
         return _null_rates(measured)
     if finding.check == "unique_key":
         return {"rows": measured.rows, "repeated": measured.duplicate_keys}
-    if finding.check == "conservation":
+    if finding.check == "conservation" or finding.check in verdict.book.notices:
         return {name: number(count) for name, count in verdict.book.entries.items()}
     return {"rows": measured.rows}
 
@@ -85,7 +87,7 @@ def _null_rates(measured: Measured) -> dict[str, Any]:
 def day_metadata(verdict: Verdict) -> dict[str, Any]:
     """The numbers of a published day, as metadata of its materialization."""
     measured = verdict.measured
-    warnings = [f"{f.check}: {f.text}" for f in verdict.findings if f.severity is Severity.WARN]
+    warnings = [f"{f.check}: {f.text}" for f in verdict.findings if f.severity in _PUBLISHED_WITH]
     return {
         "dagster/partition_row_count": measured.rows,
         "digest": measured.digest,

@@ -12,13 +12,13 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import DeltaError
 from rich.console import Console
 from rich.table import Table as Grid
 
 from backfill_assets.audit import Severity
-from backfill_assets.io_manager import delta_log, measured_by_log, verdicts_by_log
 from backfill_assets.partitions import Window, windows
+from backfill_assets.records import read_ledger
 from backfill_assets.sample.cdnow import write_landing
 from backfill_assets.sample.generator import generate
 from backfill_assets.schemas import TABLES
@@ -96,20 +96,19 @@ def show(settings: Settings, console: Console) -> None:
     for heading in ("rows", *(severity.value for severity in _PUBLISHED), "commits"):
         grid.add_column(heading, justify="right", no_wrap=True)
     for name, table in TABLES.items():
-        try:
-            log = delta_log(settings.table(name)).load()
-        except TableNotFoundError:
+        ledger = read_ledger(settings.table(name), table)
+        if ledger.version is None:
             grid.add_row(name, "0", "no table yet")
             continue
-        verdicts = verdicts_by_log(log)
+        verdicts = {day: record.days[day].verdict for day, record in ledger.latest.items()}
         counts = Counter(verdicts.values())
         grid.add_row(
             name,
             str(len(verdicts)),
             _spans(windows(verdicts)),
-            f"{sum(day.rows for day in measured_by_log(log, table).values()):,}",
+            f"{sum(ledger.rows.values()):,}",
             *(str(counts[severity.value]) for severity in _PUBLISHED),
-            str(sum("userMetadata" in entry for entry in log.history())),
+            str(len(ledger.records)),
         )
     console.print(grid)
     _say(console, f"Tables   {settings.warehouse}/<table>")
@@ -118,7 +117,7 @@ def show(settings: Settings, console: Console) -> None:
     _say(console, "         see with `backfill-assets show` that not a row has changed")
 
 
-_PUBLISHED = (Severity.OK, Severity.WARN)
+_PUBLISHED = (Severity.OK, Severity.WARN, Severity.ALERT)
 _MOST_SPANS = 5
 
 
@@ -220,9 +219,15 @@ class _Condensed:
     @property
     def counts(self) -> str:
         """What the step published and evaluated."""
-        days = (f"{name} {n} day{'s' * (n != 1)}" for name, n in self.days.items())
+        days = [
+            f"{name} {n} day{'s' * (n != 1)}" if name in TABLES else name
+            for name, n in self.days.items()
+        ]
         bad = f", {self.failed} did not pass" if self.failed else ""
-        return f"published {', '.join(days) or 'nothing'}; {self.checks} checks evaluated{bad}"
+        said = [f"published {', '.join(days) or 'nothing'}"] if days or not self.checks else []
+        if self.checks or not days:
+            said.append(f"{self.checks} checks evaluated{bad}")
+        return "; ".join(said)
 
     def say(self, text: str, end: str = "\n") -> None:
         """Print a line, or the beginning of one."""

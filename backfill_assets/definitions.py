@@ -8,20 +8,26 @@ from typing import Any
 
 import dagster as dg
 
-from backfill_assets.assets import fact, raw, staging
+from backfill_assets import automation
+from backfill_assets.assets import corrections, fact, lateness, raw, staging
+from backfill_assets.automation import Clock
 from backfill_assets.io_manager import DeltaIOManager
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.spark import Engine
 
 
 def build_defs(
-    settings: Settings | None = None, *, resources: dict[str, Any] | None = None
+    settings: Settings | None = None,
+    *,
+    resources: dict[str, Any] | None = None,
+    clock: Clock | None = None,
 ) -> dg.Definitions:
     """The project's definitions.
 
     Args:
         settings: the deployment's settings; from the environment if not given.
         resources: replacements for `engine` or `io_manager`, for tests.
+        clock: tells the time to the sensors; the system's if not given.
 
     Raises:
         SettingsError: naming the variable, the value and what is allowed.
@@ -30,12 +36,25 @@ def build_defs(
     code = code_version()
     given = resources or {}
     engine = given.get("engine") or Engine.of(settings)
+    automatic = automation.build(settings, clock)
+    assets = [
+        raw.build(settings, code),
+        *staging.build(settings, code),
+        fact.build(settings, code),
+        *corrections.build(settings, code),
+        *lateness.build(settings, code),
+    ]
+    if policy := automation.freshness(settings):
+        assets = [
+            asset.map_asset_specs(lambda spec: spec.replace_attributes(freshness_policy=policy))
+            for asset in assets
+        ]
     return dg.Definitions(
-        assets=[
-            raw.build(settings, code),
-            *staging.build(settings, code),
-            fact.build(settings, code),
-        ],
+        assets=assets,
+        asset_checks=automatic.checks,
+        jobs=automatic.jobs,
+        schedules=automatic.schedules,
+        sensors=automatic.sensors,
         resources={
             "engine": engine,
             "io_manager": DeltaIOManager(

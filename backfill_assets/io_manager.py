@@ -9,8 +9,8 @@ import logging
 import random
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from typing import Any
 
@@ -19,10 +19,6 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData,
 )
 from dagster._core.events import DagsterEvent
-from dagster_deltalake import DeltaTableResource
-from dagster_deltalake.config import AzureConfig, GcsConfig, LocalConfig, S3Config
-from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.audit import (
@@ -36,6 +32,13 @@ from backfill_assets.audit import (
 )
 from backfill_assets.checks import day_metadata, evaluations
 from backfill_assets.partitions import Window, any_of, one_window, windows
+from backfill_assets.records import (
+    Ledger,
+    launched_by,
+    load_log,
+    packed,
+    read_ledger,
+)
 from backfill_assets.schemas import TABLES, Table
 from backfill_assets.spark import SPARK_ERRORS, Engine
 
@@ -58,6 +61,8 @@ _CONFLICTS = (
     "FileAlreadyExistsException",
 )
 _ATTEMPTS = 12
+#: The commits are the record of what was published, and when; Delta would drop them after a month.
+_LOG_RETENTION = "interval 36500 days"
 #: Records fetched at once: SQLite takes no more than some hundred values in one condition.
 _QUERY_SIZE = 500
 
@@ -71,14 +76,39 @@ class Source:
     """An input as an asset gets it.
 
     Attributes:
-        table: the table it comes from.
-        version: the table's version that the rows are read at.
-        frame: the rows of the input's days.
+        ledger: what the table's log says, as of the version that the rows are read at.
+        window: the input's days; none if it depends on no day in particular.
+        whole: the rows of all days.
     """
 
-    table: Table
-    version: int
-    frame: DataFrame
+    ledger: Ledger
+    window: Window | None
+    whole: DataFrame
+
+    @property
+    def table(self) -> Table:
+        """The table it comes from."""
+        return self.ledger.table
+
+    @property
+    def frame(self) -> DataFrame:
+        """The rows of the input's days."""
+        if self.window is None:
+            return self.whole
+        return self.whole.where(self.window.predicate(self.table.partition))
+
+
+@dataclass(frozen=True)
+class Remarks:
+    """What an asset adds to the record of its commit.
+
+    Attributes:
+        final: days that only a person may rebuild from now on.
+        said: by name, anything that JSON can hold.
+    """
+
+    final: Collection[date] = ()
+    said: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -89,9 +119,13 @@ class Candidate:
         table: the table it is meant for.
         frame: the rows, with the partition column.
         books: what the inputs say about each day.
-        sources: what it was computed from; the same day must have been published in each.
+        sources: what it was computed from; the same day must have been published in each that
+            depends on days.
         scattered: whether each day's rows lie in many Spark partitions, as after a shuffle; they
             are then gathered, for a file a day rather than one for each task and day.
+        numbers: figures for the UI by day, besides those of the audit.
+        remarks: what the commit is to say of itself besides, given the table as it is (none while
+            there is none) and the verdicts of all days.
         verdicts: what the audit made of it; filled in by the IO manager.
     """
 
@@ -100,6 +134,8 @@ class Candidate:
     books: Mapping[date, Book]
     sources: Sequence[Source] = ()
     scattered: bool = False
+    numbers: Mapping[date, Mapping[str, Any]] = field(default_factory=dict)
+    remarks: Callable[[Source | None, Sequence[Verdict]], Remarks] | None = None
     verdicts: Sequence[Verdict] = ()
 
 
@@ -125,17 +161,15 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         commit in between must not come between them.
         """
         table = TABLES[context.asset_key.path[-1]]
-        spark = self.engine.spark_session
-        version = self.version(table)
-        if version is None:
+        ledger = self.ledger(table)
+        if ledger.version is None:
             raise dg.Failure(
                 f"{table.name} has no table yet at {self.url(table)}: materialize it first. "
                 "Nothing was written.",
                 allow_retries=False,
             )
-        window = one_window(context.asset_partition_keys)
-        frame = spark.read.format("delta").option("versionAsOf", version).load(self.url(table))
-        return Source(table, version, frame.where(window.predicate(table.partition)))
+        keys = context.asset_partition_keys
+        return self._source(ledger, one_window(keys) if keys else None)
 
     # Dagster takes a generator as well, though its base class says None.
     def handle_output(  # type: ignore[override]
@@ -159,12 +193,13 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         record = {
             "run_id": context.run_id,
             "backfill_id": step.dagster_run.tags.get("dagster/backfill"),
+            "launched_by": launched_by(step.dagster_run.tags),
             "asset": obj.table.name,
             "code_version": self.code_version,
             "config_digest": self.config_digest,
-            "inputs": {source.table.name: source.version for source in obj.sources},
+            "inputs": {source.table.name: source.ledger.version for source in obj.sources},
         }
-        obj.books = self._with_sources(obj, window, context.step_context.instance)
+        obj.books = _with_sources(obj, window)
         verdicts, version = self.publish(obj, window, record)
         for verdict in verdicts:
             if verdict.passed:
@@ -186,72 +221,41 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         frame = table.conform(candidate.frame)
         found = measure(frame, table)
         refuse_strays(found, table, window, candidate.books)
-        before = self._trailing(table, window)
-        verdicts = judge(table, window, found, candidate.books, before)
+        ledger = self.ledger(table)
+        verdicts = judge(table, window, found, candidate.books, _trailing(ledger, window))
         candidate.verdicts = verdicts
         passed = [verdict.day for verdict in verdicts if verdict.passed]
         if not passed:
             return verdicts, None
         if candidate.scattered:
             frame = frame.hint("rebalance", table.partition)
+        remarks = Remarks()
+        if candidate.remarks:
+            before = None if ledger.version is None else self._source(ledger, None)
+            remarks = candidate.remarks(before, verdicts)
+        said = {"final": packed(remarks.final), "said": remarks.said}
         return verdicts, self._commit(
-            table, frame, window, passed, {**record, **_summary(verdicts)}
+            table, frame, window, passed, {**record, **_summary(verdicts), **said}
         )
 
     def url(self, table: Table) -> str:
         """Where a table lives."""
         return f"{self.warehouse}/{table.name}"
 
-    def log(self, table: Table) -> DeltaTable | None:
-        """The table's transaction log, read without a JVM; none while there is no table."""
-        try:
-            return delta_log(self.url(table)).load()
-        except TableNotFoundError:
-            return None
+    def ledger(self, table: Table) -> Ledger:
+        """What the table's log says, as of now."""
+        return read_ledger(self.url(table), table)
 
     def version(self, table: Table) -> int | None:
         """The table's latest version; none while there is no table."""
-        log = self.log(table)
+        log = load_log(self.url(table))
         return log.version() if log else None
 
-    def _with_sources(
-        self, candidate: Candidate, window: Window, instance: dg.DagsterInstance
-    ) -> dict[date, Book]:
-        """The books, with a problem for every day that a source has never published.
-
-        Such a day has no rows to read, but that does not make it an empty day.
-        """
-        books = {day: candidate.books.get(day, Book()) for day in window}
-        for source in candidate.sources:
-            for day in sorted(set(window) - self._published(source.table, window, instance)):
-                said = f"{source.table.name}[{day}] has never been published"
-                books[day] = replace(books[day], problems=[*books[day].problems, said])
-        return books
-
-    def _published(self, table: Table, window: Window, instance: dg.DagsterInstance) -> set[date]:
-        """The days of the window that have been published, empty ones included.
-
-        A day with rows has been. Whether one without rows was published as an empty day, Dagster's
-        record tells, and where that is gone (another instance, as in CI) the table's commits do.
-        """
-        log = self.log(table)
-        if log is None:
-            return set()
-        days = {day for day in measured_by_log(log, table) if day in window}
-        if len(days) < len(window):
-            keys = instance.get_materialized_partitions(dg.AssetKey(table.name))
-            days |= {day for day in window if day.isoformat() in keys}
-        if len(days) < len(window):
-            days |= {day for day in verdicts_by_log(log) if day in window}
-        return days
-
-    def _trailing(self, table: Table, window: Window) -> dict[date, Measured]:
-        """The days before the window in numbers, from the statistics in the table's log."""
-        log = self.log(table)
-        if log is None:
-            return {}
-        days = Window(window.start - timedelta(days=TRAILING_DAYS), window.start)
-        return {day: m for day, m in measured_by_log(log, table).items() if day in days}
+    def _source(self, ledger: Ledger, window: Window | None) -> Source:
+        """A table at the version of its ledger."""
+        reader = self.engine.spark_session.read.format("delta")
+        reader = reader.option("versionAsOf", ledger.version)
+        return Source(ledger, window, reader.load(self.url(ledger.table)))
 
     def _commit(
         self,
@@ -289,7 +293,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
 
     def _version_of(self, table: Table, run_id: str) -> int:
         """The version that a run committed: matched by its own record, as others commit too."""
-        log = self.log(table)
+        log = load_log(self.url(table))
         assert log is not None
         for entry in log.history(50):
             said = entry.get("userMetadata")
@@ -308,7 +312,8 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         target = f"delta.`{self.url(table)}`"
         spark.sql(
             f"CREATE TABLE IF NOT EXISTS {target} ({columns}) USING DELTA "
-            f"PARTITIONED BY (`{table.partition}`)"
+            f"PARTITIONED BY (`{table.partition}`) "
+            f"TBLPROPERTIES ('delta.logRetentionDuration' = '{_LOG_RETENTION}')"
         )
         if self.version(table) is None:
             # A creation that was killed left a log without a commit; CREATE TABLE takes it for one.
@@ -332,17 +337,39 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             partition=verdict.day.isoformat(),
             metadata={
                 **day_metadata(verdict),
+                **candidate.numbers.get(verdict.day, {}),
                 "dagster/uri": self.url(table),
                 "delta version": version,
                 "code version": self.code_version,
                 "config digest": self.config_digest,
-                **{f"input version {s.table.name}": s.version for s in candidate.sources},
+                **{f"input version {s.table.name}": s.ledger.version for s in candidate.sources},
             },
             tags={
                 "dagster/data_version": verdict.measured.digest,
                 "dagster/data_version_is_user_provided": "true",
             },
         )
+
+
+def _trailing(ledger: Ledger, window: Window) -> dict[date, Measured]:
+    """The days before the window in numbers, from the statistics in the table's log."""
+    days = Window(window.start - timedelta(days=TRAILING_DAYS), window.start)
+    return {day: measured for day, measured in ledger.measured.items() if day in days}
+
+
+def _with_sources(candidate: Candidate, window: Window) -> dict[date, Book]:
+    """The books, with a problem for every day that a source has never published.
+
+    Such a day has no rows to read, but that does not make it an empty day.
+    """
+    books = {day: candidate.books.get(day, Book()) for day in window}
+    for source in candidate.sources:
+        if source.window is None:
+            continue
+        for day in sorted(set(window) - source.ledger.published):
+            said = f"{source.table.name}[{day}] has never been published"
+            books[day] = replace(books[day], problems=[*books[day].problems, said])
+    return books
 
 
 def _latest_materializations(
@@ -371,49 +398,6 @@ def _latest_materializations(
     return found
 
 
-def delta_log(url: str) -> DeltaTableResource:
-    """dagster-deltalake's handle on a table's log, with credentials from the environment."""
-    scheme = url.partition("://")[0] if "://" in url else ""
-    options: Any = LocalConfig()
-    if scheme in ("s3", "s3a"):
-        options = S3Config()
-    elif scheme in ("abfs", "abfss", "az"):
-        options = AzureConfig(account_name="")
-    elif scheme == "gs":
-        options = GcsConfig()
-    return DeltaTableResource(url=url, storage_options=options)
-
-
-def measured_by_log(log: DeltaTable, table: Table) -> dict[date, Measured]:
-    """Rows and nulls by day from the log's file statistics; no row is read.
-
-    Digest and totals are not in the log and are left empty.
-    """
-    actions = log.get_add_actions(flatten=True)
-    columns = {name: actions.column(name).to_pylist() for name in actions.schema.names}
-    found: dict[date, Measured] = {}
-    for n, day in enumerate(columns.get(f"partition.{table.partition}", ())):
-        old = found.get(day)
-        rows = (old.rows if old else 0) + columns["num_records"][n]
-        nulls = {
-            name: (old.nulls[name] if old else 0)
-            + (columns.get(f"null_count.{name}", {n: 0})[n] or 0)
-            for name in table.columns
-        }
-        found[day] = Measured(rows, nulls, 0, {}, "")
-    return found
-
-
-def verdicts_by_log(log: DeltaTable) -> dict[date, str]:
-    """The latest verdict on each published day, from what the commits say of themselves."""
-    found: dict[date, str] = {}
-    for entry in reversed(log.history()):
-        said = json.loads(entry.get("userMetadata") or "{}")
-        for day, audit in said.get("audit", {}).items():
-            found[date.fromisoformat(day)] = audit["verdict"]
-    return found
-
-
 def _summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     return {
         "audit": {
@@ -421,6 +405,7 @@ def _summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
                 "rows": v.measured.rows,
                 "digest": v.measured.digest,
                 "verdict": v.severity.value,
+                "totals": {name: str(total) for name, total in v.measured.totals.items()},
             }
             for v in verdicts
             if v.passed

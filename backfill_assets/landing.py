@@ -7,6 +7,7 @@ decided in `assets.raw`; here every field is still text.
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import re
 from collections import Counter, defaultdict
@@ -25,6 +26,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backfill_assets.partitions import Window
+from backfill_assets.stores import open_store
 
 FIELDS = ("order_id", "customer_id", "order_ts", "amount", "ingestion_ts")
 CONTROL_FILE = "_control.json"
@@ -156,6 +158,7 @@ class Landing:
         controls: the source's own totals by arrival day, where it sends them.
         bad_controls: why a control file cannot be used, by arrival day.
         lines: non-blank data lines found in each file, headers not counted.
+        contents: what each arrival day's folder held when it was listed, as `contents` says it.
     """
 
     files: list[LandingFile] = field(default_factory=list)
@@ -164,6 +167,7 @@ class Landing:
     controls: dict[date, Control] = field(default_factory=dict)
     bad_controls: dict[date, str] = field(default_factory=dict)
     lines: dict[date, int] = field(default_factory=lambda: defaultdict(int))
+    contents: dict[date, str] = field(default_factory=dict)
     _headers: dict[LandingFile, str] = field(default_factory=dict)
     _columns: dict[LandingFile, _Columns] = field(default_factory=dict)
 
@@ -201,18 +205,77 @@ def survey(spark: SparkSession, landing: str, days: Window) -> Landing:
             return found
 
 
-def _list(landing: str, days: Window) -> Landing:
-    filesystem, root = _open(landing)
+#: What `contents` says of an arrival day that has no folder.
+NOT_LANDED = "none"
+
+
+def contents(landing: str) -> dict[date, str]:
+    """What lies in the folders of all arrival days, from one listing; no file is opened.
+
+    Returns:
+        By arrival day, how many files there are and a digest of their names, sizes and times of
+        change: `2-1f0c...`. An arrival day without a folder is not there.
+
+    Raises:
+        LandingError: there is no `orders` folder at all.
+    """
+    filesystem, base = _orders(landing)
+    folders: dict[date, list[pafs.FileInfo]] = {}
+    for info in filesystem.get_file_info(pafs.FileSelector(base, recursive=True)):
+        day, *within = _relative(info, base).split("/")
+        arrival = _arrival_day(day)
+        if arrival is None or len(within) > 1:
+            continue
+        inside = folders.setdefault(arrival, [])
+        if within:
+            inside.append(info)
+    return {day: _summary(infos) for day, infos in folders.items()}
+
+
+def _relative(info: pafs.FileInfo, base: str) -> str:
+    try:
+        return info.path.removeprefix(f"{base}/")
+    except UnicodeDecodeError:  # the folder cannot be told either; the run will name the file
+        return ""
+
+
+def _arrival_day(folder: str) -> date | None:
+    try:
+        return date.fromisoformat(folder.removeprefix("arrival_date="))
+    except ValueError:
+        return None
+
+
+def _summary(infos: Iterable[pafs.FileInfo]) -> str:
+    """The files that a run reads or names, and the control file."""
+    seen = sorted(
+        (name, info.size or 0, info.mtime_ns or 0)
+        for name, info in ((_name(info), info) for info in infos)
+        if name == CONTROL_FILE or not name.startswith(("_", "."))
+    )
+    return f"{len(seen)}-{hashlib.sha256(repr(seen).encode()).hexdigest()[:12]}"
+
+
+def _orders(landing: str) -> tuple[pafs.FileSystem, str]:
+    filesystem, root = open_store(landing)
     base = f"{root}/orders"
     if filesystem.get_file_info(base).type != pafs.FileType.Directory:
         raise LandingError(
             f"there is no folder {landing}/orders: set BACKFILL_ASSETS_LANDING to the folder that "
             "holds orders/arrival_date=YYYY-MM-DD/. Nothing was written."
         )
+    return filesystem, base
+
+
+def _list(landing: str, days: Window) -> Landing:
+    filesystem, base = _orders(landing)
     found = Landing()
     for day in days:
-        folder = pafs.FileSelector(f"{base}/arrival_date={day}", allow_not_found=True)
-        infos = [(_name(info), info) for info in filesystem.get_file_info(folder)]
+        folder = f"{base}/arrival_date={day}"
+        listed = filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
+        there = listed or filesystem.get_file_info(folder).type == pafs.FileType.Directory
+        found.contents[day] = _summary(listed) if there else NOT_LANDED
+        infos = [(_name(info), info) for info in listed]
         for name, info in sorted(infos, key=lambda named: named[0]):
             url = _literal(f"{landing}/orders/arrival_date={day}/{name}")
             file = LandingFile(day, name, url, info.size or 0)
@@ -243,15 +306,6 @@ def _literal(url: str) -> str:
     with it, and every order would count as often.
     """
     return _GLOB.sub(r"\\\g<0>", url)
-
-
-def _open(landing: str) -> tuple[pafs.FileSystem, str]:
-    # Hadoop's names of the schemes; Arrow has its own for the same stores.
-    url = re.sub(r"^s3[an]://", "s3://", landing)
-    if "://" not in url:
-        return pafs.LocalFileSystem(), url
-    filesystem, path = pafs.FileSystem.from_uri(url)
-    return filesystem, path
 
 
 def _read_control(filesystem: pafs.FileSystem, path: str, day: date, found: Landing) -> None:

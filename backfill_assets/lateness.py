@@ -1,4 +1,4 @@
-"""The reprocessing policy, as pure functions over dates: which log days may change which event day.
+"""The late-data policy, as pure functions over dates: what may change which day, and until when.
 
 Nothing here reads a clock, a table or a file.
 """
@@ -6,28 +6,92 @@ Nothing here reads a clock, a table or a file.
 from __future__ import annotations
 
 import warnings
-from datetime import date, timedelta
+from collections.abc import Container
+from dataclasses import dataclass
+from datetime import date
 
 import dagster as dg
 
-from backfill_assets.partitions import Window
+from backfill_assets.partitions import DAY, Window
+from backfill_assets.settings import Settings
 
 
-def last_log_day(event_day: date, window_days: int) -> date:
-    """The last log day that may still change an event day.
+@dataclass(frozen=True)
+class Policy:
+    """How late data is treated.
 
-    The day itself is the first of them, so a window of W days spans W + 1 log days: with W = 0
-    only what is logged on the very day counts.
+    Attributes:
+        start: the first day of all.
+        end: the day after the last one; none if the calendar goes on.
+        window_days: the reprocessing window W: lines logged up to W days after the day that they
+            tell of still change it.
+        lag_days: day D is first published by a scheduled run on D + lag.
+        corrects: whether lines beyond the window become corrections (`correct`); otherwise they
+            are counted and in no total (`drop`).
+        only_touched: whether a scheduled run rebuilds just the days that new lines change
+            (`touched`); otherwise all that they may change (`window`).
     """
-    return event_day + timedelta(days=window_days)
+
+    start: date
+    end: date | None
+    window_days: int
+    lag_days: int
+    corrects: bool
+    only_touched: bool
+
+    @classmethod
+    def of(cls, settings: Settings) -> Policy:
+        """The policy that the settings ask for."""
+        return cls(
+            start=settings.start,
+            end=settings.end,
+            window_days=settings.window_days,
+            lag_days=settings.lag_days,
+            corrects=settings.late_lines == "correct",
+            only_touched=settings.reprocess == "touched",
+        )
+
+    def logged(self, today: date) -> Window:
+        """The log days that are over on a day, so that they can be loaded."""
+        return self._calendar(today)
+
+    def due(self, today: date) -> Window:
+        """The days that should have been published by the end of a day's nightly run.
+
+        With a lag of 1, yesterday is the last of them.
+        """
+        return self._calendar(today - (self.lag_days - 1) * DAY)
+
+    def _calendar(self, end: date) -> Window:
+        return Window(self.start, max(self.start, end if self.end is None else min(end, self.end)))
+
+    def may_touch(self, log_day: date) -> Window:
+        """The event days that a line logged on a day may change: itself and the W days before."""
+        return event_days(Window(log_day, log_day + DAY), self.window_days)
+
+    def is_final(self, event_day: date, loaded: Container[date]) -> bool:
+        """Whether a day built now will never change by itself: all its log days are loaded.
+
+        Not by the calendar: after a week in which nothing ran, the days whose window has passed
+        meanwhile still lack what was logged in that week.
+        """
+        day = Window(event_day, event_day + DAY)
+        return all(logged in loaded for logged in log_days(day, self.window_days))
 
 
 def log_days(event_days: Window, window_days: int) -> Window:
     """The log days that a run over these event days must read.
 
-    None before the first event day: no line is logged before the day that it tells of.
+    None before the first event day: no line is logged before the day that it tells of. That day
+    itself is the first, so a window of W days spans W + 1 log days: with W = 0 only what is logged
+    on the very day counts.
     """
     return event_days.widened(after=window_days)
+
+
+def event_days(log_days: Window, window_days: int) -> Window:
+    """The event days that lines of these log days may change: the inverse of `log_days`."""
+    return log_days.widened(before=window_days)
 
 
 def log_days_mapping(window_days: int) -> dg.TimeWindowPartitionMapping:

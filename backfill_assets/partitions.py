@@ -40,9 +40,23 @@ class Window:
         last = self.end - DAY
         return f"{self.start}" if last == self.start else f"{self.start}...{last}"
 
+    @classmethod
+    def parse(cls, text: str) -> Window:
+        """The window that `str` spells."""
+        first, _, last = text.partition("...")
+        return cls(date.fromisoformat(first), date.fromisoformat(last or first) + DAY)
+
     def widened(self, *, before: int = 0, after: int = 0) -> Window:
         """This window and so many days more on either side."""
         return Window(self.start - before * DAY, self.end + after * DAY)
+
+    def split(self, most: int | None) -> list[Window]:
+        """Windows of at most so many days that make up this one."""
+        step = (most or len(self) or 1) * DAY
+        starts = [self.start]
+        while starts[-1] + step < self.end:
+            starts.append(starts[-1] + step)
+        return [Window(start, min(start + step, self.end)) for start in starts]
 
     def predicate(self, column: str) -> str:
         """The SQL condition on a DATE column for the days of this window."""

@@ -114,7 +114,11 @@ class LateOrders(pa.DataFrameModel):
         """A log has no key: the same line may be sent twice."""
 
         strict = True
-        metadata: ClassVar = {"partition": "log_date", "totals": ["amount"]}
+        metadata: ClassVar = {
+            "partition": "log_date",
+            "totals": ["amount"],
+            "notices": {"late_lines": "No line came after the window of its day had closed."},
+        }
 
 
 class DailyOrders(pa.DataFrameModel):
@@ -138,6 +142,89 @@ class DailyOrders(pa.DataFrameModel):
         }
 
 
+class OrderCorrections(pa.DataFrameModel):
+    """What each log day changes on days that no longer take it in, by day and customer."""
+
+    log_date: T.DateType = Field(description="Log day of the lines that make the correction.")
+    run_date: T.DateType = Field(description="The corrected day, in the business time zone.")
+    customer_id: T.StringType = Field(
+        description="Customer, or `unknown` where the source has none."
+    )
+    orders: T.LongType = Field(description="Orders to add; negative to take away.")
+    revenue: T.DecimalType(28, 2) = Field(description="Revenue to add, exact.")  # type: ignore[valid-type]
+
+    class Config:
+        """One row for each corrected day and customer."""
+
+        strict = True
+        metadata: ClassVar = {
+            "partition": "log_date",
+            "key": ["run_date", "customer_id"],
+            "totals": ["orders", "revenue"],
+        }
+
+
+class DailyOrdersCurrent(pa.DataFrameModel):
+    """Orders and revenue of every customer on every day, with everything that is known now."""
+
+    run_date: T.DateType = Field(description="Event day, in the business time zone.")
+    customer_id: T.StringType = Field(
+        description="Customer, or `unknown` where the source has none."
+    )
+    orders: T.LongType = Field(description="Number of orders, corrections included.")
+    revenue: T.DecimalType(28, 2) = Field(description="Sum of their amounts, exact.")  # type: ignore[valid-type]
+
+    class Config:
+        """One row for each day and customer."""
+
+        strict = True
+        metadata: ClassVar = {
+            "partition": "run_date",
+            "key": ["customer_id"],
+            "totals": ["orders", "revenue"],
+        }
+
+
+class ArrivalLateness(pa.DataFrameModel):
+    """How late the lines of each log day were; one row a day."""
+
+    log_date: T.DateType = Field(description="Log day.")
+    lines: T.LongType = Field(ge=0, description="Order lines logged on this day.")
+    late_lines: T.LongType = Field(
+        ge=0, description="Those of them that tell of an earlier day (delay of a day or more)."
+    )
+    late_amount: T.DecimalType(28, 2) = Field(description="Sum of the late lines' amounts.")  # type: ignore[valid-type]
+    beyond_lines: T.LongType = Field(ge=0, description="Late lines beyond the window.")
+    beyond_amount: T.DecimalType(28, 2) = Field(  # type: ignore[valid-type]
+        description="Sum of the amounts of the lines beyond the window."
+    )
+    superseded_lines: T.LongType = Field(
+        ge=0,
+        description="Versions that this day's lines made obsolete: lines of an order that was "
+        "known already, by this day or the W days before it.",
+    )
+    rejected_lines: T.LongType = Field(
+        ge=0, description="Lines of this arrival day that could not be read."
+    )
+    delay_days_p50: T.LongType = _nullable(1.0, 1.0, "Median delay of the late lines, in days.")
+    delay_days_p95: T.LongType = _nullable(1.0, 1.0, "95th percentile of it, in days.")
+    delay_days_max: T.LongType = _nullable(1.0, 1.0, "Longest delay of the late lines, in days.")
+    delay_minutes_p50: T.LongType = _nullable(
+        1.0, 1.0, "Median of version time less order time of the late lines, in minutes."
+    )
+    delay_minutes_p95: T.LongType = _nullable(1.0, 1.0, "95th percentile of it, in minutes.")
+    delay_minutes_max: T.LongType = _nullable(1.0, 1.0, "Longest of it, in minutes.")
+    caught_by_window: T.ArrayType(T.LongType()) = Field(  # type: ignore[valid-type]
+        description="For a window of 0, 1, ... 14 days: how many of the lines it takes in."
+    )
+
+    class Config:
+        """One row a day."""
+
+        strict = True
+        metadata: ClassVar = {"partition": "log_date", "key": ["log_date"]}
+
+
 @dataclass(frozen=True)
 class Bounds:
     """The largest share of nulls (0 to 1) that is in order, and that is still published."""
@@ -156,6 +243,7 @@ class Table:
         partition: name of the DATE column the table is partitioned by.
         key: columns that are unique within a partition; empty where there is no natural key.
         totals: numeric columns whose daily sums are part of the audit.
+        notices: checks whose failure is no reason to hold a day back, with their descriptions.
     """
 
     name: str
@@ -163,12 +251,14 @@ class Table:
     partition: str = field(init=False)
     key: tuple[str, ...] = field(init=False)
     totals: tuple[str, ...] = field(init=False)
+    notices: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         said: Mapping[str, Any] = self.model.Config.metadata or {}
         object.__setattr__(self, "partition", said["partition"])
         object.__setattr__(self, "key", tuple(said.get("key", ())))
         object.__setattr__(self, "totals", tuple(said.get("totals", ())))
+        object.__setattr__(self, "notices", said.get("notices", {}))
 
     @property
     def columns(self) -> Mapping[str, Any]:
@@ -217,8 +307,9 @@ class Table:
             "conservation": "No row was lost or invented between the inputs and this day.",
         }
         if self.key:
-            found["unique_key"] = f"({', '.join((self.partition, *self.key))}) is unique."
-        return found
+            columns = dict.fromkeys((self.partition, *self.key))
+            found["unique_key"] = f"({', '.join(columns)}) is unique."
+        return {**found, **self.notices}
 
     @property
     def column_schema(self) -> dg.TableSchema:
@@ -294,4 +385,9 @@ REJECTED = Table("raw_orders_rejected", RejectedOrders)
 STAGED = Table("stg_orders", StagedOrders)
 LATE = Table("late_orders", LateOrders)
 FACT = Table("fact_daily_orders", DailyOrders)
-TABLES: Mapping[str, Table] = {t.name: t for t in (RAW, REJECTED, STAGED, LATE, FACT)}
+CORRECTIONS = Table("fact_order_corrections", OrderCorrections)
+CURRENT = Table("fact_daily_orders_current", DailyOrdersCurrent)
+LATENESS = Table("arrival_lateness", ArrivalLateness)
+TABLES: Mapping[str, Table] = {
+    t.name: t for t in (RAW, REJECTED, STAGED, LATE, FACT, CORRECTIONS, CURRENT, LATENESS)
+}

@@ -12,7 +12,7 @@ import os
 import re
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -38,7 +38,16 @@ class Settings(BaseSettings):
         timezone: IANA name of the zone whose calendar days are the business days.
         partitions_per_run: at most that many days a run; none means a whole range in one run.
         window_days: the reprocessing window W: a line logged up to W days after the day it
-            happened still changes that day; later ones go to `late_orders`.
+            happened still changes that day; later ones come too late.
+        lag_days: a day is first published so many days after it by the schedule and the sensor.
+        late_lines: what becomes of a line that came too late: `correct` keeps it in `late_orders`
+            and corrects the closed day by it, `drop` only counts it.
+        reprocess: which days new lines make the schedule and the sensor rebuild: `touched` those
+            that the lines change, `window` all that are open.
+        nightly_at: when the nightly schedule ticks, HH:MM in the business time zone.
+        deadline: when on that day all that is due must be there, HH:MM in the business time zone.
+        webhook: where alerts are posted; none means that there are no alerts.
+        ui_url: where the Dagster UI is, for the links in alerts.
         spark_master: master URL of the embedded session.
         spark_remote: URL of a Spark Connect server, which then replaces the embedded session.
         spark_conf: Spark settings that override the defaults of `backfill_assets.spark`.
@@ -57,6 +66,13 @@ class Settings(BaseSettings):
     timezone: str = "UTC"
     partitions_per_run: int | None = Field(default=None, ge=1)
     window_days: int = Field(default=7, ge=0, le=366)
+    lag_days: int = Field(default=1, ge=1, le=366)
+    late_lines: Literal["correct", "drop"] = "correct"
+    reprocess: Literal["touched", "window"] = "touched"
+    nightly_at: str = "02:00"
+    deadline: str = "06:00"
+    webhook: str | None = None
+    ui_url: str = "http://127.0.0.1:3000"
     spark_master: str = "local[*]"
     spark_remote: str | None = Field(
         default=None, validation_alias=AliasChoices("spark_remote", "SPARK_REMOTE")
@@ -94,6 +110,20 @@ class Settings(BaseSettings):
             raise ValueError("must be an IANA time zone such as UTC or Europe/Berlin")
         return value
 
+    @field_validator("nightly_at", "deadline")
+    @classmethod
+    def _time_of_day(cls, value: str) -> str:
+        if not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", value):
+            raise ValueError("must be a time of day as HH:MM")
+        return value
+
+    @field_validator("webhook", "ui_url")
+    @classmethod
+    def _http_url(cls, value: str | None) -> str | None:
+        if value is not None and not re.match(r"https?://[^/\s]", value):
+            raise ValueError("must be an http:// or https:// URL")
+        return value and value.rstrip("/")
+
     @field_validator("spark_remote")
     @classmethod
     def _connect_url(cls, value: str | None) -> str | None:
@@ -117,7 +147,13 @@ class Settings(BaseSettings):
     def _some_day(self) -> Settings:
         if self.end is not None and self.end <= self.start:
             raise ValueError(
-                f"END ({self.end}) must be after START ({self.start}); it is exclusive"
+                f"{PREFIX}END ({self.end}) must be after {PREFIX}START ({self.start}); it is "
+                "exclusive"
+            )
+        if self.deadline <= self.nightly_at:
+            raise ValueError(
+                f"{PREFIX}DEADLINE ({self.deadline}) must be after {PREFIX}NIGHTLY_AT "
+                f"({self.nightly_at})"
             )
         return self
 
@@ -137,7 +173,11 @@ class Settings(BaseSettings):
         Where the tables are, how many days a run takes or which Spark computes them is not in it:
         those must not change a single row.
         """
-        deciding = {"timezone": self.timezone, "window_days": self.window_days}
+        deciding = {
+            "timezone": self.timezone,
+            "window_days": self.window_days,
+            "late_lines": self.late_lines,
+        }
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -175,10 +215,10 @@ def _explain(problems: list[Any]) -> str:
         name = "SPARK_REMOTE" if field.lower() == "spark_remote" else f"{PREFIX}{field.upper()}"
         rule = problem["msg"].removeprefix("Value error, ")
         if not field:
-            lines.append(f"{PREFIX}START / {PREFIX}END: {rule}")
+            lines.append(rule)
         else:
             place = "".join(f"[{key}]" for key in within)
-            lines.append(f"{name}{place}={_shown(problem['input'], place)}: {rule}")
+            lines.append(f"{name}{place}={_shown(problem['input'], field + place)}: {rule}")
     return "bad settings: " + "; ".join(lines)
 
 
@@ -189,4 +229,4 @@ def _shown(value: object, place: str = "") -> str:
 
 def is_secret(text: str) -> bool:
     """Whether a text, such as the name of a Spark setting, speaks of something to keep secret."""
-    return re.search(r"secret|token|password|passwd|credential|key", text, re.I) is not None
+    return re.search(r"secret|token|password|passwd|credential|key|webhook", text, re.I) is not None

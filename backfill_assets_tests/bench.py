@@ -12,12 +12,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from datetime import date, timedelta
+from datetime import date, datetime, time, timedelta, timezone
 from functools import partial
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -26,11 +26,11 @@ from pyspark.sql.window import Window as SqlWindow
 from backfill_assets.assets import fact, raw, staging
 from backfill_assets.landing import Landing, read_lines, survey
 from backfill_assets.partitions import Window
-from backfill_assets.schemas import FACT, LATE, RAW, REJECTED, STAGED, TABLES, Table
+from backfill_assets.schemas import FACT, LATE, RAW, REJECTED, STAGED, Table
 from backfill_assets.settings import load_settings
 from backfill_assets.spark import Engine
 from backfill_assets_tests.connect_server import connect_server
-from backfill_assets_tests.pipeline import START, Pipeline
+from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, order
 
 SPARK = {"spark.driver.memory": "6g"}
 
@@ -176,9 +176,9 @@ def same_transforms(spark: SparkSession, found: Landing, folder: Path, days: Win
 
 def timed(label: str, work: Callable[[], object]) -> float:
     """Seconds that the work takes, printed."""
-    began = time.perf_counter()
+    began = perf_counter()
     work()
-    took = time.perf_counter() - began
+    took = perf_counter() - began
     print(f"  {label:<58}{took:8.1f} s", flush=True)
     return took
 
@@ -205,6 +205,42 @@ def _keep(results: list[object], pipeline: Pipeline, first: date, last: date | N
     results.append(pipeline.run(first, last))
 
 
+def three_late_lines(engine: Engine, root: Path, days: int) -> float:
+    """Seconds to find the days that three late lines touch, with so many days of history."""
+    pipeline = Pipeline(engine, root, end=START + timedelta(days=days + 2))
+    for n in range(1, days + 1):
+        pipeline.land(n, [order(f"o-{n}-{i}", n) for i in range(50)])
+    tables = (RAW.name, REJECTED.name, STAGED.name, FACT.name)
+    last = START + timedelta(days=days - 1)
+    timed(f"{days} days loaded", lambda: pipeline.run(START, last, tables))
+    taken = []
+    for n in range(3):  # the first one warms up
+        told = [days - 4, days - 2, days]
+        at = f"{last + timedelta(days=1)}T10:00:00Z"
+        lines = [order(f"late-{n}-{d}", d, ingested=at) for d in told]
+        pipeline.land(days + 1, lines, f"late-{n}.jsonl")
+        run = partial(pipeline.run, days + 1, days + 1, (RAW.name, REJECTED.name))
+        loading = timed(f"{days} days: load three late lines, find what they touch", run)
+        pipeline.now = datetime.combine(last + timedelta(days=2), time(3), tzinfo=timezone.utc)
+        began = perf_counter()
+        asked = pipeline.tick("touched_days").run_requests or []
+        tick = perf_counter() - began
+        found = {r.tags["dagster/asset_partition_range_start"] for r in asked if "stg" in r.run_key}
+        # The new day itself is in one range with the last of them.
+        assert found == {str(START + timedelta(days=d - 1)) for d in told}, found
+        print(f"    the sensor's tick: {tick:.2f} s", flush=True)
+        taken.append(loading + tick)
+    return min(taken[1:])
+
+
+def finding_late_lines(root: Path) -> None:
+    """Whether the time to find what late lines touch grows with the history."""
+    engine = Engine.of(load_settings(spark_conf=SPARK))
+    short, long = (three_late_lines(engine, root / str(days), days) for days in (73, 730))
+    print(f"\nthree late lines, 730 days of history : 73 days = {long / short:.2f}", flush=True)
+    engine.spark_session.stop()
+
+
 def on_connect(root: Path) -> None:
     """One-day runs on a warm Connect server, in a process that has no session of its own."""
     with connect_server(root, SPARK) as url:
@@ -227,6 +263,7 @@ def main() -> None:
     parser.add_argument("--days", type=int, default=30)
     parser.add_argument("--orders", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--part", choices=["load", "late", "connect"])
     parser.add_argument("--attach", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     logging.getLogger("dagster").setLevel(logging.CRITICAL)
@@ -235,8 +272,12 @@ def main() -> None:
         return
     root = Path(tempfile.mkdtemp(prefix="bench-"))
     try:
-        embedded(root, given.days, given.orders, given.rounds)
-        on_connect(root)
+        if given.part in (None, "load"):
+            embedded(root, given.days, given.orders, given.rounds)
+        if given.part in (None, "late"):
+            finding_late_lines(root / "late")
+        if given.part in (None, "connect"):
+            on_connect(root)
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
@@ -268,7 +309,7 @@ def embedded(root: Path, days: int, orders: int, rounds: int) -> None:
         print(f"    ratios {mine / plain:.2f} and {mine / hand:.2f}", flush=True)
         ratios.append((mine / plain, mine / hand))
     commits = {
-        name: sum("userMetadata" in entry for entry in ours.log(name).history()) for name in TABLES
+        name: sum("userMetadata" in entry for entry in ours.log(name).history()) for name in LAYERS
     }
     print(f"  commits in {rounds + 1} runs: {commits}")
     one_day = one_day_runs(ours, "embedded")

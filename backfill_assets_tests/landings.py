@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from datetime import datetime, timedelta, timezone
 
 from hypothesis import strategies as st
@@ -47,3 +48,31 @@ def lines(draw: st.DrawFn) -> tuple[int, str]:
 
 #: Some lines that land together; the same line may come twice.
 batches = st.lists(lines(), min_size=5, max_size=40).map(lambda found: found + found[:2])
+
+
+def history(seed: int, days: int, count: int = 60) -> list[tuple[int, int, str]]:
+    """(night, arrival day number, line): versions of a few orders, as they land over some days.
+
+    Lines are late, out of order, repeated and corrected onto other days, a few are broken, and
+    some land in their folder only nights after its day.
+    """
+    chance = random.Random(seed)
+    found = []
+    for _ in range(count):
+        arrival = chance.randint(1, days)
+        end = arrival * 24 * 60 - 1
+        happened = max(0, end - int(chance.expovariate(1 / 1500)))
+        taken = chance.randint(happened, end)
+        line = {
+            "order_id": chance.choice("abcdefgh"),
+            "customer_id": chance.choice(["c1", "c2", "é", None]),
+            "order_ts": _stamp(happened),
+            "amount": f"{chance.randint(-500, 2000) / 100:.2f}",
+            "ingestion_ts": _stamp(taken),
+        }
+        text = json.dumps(line, ensure_ascii=False)
+        if chance.random() < 0.05:
+            text = text[:-3]
+        night = min(days, arrival + chance.choice([0, 0, 0, 0, 1, 2, 4]))
+        found += [(night, arrival, text)] * chance.choice([1, 1, 1, 1, 2])
+    return found

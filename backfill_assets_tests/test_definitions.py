@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 
 import dagster as dg
@@ -18,15 +18,26 @@ from backfill_assets.schemas import TABLES
 from backfill_assets.settings import SettingsError, load_settings
 
 PROJECT = Path(__file__).parents[1]
-KEYED = {"row_count", "nulls", "conservation", "unique_key"}
-KEYLESS = {"row_count", "nulls", "conservation"}
+KEYLESS = {"row_count", "nulls", "conservation", "days"}
+KEYED = KEYLESS | {"unique_key"}
+#: Checks on the asset as a whole, and those that hold no day back.
+WHOLE, NOTICES = {"days", "final_days"}, {"late_lines"}
+PAGE = "lateness_dashboard"
 #: By asset: what it reads, its group, its checks.
 EXPECTED = {
     "raw_orders": (set(), "raw", KEYLESS),
     "raw_orders_rejected": (set(), "raw", KEYLESS),
     "stg_orders": ({"raw_orders"}, "staging", KEYED),
-    "late_orders": ({"raw_orders"}, "staging", KEYLESS),
-    "fact_daily_orders": ({"stg_orders"}, "fact", KEYED),
+    "late_orders": ({"raw_orders"}, "staging", KEYLESS | NOTICES),
+    "fact_daily_orders": ({"stg_orders"}, "fact", KEYED | {"final_days"}),
+    "fact_order_corrections": ({"raw_orders"}, "fact", KEYED),
+    "fact_daily_orders_current": (
+        {"fact_daily_orders", "fact_order_corrections"},
+        "fact",
+        KEYED,
+    ),
+    "arrival_lateness": ({"raw_orders", "raw_orders_rejected"}, "lateness", KEYED),
+    PAGE: ({"arrival_lateness"}, "lateness", set()),
 }
 #: By column of staging and fact: the columns that it is made of.
 LINEAGE = {
@@ -83,7 +94,7 @@ def test_assets_and_what_they_read(assets):
     assert seen == EXPECTED
 
 
-def test_every_check_blocks_and_is_partitioned_like_its_asset():
+def test_every_check_of_the_audit_blocks_and_is_partitioned_like_its_asset():
     repository = build_defs(load_settings()).get_repository_def()
     specs = [
         spec
@@ -91,17 +102,17 @@ def test_every_check_blocks_and_is_partitioned_like_its_asset():
         for spec in definition.check_specs
     ]
     assert {(s.asset_key.to_user_string(), s.name) for s in specs} == {
-        (name, check) for name, (_, _, checks) in EXPECTED.items() for check in checks
+        (name, check) for name, (_, _, checks) in EXPECTED.items() for check in checks - WHOLE
     }
     for spec in specs:
-        assert spec.blocking
+        assert spec.blocking is (spec.name not in NOTICES)
         assert spec.description
         asset = repository.assets_defs_by_key[spec.asset_key]
         assert spec.partitions_def == asset.partitions_def
 
 
 def test_one_partitions_definition(assets):
-    definitions = {asset.partitions_def for asset in assets.values()}
+    definitions = {asset.partitions_def for name, asset in assets.items() if name != PAGE}
     assert len(definitions) == 1
     (found,) = definitions
     assert isinstance(found, dg.DailyPartitionsDefinition)
@@ -116,7 +127,10 @@ def test_one_backfill_policy():
         ({"partitions_per_run": 4}, dg.BackfillPolicy.multi_run(4)),
     ):
         found = graph(**overrides)
-        assert {found.get(k).backfill_policy for k in found.get_all_asset_keys()} == {policy}
+        keys = found.get_all_asset_keys() - {dg.AssetKey(PAGE)}
+        assert {found.get(key).backfill_policy for key in keys} == {policy}
+        # It has no days; but a range on the command line asks this of every asset.
+        assert found.get(dg.AssetKey(PAGE)).backfill_policy == dg.BackfillPolicy.single_run()
 
 
 @pytest.mark.parametrize("window_days", [0, 7])
@@ -127,14 +141,17 @@ def test_the_window_is_the_mapping_of_staging_alone(window_days):
     assert isinstance(mapping, dg.TimeWindowPartitionMapping)
     assert (mapping.start_offset, mapping.end_offset) == (0, window_days)
     assert not found.get(dg.AssetKey("late_orders")).partition_mappings
+    assert not found.get(dg.AssetKey("fact_order_corrections")).partition_mappings
     assert not found.get(dg.AssetKey("fact_daily_orders")).partition_mappings
 
 
 def test_what_the_ui_shows(assets):
     for name, asset in assets.items():
         assert asset.owners == ["team:data-platform"]
-        assert asset.kinds == {"pyspark", "deltalake"}
         assert asset.description
+        if name == PAGE:
+            continue
+        assert asset.kinds == {"pyspark", "deltalake"}
         assert asset.metadata["dagster/uri"] == f"/w/{name}"
         assert asset.metadata["dagster/table_name"] == name
         assert asset.metadata["partition_expr"] == TABLES[name].partition
@@ -153,6 +170,49 @@ def test_column_lineage(assets):
         assert set(seen) == set(TABLES[name].columns)
         for asset, column in (pair for pairs in seen.values() for pair in pairs):
             assert column in TABLES[asset].columns
+
+
+def test_a_launch_of_log_days_rebuilds_only_what_they_may_change():
+    """Downstream of ten raw days, as the UI computes it: no day of all that have corrections."""
+    found = graph(start=date(2024, 1, 1), end=date(2024, 6, 1))
+    daily = found.get(dg.AssetKey("raw_orders")).partitions_def
+    chosen = daily.subset_with_partition_keys([f"2024-02-{day:02d}" for day in range(10, 20)])
+    corrections, current = (
+        dg.AssetKey(n) for n in ("fact_order_corrections", "fact_daily_orders_current")
+    )
+    mapping = found.get(current).partition_mappings[corrections]
+    assert not list(
+        mapping.get_downstream_partitions_for_partitions(chosen, daily, daily).get_partition_keys()
+    )
+
+
+def test_jobs_schedules_and_sensors():
+    repository = build_defs(load_settings(timezone="Europe/Berlin")).get_repository_def()
+    assert {job.name for job in repository.get_all_jobs()} == {"__ASSET_JOB", "daily_orders"}
+    (schedule,) = repository.schedule_defs
+    assert (schedule.name, schedule.cron_schedule) == ("nightly", "0 2 * * *")
+    assert schedule.execution_timezone == "Europe/Berlin"
+    assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
+    running = {
+        sensor.name: sensor.default_status is dg.DefaultSensorStatus.RUNNING
+        for sensor in repository.sensor_defs
+    }
+    assert running == {
+        "landed_files": False,
+        "touched_days": True,
+        "watch_days": True,
+        "alerts": True,
+    }
+
+
+def test_every_asset_has_a_freshness_policy_unless_the_calendar_has_an_end():
+    found = graph(timezone="Asia/Tokyo", nightly_at="03:30", deadline="05:00")
+    policies = {found.get(key).freshness_policy for key in found.get_all_asset_keys()}
+    (policy,) = policies
+    assert (policy.deadline_cron, policy.timezone) == ("0 5 * * *", "Asia/Tokyo")
+    assert policy.lower_bound_delta == timedelta(hours=1, minutes=30)
+    ended = graph(end=date(2024, 2, 1))
+    assert {ended.get(key).freshness_policy for key in ended.get_all_asset_keys()} == {None}
 
 
 def test_a_run_is_one_process():

@@ -1,51 +1,169 @@
-"""The reprocessing window: as a rule over dates, and as Dagster resolves it."""
+"""The late-data policy: as rules over dates, and as Dagster resolves it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date, datetime, timezone
 
 import dagster as dg
 import pytest
 from dagster._core.definitions.partitions.subset import TimeWindowPartitionsSubset
+from hypothesis import given
+from hypothesis import strategies as st
 
-from backfill_assets.lateness import last_log_day, log_days, log_days_mapping
-from backfill_assets.partitions import Window
+from backfill_assets.lateness import Policy, event_days, log_days, log_days_mapping
+from backfill_assets.partitions import DAY, Window
+from backfill_assets.settings import load_settings
 
 
 def d(text: str) -> date:
     return date.fromisoformat(text)
 
 
+def span(text: str) -> Window:
+    """`2024-01-01...2024-01-03`, or an empty window at the start of the calendar for nothing."""
+    return Window.parse(text) if text else Window(START, START)
+
+
+START = d("2024-01-01")
+POLICY = Policy(START, None, window_days=7, lag_days=1, corrects=True, only_touched=True)
+
+
+# --- the policy as a value ------------------------------------------------------------------------
+
+
+def test_policy_of_the_defaults():
+    assert Policy.of(load_settings()) == POLICY
+
+
 @pytest.mark.parametrize(
-    ("event_day", "window_days", "last"),
+    ("setting", "value", "attribute", "expected"),
+    [
+        ("start", d("2023-05-05"), "start", d("2023-05-05")),
+        ("end", d("2024-02-01"), "end", d("2024-02-01")),
+        ("window_days", 0, "window_days", 0),
+        ("lag_days", 3, "lag_days", 3),
+        ("late_lines", "drop", "corrects", False),
+        ("reprocess", "window", "only_touched", False),
+    ],
+)
+def test_each_setting_decides_one_attribute(setting, value, attribute, expected):
+    assert Policy.of(load_settings(**{setting: value})) == replace(POLICY, **{attribute: expected})
+
+
+# --- which days are due, which can be loaded ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lag", "end", "today", "logged", "due"),
+    [
+        # The start of the calendar.
+        (1, None, "2023-06-01", "", ""),
+        (1, None, "2024-01-01", "", ""),
+        (1, None, "2024-01-02", "2024-01-01", "2024-01-01"),
+        (1, None, "2024-01-03", "2024-01-01...2024-01-02", "2024-01-01...2024-01-02"),
+        (3, None, "2024-01-01", "", ""),
+        (3, None, "2024-01-03", "2024-01-01...2024-01-02", ""),
+        (3, None, "2024-01-04", "2024-01-01...2024-01-03", "2024-01-01"),
+        # Ends of months and years.
+        (1, None, "2024-03-01", "2024-01-01...2024-02-29", "2024-01-01...2024-02-29"),
+        (3, None, "2024-03-01", "2024-01-01...2024-02-29", "2024-01-01...2024-02-27"),
+        (1, None, "2025-03-01", "2024-01-01...2025-02-28", "2024-01-01...2025-02-28"),
+        (3, None, "2025-01-01", "2024-01-01...2024-12-31", "2024-01-01...2024-12-29"),
+        # The end of the calendar, which is exclusive.
+        (1, "2024-02-01", "2024-01-31", "2024-01-01...2024-01-30", "2024-01-01...2024-01-30"),
+        (1, "2024-02-01", "2024-02-01", "2024-01-01...2024-01-31", "2024-01-01...2024-01-31"),
+        (1, "2024-02-01", "2024-02-02", "2024-01-01...2024-01-31", "2024-01-01...2024-01-31"),
+        (3, "2024-02-01", "2024-02-02", "2024-01-01...2024-01-31", "2024-01-01...2024-01-30"),
+        (3, "2024-02-01", "2024-02-03", "2024-01-01...2024-01-31", "2024-01-01...2024-01-31"),
+        (3, "2024-02-01", "2034-02-03", "2024-01-01...2024-01-31", "2024-01-01...2024-01-31"),
+        (9, "2024-01-02", "2024-01-09", "2024-01-01", ""),
+        (9, "2024-01-02", "2024-01-10", "2024-01-01", "2024-01-01"),
+    ],
+)
+def test_logged_and_due(lag, end, today, logged, due):
+    policy = replace(POLICY, lag_days=lag, end=end and d(end))
+    assert policy.logged(d(today)) == span(logged)
+    assert policy.due(d(today)) == span(due)
+
+
+@given(st.dates(d("2023-12-01"), d("2025-12-31")), st.integers(1, 40))
+def test_a_day_is_due_from_the_day_that_the_lag_says(day, lag):
+    policy = replace(POLICY, lag_days=lag)
+    first = day + lag * DAY
+    assert day not in policy.due(first - DAY)
+    assert (day in policy.due(first)) is (day >= START)
+
+
+# --- what touches what ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("log_day", "window_days", "touched"),
     [
         ("2024-01-10", 0, "2024-01-10"),
-        ("2024-01-10", 1, "2024-01-11"),
-        ("2024-01-10", 7, "2024-01-17"),
-        ("2024-02-25", 7, "2024-03-03"),  # a leap year
-        ("2023-02-25", 7, "2023-03-04"),
-        ("2023-12-31", 366, "2024-12-31"),
+        ("2024-01-10", 1, "2024-01-09...2024-01-10"),
+        ("2024-01-10", 7, "2024-01-03...2024-01-10"),
+        ("2024-03-03", 7, "2024-02-25...2024-03-03"),  # a leap year
+        ("2023-03-04", 7, "2023-02-25...2023-03-04"),
+        ("2024-12-31", 366, "2023-12-31...2024-12-31"),
+        # Not cut at the start: what is in the calendar is asked elsewhere.
+        ("2024-01-01", 2, "2023-12-30...2024-01-01"),
     ],
 )
-def test_last_log_day(event_day, window_days, last):
-    assert last_log_day(d(event_day), window_days) == d(last)
+def test_may_touch(log_day, window_days, touched):
+    assert replace(POLICY, window_days=window_days).may_touch(d(log_day)) == span(touched)
 
 
 @pytest.mark.parametrize(
-    ("first", "end", "window_days", "log_first", "log_end"),
+    ("event_days", "window_days", "read"),
     [
-        ("2024-01-10", "2024-01-11", 0, "2024-01-10", "2024-01-11"),
-        ("2024-01-10", "2024-01-11", 7, "2024-01-10", "2024-01-18"),
-        ("2024-01-10", "2024-01-20", 7, "2024-01-10", "2024-01-27"),
-        ("2024-01-10", "2024-01-20", 0, "2024-01-10", "2024-01-20"),
+        ("2024-01-10", 0, "2024-01-10"),
+        ("2024-01-10", 1, "2024-01-10...2024-01-11"),
+        ("2024-01-10", 7, "2024-01-10...2024-01-17"),
+        ("2024-01-10...2024-01-19", 7, "2024-01-10...2024-01-26"),
+        ("2024-01-10...2024-01-19", 0, "2024-01-10...2024-01-19"),
+        ("2024-02-25", 7, "2024-02-25...2024-03-03"),  # a leap year
+        ("2023-02-25", 7, "2023-02-25...2023-03-04"),
+        ("2023-12-31", 366, "2023-12-31...2024-12-31"),
     ],
 )
-def test_log_days(first, end, window_days, log_first, log_end):
-    found = log_days(Window(d(first), d(end)), window_days)
-    assert found == Window(d(log_first), d(log_end))
-    # The two say the same.
-    assert found.end == last_log_day(d(end), window_days)
+def test_log_days(event_days, window_days, read):
+    assert log_days(span(event_days), window_days) == span(read)
 
+
+@given(st.dates(d("2023-12-01"), d("2024-03-31")), st.integers(-10, 20), st.integers(0, 9))
+def test_a_day_reads_the_log_days_that_may_touch_it(event_day, delay, window_days):
+    log_day = event_day + delay * DAY
+    reads = log_day in log_days(Window(event_day, event_day + DAY), window_days)
+    assert reads is (event_day in replace(POLICY, window_days=window_days).may_touch(log_day))
+    assert reads is (event_day in event_days(Window(log_day, log_day + DAY), window_days))
+    assert reads is (0 <= delay <= window_days)
+
+
+@pytest.mark.parametrize(
+    ("event_day", "window_days", "loaded", "final"),
+    [
+        ("2024-01-10", 0, "", False),
+        ("2024-01-10", 0, "2024-01-09 2024-01-11", False),
+        ("2024-01-10", 0, "2024-01-10", True),
+        ("2024-01-10", 2, "2024-01-10 2024-01-11", False),
+        ("2024-01-10", 2, "2024-01-10 2024-01-11 2024-01-12", True),
+        ("2024-01-10", 2, "2024-01-10 2024-01-12 2024-01-13", False),  # a hole
+        ("2024-01-10", 2, "2024-01-11 2024-01-12 2024-01-13", False),
+        ("2024-02-28", 2, "2024-02-28 2024-03-01", False),
+        ("2024-02-28", 2, "2024-02-28 2024-02-29 2024-03-01", True),
+        ("2023-02-28", 1, "2023-02-28 2023-03-01", True),
+        ("2024-12-31", 1, "2024-12-31", False),
+        ("2024-12-31", 1, "2024-12-31 2025-01-01", True),
+    ],
+)
+def test_is_final(event_day, window_days, loaded, final):
+    policy = replace(POLICY, window_days=window_days)
+    assert policy.is_final(d(event_day), set(map(d, loaded.split()))) is final
+
+
+# --- as Dagster resolves it -----------------------------------------------------------------------
 
 DAILY = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-02-01")
 #: In the middle of the last day but one: 2024-01-30 is not over yet.
@@ -61,8 +179,7 @@ def upstream(keys: list[str], window_days: int, partitions=DAILY):
 
 
 def days(first: str, last: str) -> list[str]:
-    end = d(last)
-    return [str(x) for x in Window(d(first), date.fromordinal(end.toordinal() + 1))]
+    return [str(day) for day in span(f"{first}...{last}")]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +206,16 @@ def test_mapping_as_dagster_resolves_it(keys, window_days, log_days_read):
         assert sorted(found.partitions_subset.get_partition_keys()) == log_days_read
     # With an invalid upstream partition Dagster would refuse the run.
     assert not found.required_but_nonexistent_subset.get_partition_keys()
+
+
+@pytest.mark.parametrize("window_days", [0, 1, 7])
+def test_mapping_is_the_rule_within_the_calendar(window_days):
+    for event_day in Window(d("2024-01-01"), d("2024-01-30")):
+        found = upstream([str(event_day)], window_days).partitions_subset
+        ruled = log_days(Window(event_day, event_day + DAY), window_days)
+        with dg.partition_loading_context(effective_dt=NOW):
+            read = [d(key) for key in sorted(found.get_partition_keys())]
+        assert read == [day for day in ruled if day < d("2024-01-30")]
 
 
 def test_mapping_downstream_has_no_day_before():

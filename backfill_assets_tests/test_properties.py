@@ -10,13 +10,13 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from backfill_assets.assets import fact, raw, staging
+from backfill_assets.assets import corrections, fact, raw, staging
 from backfill_assets.landing import read_lines, survey
 from backfill_assets.partitions import Window
-from backfill_assets.schemas import LATE, RAW, STAGED, TABLES
+from backfill_assets.schemas import CORRECTIONS, LATE, RAW, STAGED
 from backfill_assets_tests.landings import DAYS, batches
 from backfill_assets_tests.model import run_model
-from backfill_assets_tests.pipeline import START, Pipeline, day
+from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, day
 
 CALENDAR = Window(day(1), day(DAYS + 1))
 SLOW = partial(
@@ -100,6 +100,35 @@ def test_a_range_decides_each_day_as_that_day_alone(engine, spark, batch, window
         dated.unpersist()
 
 
+@SLOW(max_examples=6)
+@given(batch=batches, window_days=st.integers(0, 3))
+def test_facts_and_corrections_are_what_an_endless_window_gives(engine, spark, batch, window_days):
+    """However orders move between closed and open days; for the range as for its days alone."""
+    with tempfile.TemporaryDirectory() as root:
+        pipeline = Pipeline(engine, Path(root))
+        land(pipeline, batch, "part")
+        model = run_model(
+            pipeline.landing, start=START, end=CALENDAR.end, window_days=999, timezone="UTC"
+        )
+        found = survey(spark, str(pipeline.landing), CALENDAR.widened(before=1))
+        log = raw.raw_orders(raw.read_orders(read_lines(spark, found), "UTC"))
+        log = staging.with_event_day(log.where(CALENDAR.predicate("log_date")), "UTC").persist()
+        facts = fact.daily_orders(staging.staged_orders(staging.ranked(log, CALENDAR, window_days)))
+        changes = corrections.order_corrections(log, CALENDAR, window_days, START).persist()
+        current = corrections.current_orders(facts, changes).collect()
+        assert {
+            (r["run_date"], r["customer_id"]): (r["orders"], r["revenue"]) for r in current
+        } == model.fact
+        alone = []
+        for n in range(1, DAYS + 1):
+            known = log.where(Window(START, day(n + 1)).predicate("log_date"))
+            one_day = Window(day(n), day(n + 1))
+            alone += corrections.order_corrections(known, one_day, window_days, START).collect()
+        assert plain(alone, CORRECTIONS.columns) == plain(changes.collect(), CORRECTIONS.columns)
+        log.unpersist()
+        changes.unpersist()
+
+
 ranges = st.tuples(st.integers(1, DAYS), st.integers(1, DAYS)).map(lambda r: (min(r), max(r)))
 
 
@@ -130,7 +159,7 @@ def test_runs_in_any_order_end_as_one_clean_load(engine, spark, history, final):
         )
         clean.run(1, DAYS)
         assert lived.digests() == clean.digests()
-        assert set(clean.digests()) == set(TABLES)
+        assert set(clean.digests()) == set(LAYERS)
 
 
 def test_the_model_is_independent_of_the_code():

@@ -20,11 +20,13 @@ import pytest
 
 from backfill_assets.schemas import TABLES
 from backfill_assets.settings import PREFIX, Settings
+from backfill_assets.states import State
 from backfill_assets_tests import conftest
 
 PROJECT = Path(__file__).parents[1]
 README = (PROJECT / "README.md").read_text()
 BIN = Path(sys.executable).parent
+(SAMPLE_END,) = re.findall(r"^export BACKFILL_ASSETS_END=(\S+)$", README, re.MULTILINE)
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -62,6 +64,8 @@ class Place:
             # Jars are not downloaded for a test, and the machine is shared with the suite's Spark.
             "BACKFILL_ASSETS_JARS": os.environ.get("BACKFILL_ASSETS_JARS", ""),
             "BACKFILL_ASSETS_SPARK_CONF": json.dumps(small),
+            # As an earlier line of the same block says.
+            "BACKFILL_ASSETS_END": SAMPLE_END,
         }
 
     def run(self, command: str, **variables: str) -> str:
@@ -175,6 +179,7 @@ def test_the_demo_prints_what_the_readme_says(published):
     assert days is not None
     assert f"Materializing all assets for {days[1]} in one run ..." == told.splitlines()[0]
     assert any(command.endswith(days[1]) for command in commands())
+    assert f"demo: export BACKFILL_ASSETS_END ?= {SAMPLE_END}\n" in makefile
 
 
 @pytest.fixture(scope="module")
@@ -250,6 +255,15 @@ def test_every_error_is_explained():
     section = README.partition("## What an error means")[2].partition("\n## ")[0]
     assert raised
     assert {name for name in raised if f"`{name}" not in section} == set()
+
+
+def test_every_alert_and_every_state_is_explained():
+    source = (PROJECT / "backfill_assets/incidents.py").read_text()
+    kinds = {"run failed", *re.findall(r"(?:add|Incident)\(\s*\"([a-z ]+)\"", source)}
+    assert set(re.findall(r"^\| `([a-z ]+)` \|", README, re.MULTILINE)) >= kinds
+    assert len(kinds) > 8
+    for state in State:
+        assert f"\n| `{state.value}` |" in README
 
 
 def test_every_link_leads_somewhere():

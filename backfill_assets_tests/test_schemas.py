@@ -9,7 +9,19 @@ import pyspark.sql.types as T
 import pytest
 from pyspark.sql import functions as F
 
-from backfill_assets.schemas import FACT, LATE, RAW, REJECTED, STAGED, TABLES, Bounds, SchemaError
+from backfill_assets.schemas import (
+    CORRECTIONS,
+    CURRENT,
+    FACT,
+    LATE,
+    LATENESS,
+    RAW,
+    REJECTED,
+    STAGED,
+    TABLES,
+    Bounds,
+    SchemaError,
+)
 
 #: `!` marks a column that must not be null.
 TYPES = {
@@ -29,6 +41,17 @@ TYPES = {
     ),
     "fact_daily_orders": "run_date:date!, customer_id:string!, orders:bigint!, "
     "revenue:decimal(28,2)!",
+    "fact_order_corrections": "log_date:date!, run_date:date!, customer_id:string!, "
+    "orders:bigint!, revenue:decimal(28,2)!",
+    "fact_daily_orders_current": "run_date:date!, customer_id:string!, orders:bigint!, "
+    "revenue:decimal(28,2)!",
+    "arrival_lateness": (
+        "log_date:date!, lines:bigint!, late_lines:bigint!, late_amount:decimal(28,2)!, "
+        "beyond_lines:bigint!, beyond_amount:decimal(28,2)!, superseded_lines:bigint!, "
+        "rejected_lines:bigint!, delay_days_p50:bigint, delay_days_p95:bigint, "
+        "delay_days_max:bigint, delay_minutes_p50:bigint, delay_minutes_p95:bigint, "
+        "delay_minutes_max:bigint, caught_by_window:array<bigint>!"
+    ),
 }
 
 
@@ -51,6 +74,9 @@ def test_there_are_no_other_tables():
         (STAGED, "event_date", ("order_id",), ("amount",)),
         (LATE, "log_date", (), ("amount",)),
         (FACT, "run_date", ("customer_id",), ("orders", "revenue")),
+        (CORRECTIONS, "log_date", ("run_date", "customer_id"), ("orders", "revenue")),
+        (CURRENT, "run_date", ("customer_id",), ("orders", "revenue")),
+        (LATENESS, "log_date", ("log_date",), ()),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
@@ -63,8 +89,9 @@ def test_partition_key_and_totals(table, partition, key, totals):
 def test_a_check_on_the_key_where_there_is_one():
     for table in TABLES.values():
         expected = {"row_count", "nulls", "conservation"} | ({"unique_key"} if table.key else set())
-        assert set(table.checks) == expected
+        assert set(table.checks) == expected | set(table.notices)
         assert all(table.checks.values())
+    assert {table.name for table in TABLES.values() if table.notices} == {LATE.name}
     assert STAGED.checks["unique_key"] == "(event_date, order_id) is unique."
 
 
@@ -77,7 +104,11 @@ def test_null_bounds_of_the_columns_that_may_be_null():
 
 def test_constraints():
     assert FACT.constraints == {"orders_greater_than_or_equal_to": "orders >= 1"}
-    assert all(not table.constraints for table in TABLES.values() if table is not FACT)
+    assert set(LATENESS.constraints.values()) == {
+        f"{name}_lines >= 0" for name in ("late", "beyond", "superseded", "rejected")
+    } | {"lines >= 0"}
+    others = [table for table in TABLES.values() if table not in (FACT, LATENESS)]
+    assert all(not table.constraints for table in others)
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)

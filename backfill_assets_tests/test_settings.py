@@ -28,6 +28,12 @@ def test_defaults(monkeypatch, tmp_path):
     assert settings.zone == ZoneInfo("UTC")
     assert settings.partitions_per_run is None
     assert settings.window_days == 7
+    assert settings.lag_days == 1
+    assert settings.late_lines == "correct"
+    assert settings.reprocess == "touched"
+    assert (settings.nightly_at, settings.deadline) == ("02:00", "06:00")
+    assert settings.webhook is None
+    assert settings.ui_url == "http://127.0.0.1:3000"
     assert settings.spark_master == "local[*]"
     assert settings.spark_remote is None
     assert settings.spark_conf == {}
@@ -52,6 +58,13 @@ GOOD = [
     ("BACKFILL_ASSETS_PARTITIONS_PER_RUN", "1", "partitions_per_run", 1),
     ("BACKFILL_ASSETS_WINDOW_DAYS", "0", "window_days", 0),
     ("BACKFILL_ASSETS_WINDOW_DAYS", "366", "window_days", 366),
+    ("BACKFILL_ASSETS_LAG_DAYS", "3", "lag_days", 3),
+    ("BACKFILL_ASSETS_LATE_LINES", "drop", "late_lines", "drop"),
+    ("BACKFILL_ASSETS_REPROCESS", "window", "reprocess", "window"),
+    ("BACKFILL_ASSETS_NIGHTLY_AT", "00:05", "nightly_at", "00:05"),
+    ("BACKFILL_ASSETS_DEADLINE", "23:59", "deadline", "23:59"),
+    ("BACKFILL_ASSETS_WEBHOOK", "https://chat/hook/", "webhook", "https://chat/hook"),
+    ("BACKFILL_ASSETS_UI_URL", "http://dagster:3000/", "ui_url", "http://dagster:3000"),
     ("BACKFILL_ASSETS_SPARK_MASTER", "spark://host:7077", "spark_master", "spark://host:7077"),
     ("BACKFILL_ASSETS_SPARK_CONF", '{"spark.x": "1"}', "spark_conf", {"spark.x": "1"}),
     ("BACKFILL_ASSETS_JARS", "/j", "jars", Path("/j")),
@@ -91,6 +104,12 @@ def test_every_variable_has_a_good_value_here():
         ("BACKFILL_ASSETS_WINDOW_DAYS", "-1", "greater than or equal to 0"),
         ("BACKFILL_ASSETS_WINDOW_DAYS", "367", "less than or equal to 366"),
         ("BACKFILL_ASSETS_WINDOW_DAYS", "seven", "valid integer"),
+        ("BACKFILL_ASSETS_LAG_DAYS", "0", "greater than or equal to 1"),
+        ("BACKFILL_ASSETS_LATE_LINES", "keep", "'correct' or 'drop'"),
+        ("BACKFILL_ASSETS_REPROCESS", "all", "'touched' or 'window'"),
+        ("BACKFILL_ASSETS_NIGHTLY_AT", "2:00", "must be a time of day as HH:MM"),
+        ("BACKFILL_ASSETS_DEADLINE", "24:00", "must be a time of day as HH:MM"),
+        ("BACKFILL_ASSETS_UI_URL", "dagster:3000", "must be an http:// or https:// URL"),
         ("BACKFILL_ASSETS_SPARK_CONF", "spark.x=1", "must be a JSON object"),
         ("SPARK_REMOTE", "http://host:15002", "must be a Spark Connect URL: sc://host:port"),
         ("SPARK_REMOTE", "sc://host:port", "must be a Spark Connect URL: sc://host:port"),
@@ -141,8 +160,9 @@ def test_end_is_after_start(monkeypatch, end):
     monkeypatch.setenv("BACKFILL_ASSETS_END", end)
     with pytest.raises(SettingsError) as caught:
         load_settings()
-    assert "BACKFILL_ASSETS_START / BACKFILL_ASSETS_END" in str(caught.value)
-    assert f"END ({end}) must be after START (2024-01-01)" in str(caught.value)
+    assert f"BACKFILL_ASSETS_END ({end}) must be after BACKFILL_ASSETS_START (2024-01-01)" in str(
+        caught.value
+    )
     monkeypatch.setenv("BACKFILL_ASSETS_END", "2024-01-02")
     assert load_settings().end == date(2024, 1, 2)
 
@@ -199,10 +219,30 @@ def test_digest_knows_only_what_decides_the_rows():
         "spark_remote": "sc://host:1",
         "spark_conf": {"spark.x": "1"},
         "jars": Path("/j"),
+        "lag_days": 2,
+        "reprocess": "window",
+        "nightly_at": "01:00",
+        "deadline": "07:00",
+        "webhook": "https://chat/hook",
+        "ui_url": "http://dagster",
     }
-    deciding = {"timezone": "Asia/Tokyo", "window_days": 6}
+    deciding = {"timezone": "Asia/Tokyo", "window_days": 6, "late_lines": "drop"}
     assert {*where_and_how, *deciding} == set(Settings.model_fields)
     for name, value in where_and_how.items():
         assert load_settings(**{name: value}).digest == digest, name
     for name, value in deciding.items():
         assert load_settings(**{name: value}).digest != digest, name
+
+
+def test_the_deadline_is_after_the_nightly_run(monkeypatch):
+    monkeypatch.setenv("BACKFILL_ASSETS_DEADLINE", "02:00")
+    rule = r"DEADLINE \(02:00\) must be after BACKFILL_ASSETS_NIGHTLY_AT \(02:00\)"
+    with pytest.raises(SettingsError, match=rule):
+        load_settings()
+
+
+def test_a_webhook_is_a_secret(monkeypatch):
+    monkeypatch.setenv("BACKFILL_ASSETS_WEBHOOK", "chat.example/T123")
+    with pytest.raises(SettingsError, match=r"WEBHOOK=\(hidden\): must be an http") as caught:
+        load_settings()
+    assert "T123" not in str(caught.value)

@@ -1,6 +1,6 @@
 """Fact layer: orders and revenue by day and customer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import date
 from decimal import Decimal
 
@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.assets.publishing import delta_assets, publish, run_window
-from backfill_assets.audit import Book
-from backfill_assets.io_manager import Candidate, Source
+from backfill_assets.audit import Book, Verdict
+from backfill_assets.io_manager import Candidate, Remarks, Source
 from backfill_assets.partitions import Window
 from backfill_assets.schemas import FACT, STAGED
 from backfill_assets.settings import Settings
@@ -65,9 +65,14 @@ def build(settings: Settings, code_version: str) -> dg.AssetsDefinition:
     def sum_orders(context: dg.AssetExecutionContext, stg_orders: Source) -> Iterator:
         window = run_window(context)
         rows = daily_orders(stg_orders.frame).persist()
+
+        def remarks(_: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
+            return Remarks({v.day for v in verdicts if v.passed} & stg_orders.ledger.final)
+
         try:
             due = books(stg_orders.frame, window)
-            yield from publish(context, [Candidate(FACT, rows, due, [stg_orders], scattered=True)])
+            fact = Candidate(FACT, rows, due, [stg_orders], scattered=True, remarks=remarks)
+            yield from publish(context, [fact])
         finally:
             rows.unpersist()
 

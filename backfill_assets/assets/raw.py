@@ -3,22 +3,26 @@
 What a field means is decided here: timestamps, money, log days. Reading files is `landing`'s part.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
+from typing import Any
 
 import dagster as dg
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.assets.publishing import delta_assets, publish, run_window
-from backfill_assets.audit import Book
-from backfill_assets.io_manager import Candidate
-from backfill_assets.landing import CONTROL_FILE, Landing, read_lines, survey
+from backfill_assets.assets.versions import business_day
+from backfill_assets.audit import Book, Verdict
+from backfill_assets.io_manager import Candidate, Remarks, Source
+from backfill_assets.landing import CONTROL_FILE, NOT_LANDED, Landing, read_lines, survey
 from backfill_assets.partitions import DAY, Window
+from backfill_assets.records import packed
 from backfill_assets.schemas import RAW, REJECTED
 from backfill_assets.settings import Settings
 from backfill_assets.spark import Engine
+from backfill_assets.touched import Touched, touched
 
 # `\z` is the very end; `$` would let a line end follow.
 _TIMESTAMP = (
@@ -153,11 +157,6 @@ def _before_all_days(moment: Column, timezone: str) -> Column:
     return first_hours & (business_day(moment, timezone) < F.lit("0001-01-01").cast("date"))
 
 
-def business_day(moment: Column, timezone: str) -> Column:
-    """The calendar day of a timestamp in the business time zone."""
-    return F.to_date(F.from_utc_timestamp(moment, timezone))
-
-
 def raw_orders(read: DataFrame) -> DataFrame:
     """The accepted lines, from what `read_orders` gives."""
     return read.where(F.col("reason").isNull()).select(*RAW.columns)
@@ -232,6 +231,23 @@ def _control_problems(landing: Landing, day: date, own: Mapping) -> list[str]:
     return said
 
 
+def _said(
+    found: Landing, before: Source | None, verdicts: Sequence[Verdict], changes: Touched
+) -> dict[str, Any]:
+    """What a commit of raw tells those who follow it; `reprocessing` reads it."""
+    return {
+        "landing": {str(v.day): read_from(found.contents, v.day) for v in verdicts if v.passed},
+        "compared_with": before.ledger.version if before else None,
+        "event_days": packed(changes.event_days),
+        "log_days": packed(changes.log_days),
+    }
+
+
+def read_from(contents: Mapping[date, str], day: date) -> list[str]:
+    """What the landing holds for a log day: the folder before it (early lines) and its own."""
+    return [contents.get(d, NOT_LANDED) for d in (day - DAY, day)]
+
+
 def build(settings: Settings, code_version: str) -> dg.AssetsDefinition:
     """`raw_orders` and `raw_orders_rejected`: one step, as both come from one reading of a file."""
 
@@ -250,13 +266,18 @@ def build(settings: Settings, code_version: str) -> dg.AssetsDefinition:
         arrived, logged = window.predicate("arrival_date"), window.predicate("log_date")
         # No filter before this: Spark would push it down and parse every line for it once more.
         read = read_orders(read_lines(spark, found), settings.timezone).persist()
+
+        def remarks(before: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
+            changes = touched(before, raw, verdicts, settings.window_days, settings.timezone)
+            return Remarks(said=_said(found, before, verdicts, changes))
+
         try:
             due = books(read, found, window)
             raw, rejected = raw_orders(read).where(logged), rejected_orders(read).where(arrived)
             yield from publish(
                 context,
                 [
-                    Candidate(RAW, raw, due[RAW.name]),
+                    Candidate(RAW, raw, due[RAW.name], remarks=remarks),
                     Candidate(REJECTED, rejected, due[REJECTED.name]),
                 ],
             )

@@ -1,76 +1,32 @@
 """Staging layer: each order once on its event day, and the lines that came after its window.
 
-The rule of DESIGN: a version of an order with event day D counts iff it was logged by D + W and no
-greater version of the same order was logged by D + W.
+Which version counts is decided in `versions`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import date
+from decimal import Decimal
 
 import dagster as dg
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.window import Window as SqlWindow
 
 from backfill_assets.assets.publishing import delta_assets, publish, run_window
-from backfill_assets.assets.raw import business_day
-from backfill_assets.audit import Book
-from backfill_assets.io_manager import Candidate, Source
-from backfill_assets.lateness import log_days_mapping
+from backfill_assets.assets.versions import in_time, ranked, staged_orders, with_event_day
+from backfill_assets.audit import Book, Severity, Verdict
+from backfill_assets.io_manager import Candidate, Remarks, Source
+from backfill_assets.lateness import Policy, log_days_mapping
 from backfill_assets.partitions import Window
 from backfill_assets.schemas import LATE, RAW, STAGED
 from backfill_assets.settings import Settings
 
 
-def in_time(window_days: int) -> Column:
-    """Whether a raw row was logged within the reprocessing window of its event day."""
-    return F.datediff("log_date", "event_date") <= window_days
+def late_orders(raw: DataFrame, window_days: int, *, keep: bool = True) -> DataFrame:
+    """The rows of the raw log that came after the window of their event day had closed.
 
-
-def with_event_day(raw: DataFrame, timezone: str) -> DataFrame:
-    """The raw log with the business day on which each order happened, `event_date`."""
-    return raw.withColumn("event_date", business_day(F.col("order_ts"), timezone))
-
-
-def ranked(raw: DataFrame, window: Window, window_days: int) -> DataFrame:
-    """The rows in time of the window's event days, each with whether it is `superseded`.
-
-    Args:
-        raw: `with_event_day` of the log days `window.start` to `window.end + window_days`. All of
-            them take part, as a greater version may tell of a day outside the window.
-        window: the event days to stage.
-        window_days: the reprocessing window W.
-
-    A range decides each day by what that day alone would have seen: of the greater versions of an
-    order, the one that was logged first tells whether any came in time.
+    None of them where such lines are dropped: then `late_books` counts them, and nothing else does.
     """
-    greatest_first = SqlWindow.partitionBy("order_id").orderBy(
-        F.greatest("order_ts", "ingestion_ts").desc(),
-        F.desc("log_date"),
-        F.desc("order_ts"),
-        F.desc("ingestion_ts"),
-        F.desc("amount"),
-        F.desc_nulls_last("customer_id"),
-    )
-    greater = greatest_first.rowsBetween(SqlWindow.unboundedPreceding, -1)
-    first_greater = F.min("log_date").over(greater)
-    days_until = F.datediff(first_greater, F.col("event_date"))
-    return (
-        raw.withColumn("superseded", F.coalesce(days_until <= window_days, F.lit(False)))
-        .where(window.predicate("event_date"))
-        .where(in_time(window_days))
-        .select(*STAGED.columns, "superseded")
-    )
-
-
-def staged_orders(rows: DataFrame) -> DataFrame:
-    """The rows of `ranked` that count."""
-    return rows.where(~F.col("superseded")).select(*STAGED.columns)
-
-
-def late_orders(raw: DataFrame, window_days: int) -> DataFrame:
-    """The rows of the raw log that came after the window of their event day had closed."""
-    return raw.where(~in_time(window_days)).select(*LATE.columns)
+    return raw.where(~in_time(window_days) & F.lit(keep)).select(*LATE.columns)
 
 
 def staged_books(
@@ -92,19 +48,39 @@ def staged_books(
     }
 
 
-def late_books(raw: DataFrame, window: Window, window_days: int) -> dict[date, Book]:
-    """By log day: rows of the raw log = in time + late; late rows are worth a warning."""
+def late_books(
+    raw: DataFrame, window: Window, window_days: int, *, keep: bool = True
+) -> dict[date, Book]:
+    """By log day: rows of the raw log = in time + late, and what a person should know of the late.
+
+    Where they are kept they reach readers as corrections, and a warning is enough; dropped ones
+    leave no other trace than this.
+    """
+    late = ~in_time(window_days)
     counts = raw.groupBy("log_date").agg(
-        F.count(F.lit(1)).alias("rows"), F.count_if(in_time(window_days)).alias("in_time")
+        F.count(F.lit(1)).alias("rows"),
+        F.count_if(late).alias("late"),
+        F.coalesce(F.sum(F.when(late, F.col("amount"))), F.lit(Decimal("0.00"))).alias("amount"),
     )
-    seen = {row["log_date"]: (row["rows"], row["in_time"]) for row in counts.collect()}
+    seen = {row["log_date"]: row for row in counts.collect()}
     books = {}
     for day in window:
-        rows, timely = seen.get(day, (0, 0))
-        late = rows - timely
-        said = f"{late} line(s) came after the window of their day and are not in staging"
+        rows, count, amount = (
+            (seen[day]["rows"], seen[day]["late"], seen[day]["amount"])
+            if day in seen
+            else (0, 0, Decimal("0.00"))
+        )
+        kept = count if keep else 0
+        became = "they are in late_orders and correct" if keep else "THEY WERE DROPPED and miss in"
+        said = (
+            f"{count} line(s) worth {amount} came after the window of their day had closed; "
+            f"{became} fact_daily_orders_current"
+        )
+        severity = Severity.WARN if keep else Severity.ALERT
         books[day] = Book(
-            entries={"raw": rows, "in time": timely}, rows=late, warnings=[said] if late else []
+            entries={"raw": rows, "in time": rows - count, "late": count, "late amount": amount},
+            rows=kept,
+            notices={"late_lines": (severity, said)} if count else {},
         )
     return books
 
@@ -116,7 +92,7 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
     """`stg_orders`, whose late-data window is its partition mapping, and `late_orders`."""
     lineage = {name: [(RAW.name, name)] for name in _SAME}
     lineage["event_date"] = [(RAW.name, "order_ts")]
-    window_days = settings.window_days
+    window_days, policy = settings.window_days, Policy.of(settings)
 
     @delta_assets(
         settings,
@@ -131,11 +107,25 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
         window = run_window(context)
         raw = with_event_day(raw_orders.frame, settings.timezone)
         rows = ranked(raw, window, window_days).persist()
+
+        def remarks(_: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
+            loaded = raw_orders.ledger.published
+            return Remarks({v.day for v in verdicts if v.passed and policy.is_final(v.day, loaded)})
+
         try:
             books = staged_books(raw, rows, window, window_days)
             yield from publish(
                 context,
-                [Candidate(STAGED, staged_orders(rows), books, [raw_orders], scattered=True)],
+                [
+                    Candidate(
+                        STAGED,
+                        staged_orders(rows),
+                        books,
+                        [raw_orders],
+                        scattered=True,
+                        remarks=remarks,
+                    )
+                ],
             )
         finally:
             rows.unpersist()
@@ -156,10 +146,22 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
     def keep_late_orders(context: dg.AssetExecutionContext, raw_orders: Source) -> Iterator:
         window = run_window(context)
         raw = with_event_day(raw_orders.frame, settings.timezone)
-        rows = late_orders(raw, window_days).persist()
+        rows = late_orders(raw, window_days, keep=policy.corrects).persist()
         try:
-            books = late_books(raw, window, window_days)
-            yield from publish(context, [Candidate(LATE, rows, books, [raw_orders])])
+            books = late_books(raw, window, window_days, keep=policy.corrects)
+
+            def remarks(_: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
+                entries = {v.day: v.book.entries for v in verdicts if v.passed}
+                late = {
+                    str(day): [entry["late"], str(entry["late amount"])]
+                    for day, entry in entries.items()
+                    if entry["late"]
+                }
+                return Remarks(said={"late": late})
+
+            yield from publish(
+                context, [Candidate(LATE, rows, books, [raw_orders], remarks=remarks)]
+            )
         finally:
             rows.unpersist()
 

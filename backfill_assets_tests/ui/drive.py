@@ -160,6 +160,12 @@ class Pages:
         """Wait for an element with exactly this text."""
         return self.see(f"//*[normalize-space(text())='{words}']", count)
 
+    def scroll(self, words: str) -> None:
+        """Bring the last element with this text to the top."""
+        self.text(words)
+        found = self.browser.find_elements(By.XPATH, f"//*[normalize-space(text())='{words}']")
+        self.browser.execute_script("arguments[0].scrollIntoView(true)", found[-1])
+
     def click(self, xpath: str) -> None:
         """Click what `see` finds, once it can be clicked."""
         wait = WebDriverWait(self.browser, PATIENCE, ignored_exceptions=[WebDriverException])
@@ -216,6 +222,28 @@ class Pages:
         self.open(f"/runs/{min(self.server.runs(backfill))}")
         self.text("RUN_SUCCESS")
         self.shoot("run")
+
+    def late(self, page: Path) -> None:
+        """Pictures of what shows late data: schedule and sensors, states, figures, the page."""
+        self.open("/automation")
+        for name in ("nightly", "touched_days", "watch_days", "alerts"):
+            self.text(name)
+        self.shoot("automation")
+
+        self.open("/assets/fact_daily_orders?view=checks&checkDetail=days")
+        self.text("newest day")
+        self.shoot("days-check")
+
+        self.browser.set_window_size(1600, 1900)
+        self.open("/asset-groups~/arrival_lateness")  # the sidebar has the plots
+        self.scroll("Metadata plots")
+        self.scroll("late share")
+        self.shoot("lateness-plots")
+
+        self.browser.set_window_size(1200, 2900)
+        self.browser.get(page.resolve().as_uri())
+        self.see("//*[contains(@class, 'js-plotly-plot')]", 4)
+        self.shoot("lateness-dashboard")
 
 
 @contextmanager
@@ -297,12 +325,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="2024-01-02...2024-01-06",
         help="for staging and fact alone, among the days that are there",
     )
+    parser.add_argument(
+        "--page", type=Path, help="only the pictures of late data: the lateness page"
+    )
     parser.add_argument("--minutes", type=float, default=30, help="patience with one backfill")
     given = parser.parse_args(arguments)
     given.shots.mkdir(parents=True, exist_ok=True)
     server = Server(given.url.rstrip("/"))
     try:
         server.ask("mutation { setNuxSeen }")  # no invitation to a newsletter over the pages
+        if given.page:
+            with browsing(server, given.shots) as pages:
+                pages.late(given.page)
+            return 0
         with browsing(server, given.shots) as pages:
             whole = pages.launch(ALL, given.days, "launch-dialog")
             pages.watch(whole, ALL, given.minutes, "backfill-complete")

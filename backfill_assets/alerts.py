@@ -1,0 +1,499 @@
+"""Alerts that reach a person: failed runs and incidents, each posted once to a webhook.
+
+What was told and what still has to be is kept in the sensor's cursor and nowhere else, so that a
+restart neither loses nor repeats an alert. Killed between a post and the saving of the cursor, or
+left without an answer by a server that took the text all the same, it tells an alert twice.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
+from datetime import date
+from functools import partial
+from threading import Thread
+from typing import TypeVar
+
+import dagster as dg
+import requests
+from dagster._core.storage.tags import (
+    ASSET_PARTITION_RANGE_END_TAG,
+    ASSET_PARTITION_RANGE_START_TAG,
+    AUTO_RETRY_RUN_ID_TAG,
+    BACKFILL_ID_TAG,
+    PARTITION_NAME_TAG,
+    RETRY_NUMBER_TAG,
+    SCHEDULE_NAME_TAG,
+    SENSOR_NAME_TAG,
+    WILL_RETRY_TAG,
+)
+
+from backfill_assets.partitions import Window, windows
+from backfill_assets.settings import PREFIX, Settings
+
+# A tick of a sensor is cut off after 60 s, and its cursor with it: a look at the tables, the posts
+# and the last post begun in time stay below that together.
+LOOK_SECONDS = 20.0
+POST_SECONDS = 20.0
+TIMEOUT = 5.0
+MESSAGES = 5  # a tick
+
+# An event may be stored later than it says, by the clock of another machine: so far back each tick
+# looks again for failed runs, and knows by their ids which ones it has met.
+OVERLAP = 3600.0
+# Dagster says within seconds whether it retries a run, and starts the retry within a minute or two.
+RETRY_SECONDS = 600.0
+# One tick that cannot look at the tables is a hiccup of the storage.
+BLIND_TICKS = 3
+PAGE = 500  # events
+
+# A message has some 2500 characters at most: chat systems cut off or refuse those of 4000 and more.
+REASON_CHARS = 1500
+DETAILS, DETAIL_CHARS = 5, 300
+PLACES = 10
+
+ALL_TABLES = "all tables"
+
+Key = tuple[str, str, str]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Incident:
+    """Something that a person must know, for as long as it is found.
+
+    Attributes:
+        kind: what is wrong, such as `check failed`, `hole` or `stale`.
+        subject: the asset.
+        item: the day as YYYY-MM-DD; empty for the asset as a whole.
+        detail: one line for a reader: what state the table is in, what to do.
+    """
+
+    kind: str
+    subject: str
+    item: str
+    detail: str
+
+    @property
+    def key(self) -> Key:
+        """What makes it this incident: the detail may change from tick to tick."""
+        return self.kind, self.subject, self.item
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One message that has to be delivered.
+
+    Attributes:
+        name: the same at every tick, so that attempts can be counted.
+        text: composes the message.
+        incidents: the keys of the incidents that it tells.
+        runs: the ids of the failed runs that it tells.
+    """
+
+    name: str
+    text: Callable[[], str]
+    incidents: frozenset[Key] = frozenset()
+    runs: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Outbox:
+    """The memory of the sensor from tick to tick: its cursor as a value.
+
+    Attributes:
+        looked: when failed runs were last looked for; none on a fresh start, which takes the runs
+            that have failed before as known.
+        seen: the failed runs found then, told or not.
+        waiting: the failed runs that nobody was told of yet, by when they failed.
+        told: the incidents that a person was told of and that are still there. One that goes away
+            is forgotten, so that it alerts again when it comes back.
+        attempts: how often each alert that waits was posted in vain.
+        blind: for how many ticks in a row the tables could not be looked at.
+    """
+
+    looked: float | None = None
+    seen: frozenset[str] = frozenset()
+    waiting: Mapping[str, float] = field(default_factory=dict)
+    told: frozenset[Key] = frozenset()
+    attempts: Mapping[str, int] = field(default_factory=dict)
+    blind: int = 0
+
+    @classmethod
+    def from_text(cls, text: str | None) -> Outbox:
+        """The outbox of a cursor; an empty one if there is none or it cannot be read."""
+        try:
+            saved = json.loads(text or "")
+            return cls(
+                looked=None if saved["looked"] is None else float(saved["looked"]),
+                seen=frozenset(map(str, saved["seen"])),
+                waiting={str(run): float(at) for run, at in saved["waiting"].items()},
+                told=frozenset(key for group in saved["told"] for key in _keys(*group)),
+                attempts={str(name): int(n) for name, n in saved["attempts"].items()},
+                blind=int(saved["blind"]),
+            )
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+            return cls()
+
+    def to_text(self) -> str:
+        """The cursor, with days as ranges: years of them must not make it long."""
+        groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for kind, subject, item in sorted(self.told):
+            groups[kind, subject].append(item)
+        told = []
+        for (kind, subject), items in groups.items():
+            days, others = _sorted_out(items)
+            told.append([kind, subject, [[str(w.start), str(w.end)] for w in days], others])
+        return json.dumps(
+            {
+                "looked": self.looked,
+                "seen": sorted(self.seen),
+                "waiting": dict(self.waiting),
+                "told": told,
+                "attempts": dict(self.attempts),
+                "blind": self.blind,
+            }
+        )
+
+    def having_looked(self, failed: Mapping[str, float], now: float) -> Outbox:
+        """With the runs that failed since a while before the last look."""
+        fresh = self.looked is None
+        new = {run: at for run, at in failed.items() if not fresh and run not in self.seen}
+        return replace(self, looked=now, seen=frozenset(failed), waiting={**self.waiting, **new})
+
+    def facing(self, found: Sequence[Incident] | None) -> Outbox:
+        """With what was found in the tables; none if they could not be looked at."""
+        if found is None:
+            return replace(self, blind=self.blind + 1)
+        return replace(self, blind=0, told=self.told & {incident.key for incident in found})
+
+    def without(self, runs: Set[str]) -> Outbox:
+        """With these runs no longer waiting."""
+        waiting = {run: at for run, at in self.waiting.items() if run not in runs}
+        return replace(self, waiting=waiting)
+
+    def counting(self, alerts: Sequence[Alert]) -> Outbox:
+        """With attempts only of the alerts that there still are."""
+        names = {alert.name for alert in alerts}
+        return replace(self, attempts={a: n for a, n in self.attempts.items() if a in names})
+
+    def delivered(self, alert: Alert) -> Outbox:
+        """With an alert delivered."""
+        attempts = {name: n for name, n in self.attempts.items() if name != alert.name}
+        told = self.told | alert.incidents
+        return replace(self.without(alert.runs), told=told, attempts=attempts)
+
+    def failed(self, alert: Alert) -> Outbox:
+        """With one more attempt to deliver an alert in vain."""
+        attempts = {**self.attempts, alert.name: self.attempts.get(alert.name, 0) + 1}
+        return replace(self, attempts=attempts)
+
+
+def build(
+    settings: Settings,
+    find_incidents: Callable[[dg.SensorEvaluationContext], Sequence[Incident]],
+    *,
+    timeout: float = TIMEOUT,
+) -> dg.SensorDefinition:
+    """The sensor that posts alerts, of failed runs of the whole instance and of incidents.
+
+    It is not one of Dagster's run failure sensors, as those move their cursor past a failed run
+    also when their function raised: an alert that could not be delivered would be lost.
+
+    Args:
+        settings: the deployment's settings.
+        find_incidents: all the incidents that there are, at every tick as long as they last. It
+            may raise or hang: that becomes an incident itself, and failed runs are told anyhow.
+        timeout: how many seconds a server may take to connect, and to answer.
+    """
+
+    @dg.sensor(
+        name="alerts",
+        description="Posts failed runs and incidents to the webhook, each of them once.",
+        minimum_interval_seconds=60,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+    )
+    def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        if settings.webhook is None:
+            return dg.SkipReason(f"no webhook is set: {PREFIX}WEBHOOK")
+        outbox = Outbox.from_text(context.cursor)
+        now = time.time()
+        failed = _failed_runs(context.instance, min(outbox.looked or now, now) - OVERLAP)
+        outbox = outbox.having_looked(failed, now)
+        found, trouble = _look(find_incidents, context)
+        outbox = outbox.facing(found)
+        outbox, runs = _runs_to_tell(outbox, context.instance, now)
+        pending = [
+            *_incident_alerts(_to_tell(outbox, found, trouble), settings.ui_url),
+            *(_run_alert(run, context.instance, settings.ui_url) for run in runs),
+        ]
+        outbox = outbox.counting(pending)
+        # The least tried first: one that the server never takes must not hold up the others.
+        pending.sort(key=lambda alert: outbox.attempts.get(alert.name, 0))
+        # All that can raise has to come before the first post: a tick that raises loses its cursor,
+        # and would tell again what it has told.
+        messages = [(alert, alert.text()) for alert in pending[:MESSAGES]]
+
+        delivered, error = 0, None
+        until = time.monotonic() + POST_SECONDS
+        for alert, text in messages:
+            if time.monotonic() > until:
+                break
+            error = post(settings.webhook, text.replace(settings.webhook, "(hidden)"), timeout)
+            if error:
+                outbox = outbox.failed(alert)
+                error += f", attempt {outbox.attempts[alert.name]}"
+                break  # the server is down: the others would only take their time as well
+            outbox = outbox.delivered(alert)
+            delivered += 1
+        context.update_cursor(outbox.to_text())
+        return dg.SkipReason(_summary(delivered, len(pending) - delivered, error, trouble))
+
+    return alerts
+
+
+def post(url: str, text: str, timeout: float = TIMEOUT) -> str | None:
+    """Post a text to a webhook.
+
+    Returns:
+        What went wrong, without the URL, which is a secret; none if the server took the text.
+    """
+    # At DEBUG level urllib3 logs the path of every request.
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.INFO)
+
+    def status() -> int:
+        # The body is not read, and a redirect not followed: it may lead anywhere.
+        with requests.post(
+            url, json={"text": text}, timeout=timeout, allow_redirects=False, stream=True
+        ) as response:
+            return response.status_code
+
+    # The timeout of requests is one between two bytes: a server that drips them never hits it.
+    answer = _within(2 * timeout, status)
+    if not answer.done():
+        return f"no answer within {2 * timeout:g} s"
+    if error := answer.exception():
+        return type(error).__name__  # its text has the URL
+    code = answer.result()
+    return None if 200 <= code < 300 else f"HTTP {code}"
+
+
+def _within(seconds: float, work: Callable[[], T]) -> Future[T]:
+    """The result of work in a thread of its own, which may not be there yet after that time."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except Exception as error:  # noqa: BLE001 - handed to the waiting thread
+            future.set_exception(error)
+
+    # A daemon, unlike the threads of an executor: one that hangs must not keep the process alive.
+    Thread(target=run, daemon=True).start()
+    wait([future], timeout=seconds)
+    return future
+
+
+def _look(
+    find_incidents: Callable[[dg.SensorEvaluationContext], Sequence[Incident]],
+    context: dg.SensorEvaluationContext,
+) -> tuple[Sequence[Incident] | None, str | None]:
+    """The incidents; or none, and why they could not be found."""
+    found = _within(LOOK_SECONDS, partial(find_incidents, context))
+    if not found.done():
+        return None, f"looking at the tables took longer than {LOOK_SECONDS:g} s"
+    if error := found.exception():
+        context.log.error("the tables could not be looked at", exc_info=error)
+        return None, _cut(f"{type(error).__name__}: {error}", DETAIL_CHARS)
+    return found.result(), None
+
+
+def _to_tell(
+    outbox: Outbox, found: Sequence[Incident] | None, trouble: str | None
+) -> list[Incident]:
+    if trouble and outbox.blind >= BLIND_TICKS:
+        detail = f"{trouble}. Checks, holes and delays go unnoticed until this is mended."
+        found = [Incident("days cannot be checked", ALL_TABLES, "", detail)]
+    return [incident for incident in found or () if incident.key not in outbox.told]
+
+
+def _failed_runs(instance: dg.DagsterInstance, since: float) -> dict[str, float]:
+    """The runs that failed since a time, by when they did.
+
+    Their events tell: the time of the last update, which a run record has, changes with any tag.
+    """
+    after = dg.RunStatusChangeRecordsFilter(dg.DagsterEventType.RUN_FAILURE, after_timestamp=since)
+    found: dict[str, float] = {}
+    cursor, more = None, True
+    while more:
+        page = instance.fetch_run_status_changes(after, limit=PAGE, cursor=cursor, ascending=True)
+        found.update({record.run_id: record.timestamp for record in page.records})
+        cursor, more = page.cursor, page.has_more
+    return found
+
+
+def _runs_to_tell(
+    outbox: Outbox, instance: dg.DagsterInstance, now: float
+) -> tuple[Outbox, list[dg.DagsterRun]]:
+    """The waiting runs that a person must know of now; the others are dropped or held back."""
+    if not outbox.waiting:
+        return outbox, []
+    runs = {run.run_id: run for run in instance.get_runs(dg.RunsFilter(list(outbox.waiting)))}
+    told, dropped = [], set(outbox.waiting) - set(runs)
+    for run_id, failed_at in outbox.waiting.items():
+        run = runs.get(run_id)
+        if run is None:
+            continue
+        will_retry = run.tags.get(WILL_RETRY_TAG)
+        retried = will_retry == "true" and AUTO_RETRY_RUN_ID_TAG in run.tags
+        if retried or run.status is dg.DagsterRunStatus.SUCCESS:
+            # The retry speaks for itself; a run taken for dead may still have come to its end.
+            dropped.add(run_id)
+            continue
+        # The event of the failure is stored first, the status after it and the tag last. A retry
+        # that was said to come and does not, such as one of a canceled backfill, ends the waiting.
+        last = will_retry == "false" or (will_retry is None and not instance.run_retries_enabled)
+        settled = run.status is dg.DagsterRunStatus.FAILURE and last
+        if settled or now - failed_at > RETRY_SECONDS:
+            told.append(run)
+    return outbox.without(dropped), told
+
+
+def _incident_alerts(incidents: Sequence[Incident], ui_url: str) -> Iterator[Alert]:
+    """One alert for all that is new of one kind about one subject."""
+    groups: dict[tuple[str, str], list[Incident]] = defaultdict(list)
+    for incident in incidents:
+        groups[incident.kind, incident.subject].append(incident)
+    for (kind, subject), group in groups.items():
+        yield Alert(
+            name=f"{kind}: {subject}",
+            text=partial(_incident_text, group, ui_url),
+            incidents=frozenset(incident.key for incident in group),
+        )
+
+
+def _incident_text(group: Sequence[Incident], ui_url: str) -> str:
+    kind, subject = group[0].kind, group[0].subject
+    days, others = _sorted_out(incident.item for incident in group)
+    places = _first(PLACES, [*map(str, days), *filter(None, others)])
+    details = dict.fromkeys(_cut(incident.detail, DETAIL_CHARS) for incident in group)
+    link = f"{ui_url}/assets"
+    if subject != ALL_TABLES:
+        link += f"/{subject}"
+    if days:
+        link += "?view=partitions"
+        if len(days) == 1 and len(days[0]) == 1 and not others:
+            link += f"&partition={days[0]}"
+    head = f"*{subject}*: {kind}" + (f" for {', '.join(places)}" if places else "")
+    return "\n".join([head, *_first(DETAILS, list(details)), link])
+
+
+def _run_alert(run: dg.DagsterRun, instance: dg.DagsterInstance, ui_url: str) -> Alert:
+    text = partial(_run_text, run, instance, ui_url)
+    return Alert(name=run.run_id, text=text, runs=frozenset([run.run_id]))
+
+
+def _run_text(run: dg.DagsterRun, instance: dg.DagsterInstance, ui_url: str) -> str:
+    tags = run.tags
+    head = f"*{run.job_name}*: run failed"
+    first = tags.get(ASSET_PARTITION_RANGE_START_TAG) or tags.get(PARTITION_NAME_TAG)
+    last = tags.get(ASSET_PARTITION_RANGE_END_TAG, first)
+    if first:
+        head += f" for {first}" if first == last else f" for {first}...{last}"
+    if run.asset_selection:
+        names = sorted(key.to_user_string() for key in run.asset_selection)
+        head += f" of {', '.join(_first(PLACES, names))}"
+    origins = {
+        "schedule": SCHEDULE_NAME_TAG,
+        "sensor": SENSOR_NAME_TAG,
+        "backfill": BACKFILL_ID_TAG,
+        "retry": RETRY_NUMBER_TAG,
+    }
+    origin = ", ".join(f"{name} {tags[tag]}" for name, tag in origins.items() if tag in tags)
+    head += f" ({origin or 'started by hand'})"
+    reason = _cut(_reason(instance, run.run_id), REASON_CHARS)
+    return "\n".join([head, *filter(None, [reason]), f"{ui_url}/runs/{run.run_id}"])
+
+
+def _reason(instance: dg.DagsterInstance, run_id: str) -> str:
+    """What the failed steps of a run say; what the run says if it came to no step."""
+    steps, whole = [], []
+    kinds = {dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE}
+    for entry in instance.all_logs(run_id, of_type=kinds):
+        event = entry.get_dagster_event()
+        if not event.is_step_failure:
+            error = event.job_failure_data.error if event.event_specific_data else None
+            whole.append(f"{event.message or ''}\n{error.message if error else ''}")
+            continue
+        failure = event.step_failure_data
+        if failure.user_failure_data and failure.user_failure_data.description:
+            said = failure.user_failure_data.description
+        elif failure.error:
+            # What the step raised is the cause of an error of Dagster that says only which step.
+            said = (failure.error.cause or failure.error).message
+        else:
+            said = event.message or ""
+        steps.append(f"{event.step_key}: {said.strip()}")
+    return "\n".join(steps or whole).strip()
+
+
+def _summary(delivered: int, waiting: int, error: str | None, trouble: str | None) -> str:
+    parts = []
+    if delivered:
+        parts.append(f"{_count(delivered)} delivered")
+    if error:
+        parts.append(f"could not deliver ({error}): {_count(waiting)} waiting")
+    elif waiting:
+        parts.append(f"{_count(waiting)} waiting for the next tick")
+    if trouble:
+        parts.append(f"days cannot be checked: {trouble}")
+    return "; ".join(parts) or "nothing new to tell"
+
+
+def _count(alerts: int) -> str:
+    return "1 alert" if alerts == 1 else f"{alerts} alerts"
+
+
+def _sorted_out(items: Iterable[str]) -> tuple[list[Window], list[str]]:
+    """Items as windows of days, and those that are no days."""
+    days, others = [], []
+    for item in items:
+        day = _day(item)
+        if day is None:
+            others.append(item)
+        else:
+            days.append(day)
+    return windows(days), others
+
+
+def _day(item: str) -> date | None:
+    try:
+        day = date.fromisoformat(item)
+    except ValueError:
+        return None
+    return day if str(day) == item else None  # other spellings are read since Python 3.11
+
+
+def _keys(
+    kind: str, subject: str, days: Iterable[Sequence[str]], others: Iterable[str]
+) -> Iterator[Key]:
+    """The keys of a group in the cursor."""
+    for start, end in days:
+        for day in Window(date.fromisoformat(start), date.fromisoformat(end)):
+            yield str(kind), str(subject), str(day)
+    for item in others:
+        yield str(kind), str(subject), str(item)
+
+
+def _first(limit: int, texts: Sequence[str]) -> list[str]:
+    more = len(texts) - limit
+    return [*texts[:limit], *([f"and {more} more"] if more > 0 else [])]
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -1,0 +1,290 @@
+"""How late lines arrive: figures by log day, and the asset of the page that shows them."""
+
+from collections.abc import Collection, Iterator, Mapping
+from datetime import date
+from typing import Any
+
+import dagster as dg
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window as SqlWindow
+
+from backfill_assets.assets.publishing import delta_assets, publish, run_window
+from backfill_assets.assets.versions import in_time, with_event_day
+from backfill_assets.audit import Book
+from backfill_assets.dashboard import COMPARED, DASHBOARD, key_figures, page, write
+from backfill_assets.io_manager import Candidate, Source
+from backfill_assets.partitions import Window
+from backfill_assets.records import load_log
+from backfill_assets.schemas import LATENESS, RAW, REJECTED
+from backfill_assets.settings import Settings
+
+
+def arrival_lateness(
+    raw: DataFrame, rejected: DataFrame, window: Window, window_days: int
+) -> DataFrame:
+    """The lateness of each log day of the window, one row a day, also for a day without lines.
+
+    Args:
+        raw: `with_event_day` of the log days from `window_days` before the window to its end; the
+            days before only tell which orders were known.
+        rejected: the rejected lines of the window's arrival days.
+        window: the log days to measure.
+        window_days: the reprocessing window W.
+    """
+    logged = raw.where(window.predicate("log_date"))
+    unread = rejected.groupBy(F.col("arrival_date").alias("log_date")).agg(
+        F.count(F.lit(1)).alias("rejected_lines")
+    )
+    days = raw.sparkSession.range(len(window)).select(
+        F.date_add(F.lit(window.start), F.col("id").cast("int")).alias("log_date")
+    )
+    parts = (_delays(logged, window_days), _superseded(raw, window_days), unread)
+    for part in parts:
+        days = days.join(part, "log_date", "left")
+    return days.select(*[_filled(name) for name in LATENESS.columns])
+
+
+def _filled(name: str) -> Column:
+    """A column of the table in its type, zero on a day that an input has no rows of."""
+    kind = LATENESS.struct[name].dataType.simpleString()
+    column = F.col(name)
+    if name == "caught_by_window":
+        column = F.coalesce(column, F.array(*[F.lit(0).cast("bigint") for _ in COMPARED]))
+    elif name.endswith(("_lines", "_amount")) or name == "lines":
+        column = F.coalesce(column, F.lit(0))
+    return column.cast(kind).alias(name)
+
+
+def _delays(logged: DataFrame, window_days: int) -> DataFrame:
+    delay = F.datediff("log_date", "event_date")
+    late, beyond = delay >= 1, ~in_time(window_days)
+    # In integers: a double cannot hold the microseconds between far apart times.
+    minutes = F.expr(
+        "(unix_micros(greatest(order_ts, ingestion_ts)) - unix_micros(order_ts)) div 60000000"
+    )
+    delays = {"days": F.when(late, delay), "minutes": F.when(late, minutes)}
+    return (
+        logged.withColumns(delays)
+        .groupBy("log_date")
+        .agg(
+            F.count(F.lit(1)).alias("lines"),
+            F.count_if(late).alias("late_lines"),
+            F.sum(F.when(late, F.col("amount"))).alias("late_amount"),
+            F.count_if(beyond).alias("beyond_lines"),
+            F.sum(F.when(beyond, F.col("amount"))).alias("beyond_amount"),
+            *[
+                column.alias(f"delay_{unit}_{name}")
+                for unit in delays
+                for name, column in (
+                    ("p50", _percentile(unit, "0.5")),
+                    ("p95", _percentile(unit, "0.95")),
+                    ("max", F.max(unit)),
+                )
+            ],
+            F.array(*[F.count_if(delay <= w) for w in COMPARED]).alias("caught_by_window"),
+        )
+    )
+
+
+def _percentile(name: str, share: str) -> Column:
+    """A value that did occur: between two delays there need not be a third."""
+    return F.expr(f"percentile_disc({share}) WITHIN GROUP (ORDER BY {name})")
+
+
+def _superseded(raw: DataFrame, window_days: int) -> DataFrame:
+    """By log day: lines that are not the first of their order in this day and the W before it.
+
+    Looked at from each day by itself, so that a range finds what its days one by one would.
+    """
+    by_day = SqlWindow.partitionBy("order_id").orderBy("log_date")
+    since = F.datediff("log_date", F.lag("log_date").over(by_day))
+    first = F.when(F.coalesce(since <= window_days, F.lit(False)), 0).otherwise(1)
+    return (
+        raw.groupBy("order_id", "log_date")
+        .agg(F.count(F.lit(1)).alias("versions"))
+        .withColumn("versions", F.col("versions") - first)
+        .groupBy("log_date")
+        .agg(F.sum("versions").alias("superseded_lines"))
+    )
+
+
+def books(
+    rows: Mapping[date, Any],
+    raw: DataFrame,
+    rejected: DataFrame,
+    window: Window,
+    window_days: int,
+    unknown: Collection[date] = (),
+) -> dict[date, Book]:
+    """By log day: one row, whose counts are those of the inputs.
+
+    Args:
+        rows: what `arrival_lateness` found, by day.
+        raw: as for `arrival_lateness`.
+        rejected: as for `arrival_lateness`.
+        window: the log days to measure.
+        window_days: the reprocessing window W.
+        unknown: days whose log has never been published, so that orders known by it are not.
+    """
+    counts = (
+        raw.where(window.predicate("log_date"))
+        .groupBy("log_date")
+        .agg(
+            F.count(F.lit(1)).alias("lines"),
+            F.count_if(F.col("event_date") < F.col("log_date")).alias("late"),
+            F.count_if(~in_time(window_days)).alias("beyond"),
+        )
+    )
+    seen = {row["log_date"]: row.asDict() for row in counts.collect()}
+    unread = {
+        row["arrival_date"]: row["count"]
+        for row in rejected.groupBy("arrival_date").count().collect()
+    }
+    found = {}
+    for day in window:
+        own = seen.get(day, {})
+        entries = {name: own.get(name, 0) for name in ("lines", "late", "beyond")}
+        entries["rejected"] = unread.get(day, 0)
+        problems = []
+        for name, due in entries.items():
+            column = "lines" if name == "lines" else f"{name}_lines"
+            said = rows[day][column] if day in rows else None
+            if said is not None and said != due:
+                problems.append(f"{column} is {said} where {due} are due")
+        holes = [d for d in Window(day, day).widened(before=window_days) if d in unknown]
+        warning = (
+            f"superseded_lines may be too low: {len(holes)} of the {window_days} day(s) before "
+            f"have no published {RAW.name}; publish them, then this day again"
+        )
+        found[day] = Book(
+            entries=entries, rows=1, problems=problems, warnings=[warning] if holes else []
+        )
+    return found
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, int | float]:
+    """One day's figures for the UI, which plots numbers and nothing else; shares are 0 to 1.
+
+    A figure that a day has not (a share of no lines, a delay of no late line) is left out.
+    """
+    lines = row["lines"]
+    said: dict[str, int | float] = {
+        "late lines": row["late_lines"],
+        "beyond window lines": row["beyond_lines"],
+        # A double will do for a picture; the exact sum is in the table.
+        "beyond window amount": float(row["beyond_amount"]),
+        "superseded lines": row["superseded_lines"],
+        "rejected lines": row["rejected_lines"],
+    }
+    if lines:
+        said["late share"] = row["late_lines"] / lines
+        said["beyond window share"] = row["beyond_lines"] / lines
+        for w in COMPARED:
+            said[f"caught by W={w}"] = row["caught_by_window"][w] / lines
+    for unit in ("days", "minutes"):
+        for name in ("p50", "p95", "max"):
+            delay = row[f"delay_{unit}_{name}"]
+            if delay is not None:
+                said[f"delay {unit} {name}"] = delay
+    return said
+
+
+def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
+    """`arrival_lateness`, from the raw log, and the page `lateness_dashboard` on all its days."""
+    window_days = settings.window_days
+    of_lines = [(RAW.name, "log_date"), (RAW.name, "order_ts")]
+    with_amount = [*of_lines, (RAW.name, "amount")]
+    in_minutes = [*of_lines, (RAW.name, "ingestion_ts")]
+    delays = ("p50", "p95", "max")
+
+    # Dagster is not told of the W days before: with an offset in the mapping, the UI would ask for
+    # more days than the user did. They are read from the same version of the log as the day itself.
+    @delta_assets(
+        settings,
+        name="measure_lateness",
+        tables=[LATENESS],
+        group="lateness",
+        ins={RAW.name: dg.AssetIn(), REJECTED.name: dg.AssetIn()},
+        lineage={
+            "log_date": [(RAW.name, "log_date")],
+            "lines": [(RAW.name, "log_date")],
+            "late_lines": of_lines,
+            "late_amount": with_amount,
+            "beyond_lines": of_lines,
+            "beyond_amount": with_amount,
+            "superseded_lines": [(RAW.name, "log_date"), (RAW.name, "order_id")],
+            "rejected_lines": [(REJECTED.name, "arrival_date")],
+            **{f"delay_days_{name}": of_lines for name in delays},
+            **{f"delay_minutes_{name}": in_minutes for name in delays},
+            "caught_by_window": of_lines,
+        },
+        code_version=code_version,
+    )
+    def measure_lateness(
+        context: dg.AssetExecutionContext, raw_orders: Source, raw_orders_rejected: Source
+    ) -> Iterator:
+        window = run_window(context)
+        read = window.widened(before=window_days)
+        log = raw_orders.whole.where(read.predicate("log_date"))
+        raw, rejected = with_event_day(log, settings.timezone), raw_orders_rejected.frame
+        found = arrival_lateness(raw, rejected, window, window_days).collect()
+        rows = {row["log_date"]: row.asDict() for row in found}
+        unknown = {
+            day for day in read if day >= settings.start and day not in raw_orders.ledger.published
+        }
+        # A row a day is little: from here on it is data, and Spark computes nothing twice.
+        frame = raw.sparkSession.createDataFrame(found, LATENESS.struct)
+        candidate = Candidate(
+            LATENESS,
+            frame,
+            books(rows, raw, rejected, window, window_days, unknown),
+            [raw_orders, raw_orders_rejected],
+            numbers={day: numbers(row) for day, row in rows.items()},
+        )
+        yield from publish(context, [candidate])
+
+    return [measure_lateness, _dashboard(settings, code_version)]
+
+
+def _dashboard(settings: Settings, code_version: str) -> dg.AssetsDefinition:
+    @dg.multi_asset(
+        name="draw_lateness",
+        specs=[
+            dg.AssetSpec(
+                DASHBOARD,
+                deps=[LATENESS.name],
+                description="One page, for people, on how late lines arrive and which window "
+                "would catch them; it opens in any browser, without a network.",
+                group_name="lateness",
+                owners=["team:data-platform"],
+                kinds={"plotly", "html"},
+                code_version=code_version,
+            )
+        ],
+        # It has no days; but Dagster's command line takes a range only if every asset has this.
+        backfill_policy=dg.BackfillPolicy.single_run(),
+    )
+    def draw_lateness(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+        url = settings.table(LATENESS.name)
+        log = load_log(url)
+        rows = log.to_pyarrow_table() if log else None
+        if log is None or not rows:
+            raise dg.Failure(
+                f"There is nothing to show yet, {LATENESS.name} has no rows at {url}: materialize "
+                f"it for some days, then {DASHBOARD} again. Nothing was written.",
+                allow_retries=False,
+            )
+        text = page(rows, settings.window_days, log.version())
+        path = write(text, f"{settings.warehouse}/{DASHBOARD}", context.run.run_id)
+        return dg.MaterializeResult(
+            metadata={
+                "path": dg.MetadataValue.url(path)
+                if "://" in path
+                else dg.MetadataValue.path(path),
+                **key_figures(rows.to_pylist()),
+                f"delta version {LATENESS.name}": log.version(),
+            }
+        )
+
+    return draw_lateness

@@ -1,0 +1,74 @@
+"""Which version of an order counts on which day: the rules that staging and corrections share.
+
+The rule of DESIGN: a version of an order with event day D counts iff it was logged by D + W and no
+greater version of the same order was logged by D + W.
+"""
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window as SqlWindow
+from pyspark.sql.window import WindowSpec
+
+from backfill_assets.partitions import Window
+from backfill_assets.schemas import STAGED
+
+
+def business_day(moment: Column, timezone: str) -> Column:
+    """The calendar day of a timestamp in the business time zone."""
+    return F.to_date(F.from_utc_timestamp(moment, timezone))
+
+
+def greatest_first(*partition: str) -> WindowSpec:
+    """Versions in descending order: of an order in one log, the first is the one that counts."""
+    return SqlWindow.partitionBy(*partition).orderBy(
+        F.greatest("order_ts", "ingestion_ts").desc(),
+        F.desc("log_date"),
+        F.desc("order_ts"),
+        F.desc("ingestion_ts"),
+        F.desc("amount"),
+        F.desc_nulls_last("customer_id"),
+    )
+
+
+def superseded(versions: WindowSpec, window_days: int) -> Column:
+    """Whether a greater version was logged while the row's event day was open.
+
+    Of the greater versions, the one that was logged first tells whether any came in time.
+    """
+    greater = versions.rowsBetween(SqlWindow.unboundedPreceding, -1)
+    days_until = F.datediff(F.min("log_date").over(greater), F.col("event_date"))
+    return F.coalesce(days_until <= window_days, F.lit(False))
+
+
+def in_time(window_days: int) -> Column:
+    """Whether a raw row was logged within the reprocessing window of its event day."""
+    return F.datediff("log_date", "event_date") <= window_days
+
+
+def with_event_day(raw: DataFrame, timezone: str) -> DataFrame:
+    """The raw log with the business day on which each order happened, `event_date`."""
+    return raw.withColumn("event_date", business_day(F.col("order_ts"), timezone))
+
+
+def ranked(raw: DataFrame, window: Window, window_days: int) -> DataFrame:
+    """The rows in time of the window's event days, each with whether it is `superseded`.
+
+    Args:
+        raw: `with_event_day` of the log days `window.start` to `window.end + window_days`. All of
+            them take part, as a greater version may tell of a day outside the window.
+        window: the event days to stage.
+        window_days: the reprocessing window W.
+
+    A range decides each day by what that day alone would have seen.
+    """
+    return (
+        raw.withColumn("superseded", superseded(greatest_first("order_id"), window_days))
+        .where(window.predicate("event_date"))
+        .where(in_time(window_days))
+        .select(*STAGED.columns, "superseded")
+    )
+
+
+def staged_orders(rows: DataFrame) -> DataFrame:
+    """The rows of `ranked` that count."""
+    return rows.where(~F.col("superseded")).select(*STAGED.columns)

@@ -1,0 +1,373 @@
+"""Jobs, the nightly schedule, the sensors, and the checks on the states of the days.
+
+What is to run is decided in `reprocessing`, what is wrong in `states` and `incidents`; here they
+meet Dagster. Every run that is asked for goes through the same assets as one that a person starts.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta, timezone
+from typing import Any
+
+import dagster as dg
+from dagster import AssetKey
+from dagster._core.definitions.asset_checks.asset_check_spec import AssetCheckKey
+from dagster._core.execution.backfill import BulkActionStatus
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
+from dagster._core.storage.dagster_run import FINISHED_STATUSES
+from dagster._core.storage.partition_status_cache import AssetPartitionStatus
+
+from backfill_assets import alerts
+from backfill_assets.alerts import Incident
+from backfill_assets.incidents import incidents
+from backfill_assets.landing import contents
+from backfill_assets.lateness import Policy
+from backfill_assets.partitions import Window, daily_partitions, windows
+from backfill_assets.records import read_ledger
+from backfill_assets.reprocessing import (
+    Ledgers,
+    Request,
+    arrivals,
+    backlog,
+    load_requests,
+    rebuild_requests,
+)
+from backfill_assets.schemas import FACT, LATENESS, RAW, TABLES
+from backfill_assets.settings import Settings
+from backfill_assets.states import (
+    Situation,
+    State,
+    changed_final_days,
+    day_states,
+    in_words,
+    summary,
+)
+
+Clock = Callable[[], datetime]
+
+#: The page is made anew with the figures that it shows.
+_WITH = {LATENESS.name: ("lateness_dashboard",)}
+_DAYS, _FINAL_DAYS = "days", "final_days"
+
+
+@dataclass(frozen=True)
+class Automation:
+    """What Dagster runs by itself, and the checks that tell whether it did."""
+
+    jobs: Sequence[Any] = field(default_factory=list)
+    schedules: Sequence[dg.ScheduleDefinition] = field(default_factory=list)
+    sensors: Sequence[dg.SensorDefinition] = field(default_factory=list)
+    checks: Sequence[dg.AssetChecksDefinition] = field(default_factory=list)
+
+
+def build(settings: Settings, clock: Clock | None = None) -> Automation:
+    """The deployment's automation.
+
+    Args:
+        settings: the deployment's settings.
+        clock: tells the time to the sensors; a test may stop it. (A schedule is told by Dagster.)
+    """
+    look = _Look(settings, clock or (lambda: datetime.now(settings.zone)))
+    job = dg.define_asset_job(
+        "daily_orders",
+        selection=dg.AssetSelection.assets(*TABLES, "lateness_dashboard"),
+        description="Any of the assets for a range of days; what the schedule and the sensors run.",
+    )
+    return Automation(
+        [job],
+        [_nightly(job, look)],
+        [
+            _landed_files(job, look),
+            _touched_days(job, look),
+            _watch_days(look),
+            alerts.build(settings, look.incidents),
+        ],
+        [_day_checks(look)],
+    )
+
+
+def freshness(settings: Settings) -> dg.FreshnessPolicy | None:
+    """Dagster's own freshness: something was materialized since tonight's run was due to start.
+
+    It looks at the last materialization, whichever day that was of: the check `days` looks at every
+    day. None for a calendar with an end, after which nothing is ever fresh.
+    """
+    if settings.end is not None:
+        return None
+    deadline, nightly = (
+        datetime.strptime(text, "%H:%M").replace(tzinfo=settings.zone)
+        for text in (settings.deadline, settings.nightly_at)
+    )
+    return dg.FreshnessPolicy.cron(
+        deadline_cron=f"{deadline.minute} {deadline.hour} * * *",
+        lower_bound_delta=deadline - nightly,
+        timezone=settings.timezone,
+    )
+
+
+class _Look:
+    """Looks at tables, landing and Dagster's instance, as of now."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self.settings = settings
+        self.policy = Policy.of(settings)
+        self.clock = clock
+
+    @property
+    def today(self) -> date:
+        """The business day."""
+        return self.clock().astimezone(self.settings.zone).date()
+
+    def ledgers(self) -> Ledgers:
+        """What all tables say."""
+        return {n: read_ledger(self.settings.table(n), table) for n, table in TABLES.items()}
+
+    def loads(self, today: date) -> list[Request]:
+        """The runs that load what has landed."""
+        raw = read_ledger(self.settings.table(RAW.name), RAW)
+        found = arrivals(raw, contents(self.settings.landing), self.policy, today)
+        return load_requests(found, self.settings.partitions_per_run)
+
+    def rebuilds(self, today: date, instance: dg.DagsterInstance) -> list[Request]:
+        """The runs that bring open days up to date."""
+        behind = backlog(self.ledgers(), self.policy, today)
+        return rebuild_requests(behind, self.settings.partitions_per_run, busy(instance))
+
+    def situation(self, instance: dg.DagsterInstance) -> Situation:
+        """All that the states of the days follow from."""
+        now = self.clock().astimezone(self.settings.zone)
+        ledgers = self.ledgers()
+        landed = contents(self.settings.landing)
+        return Situation(
+            ledgers=ledgers,
+            backlog=backlog(ledgers, self.policy, now.date()),
+            arrivals=arrivals(ledgers[RAW.name], landed, self.policy, now.date()),
+            failed={name: self._failed(name, instance) for name in TABLES},
+            policy=self.policy,
+            today=now.date(),
+            in_time=now.strftime("%H:%M") < self.settings.deadline,
+        )
+
+    def _failed(self, name: str, instance: dg.DagsterInstance) -> set[date]:
+        """The days that the last run over them did not publish because of a check."""
+        key, partitions = AssetKey(name), daily_partitions(self.settings)
+        keys = partitions.get_partition_keys()
+        statuses = instance.get_status_by_partition(key, keys, partitions) or {}
+        failed = [day for day, status in statuses.items() if status is AssetPartitionStatus.FAILED]
+        if not failed:
+            return set()
+        checks = [AssetCheckKey(key, check) for check in TABLES[name].checks]
+        return {
+            date.fromisoformat(info.partition_key)
+            for info in instance.event_log_storage.get_asset_check_partition_info(
+                checks, partition_keys=failed
+            )
+            if info.partition_key
+            and info.latest_execution_status is AssetCheckExecutionRecordStatus.FAILED
+        }
+
+    def incidents(self, context: dg.SensorEvaluationContext) -> list[Incident]:
+        """What a person must be told."""
+        return incidents(self.situation(context.instance))
+
+
+#: A run whose process was lost stays "started" where Dagster cannot see that; it is not waited for.
+_LOST = timedelta(hours=2)
+
+
+def busy(instance: dg.DagsterInstance) -> dict[str, frozenset[str]]:
+    """What the runs and backfills that are under way build: asset names, by the id of each."""
+    unfinished = [status for status in dg.DagsterRunStatus if status not in FINISHED_STATUSES]
+    since = datetime.now(timezone.utc) - _LOST
+    found = {
+        run.run_id: _names(run.asset_selection)
+        for run in instance.get_runs(dg.RunsFilter(statuses=unfinished, created_after=since))
+    }
+    for status in (BulkActionStatus.REQUESTED, BulkActionStatus.CANCELING):
+        for backfill in instance.get_backfills(status=status):
+            found[backfill.backfill_id] = _names(backfill.asset_selection)
+    return found
+
+
+def _names(selection: Collection[AssetKey] | None) -> frozenset[str]:
+    """The selected assets; without a selection, all."""
+    if selection is None:
+        return frozenset(TABLES)
+    return frozenset(key.to_user_string() for key in selection)
+
+
+def _run_request(request: Request, *, prefix: str = "") -> dg.RunRequest:
+    names = [*request.tables, *(page for name in request.tables for page in _WITH.get(name, ()))]
+    first, *_, last = [*request.window, *request.window]
+    return dg.RunRequest(
+        run_key=prefix + request.key,
+        asset_selection=[AssetKey(name) for name in names],
+        tags={
+            "dagster/asset_partition_range_start": str(first),
+            "dagster/asset_partition_range_end": str(last),
+        },
+    )
+
+
+def _nightly(job: Any, look: _Look) -> dg.ScheduleDefinition:
+    hour, minute = look.settings.nightly_at.split(":")
+
+    @dg.schedule(
+        name="nightly",
+        job=job,
+        cron_schedule=f"{int(minute)} {int(hour)} * * *",
+        execution_timezone=look.settings.timezone,
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description="Loads what has landed since, also for days on which nothing ran, and retries "
+        "open days that are behind. The sensor touched_days then rebuilds what the new lines "
+        "change.",
+    )
+    def nightly(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
+        today = context.scheduled_execution_time.astimezone(look.settings.zone).date()
+        requests = [*look.loads(today), *look.rebuilds(today, context.instance)]
+        # The day is part of the key: what failed last night is tried once more tonight.
+        yield from (_run_request(request, prefix=f"{today}:") for request in requests)
+        if not requests:
+            yield dg.SkipReason(f"as of {today} all that has landed is loaded, and all is built")
+
+    return nightly
+
+
+def _landed_files(job: Any, look: _Look) -> dg.SensorDefinition:
+    @dg.sensor(
+        name="landed_files",
+        job=job,
+        minimum_interval_seconds=60,
+        default_status=dg.DefaultSensorStatus.STOPPED,
+        description="Loads a log day as soon as it is over and its files have landed, and again "
+        "when files are added to it. Off by default: the nightly schedule does the same.",
+    )
+    def landed_files(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        today = look.today
+        requests = look.loads(today)
+        keys = _digest([str(today), *(request.key for request in requests)])
+        if not requests or context.cursor == keys:
+            return dg.SkipReason("nothing has landed that is not loaded or being loaded")
+        return dg.SensorResult([_run_request(request) for request in requests], cursor=keys)
+
+    return landed_files
+
+
+def _touched_days(job: Any, look: _Look) -> dg.SensorDefinition:
+    @dg.sensor(
+        name="touched_days",
+        job=job,
+        minimum_interval_seconds=30,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Follows the commits of the tables: when lines were loaded, whoever loaded "
+        "them, rebuilds the open days that they change. Never a day whose window has closed.",
+    )
+    def touched_days(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        requests = look.rebuilds(look.today, context.instance)
+        keys = _digest([request.key for request in requests])
+        if not requests or context.cursor == keys:
+            return dg.SkipReason("every open day is up to date or being brought up to date")
+        # What failed is not tried again for the same input: a run key is used once.
+        return dg.SensorResult([_run_request(request) for request in requests], cursor=keys)
+
+    return touched_days
+
+
+def _digest(texts: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
+
+
+def _specs() -> list[dg.AssetCheckSpec]:
+    return [
+        *(
+            dg.AssetCheckSpec(
+                _DAYS,
+                asset=name,
+                description="Every day that is due is published, from the input as it is now.",
+            )
+            for name in TABLES
+        ),
+        dg.AssetCheckSpec(
+            _FINAL_DAYS,
+            asset=FACT.name,
+            description="No final day has changed but by a run that a person launched.",
+        ),
+    ]
+
+
+def _evaluations(now: Situation) -> Iterator[dg.AssetCheckEvaluation]:
+    for name in TABLES:
+        states = day_states(name, now)
+        newest = max(now.ledgers[name].published, default=None)
+        yield dg.AssetCheckEvaluation(
+            asset_key=AssetKey(name),
+            check_name=_DAYS,
+            passed=all(state.good for state in states.values()),
+            description=in_words(states) or "every day is in order",
+            metadata={
+                **summary(states),
+                "newest day": str(newest),
+                "as of": str(now.today),
+                "days": dg.MetadataValue.md(_table(states)),
+            },
+        )
+    changed = changed_final_days(now)
+    yield dg.AssetCheckEvaluation(
+        asset_key=AssetKey(FACT.name),
+        check_name=_FINAL_DAYS,
+        passed=not changed,
+        description="\n".join(f"{day} {how}" for day, how in changed.items())
+        or "no final day has changed",
+        metadata={"final days": len(now.final[FACT.name]), "changed": len(changed)},
+    )
+
+
+def _table(states: Mapping[date, State]) -> str:
+    """The states as a Markdown table, a row for each gapless range of days in one state."""
+    spans: list[tuple[Window, str]] = []
+    for state in set(states.values()):
+        days = [day for day, found in states.items() if found is state]
+        spans += [(window, state.value) for window in windows(days)]
+    rows = [f"| {window} | {state} |" for window, state in sorted(spans, key=lambda s: s[0].start)]
+    return "\n".join(["| days | state |", "|---|---|", *rows[-200:]])
+
+
+def _day_checks(look: _Look) -> dg.AssetChecksDefinition:
+    @dg.multi_asset_check(name="check_days", specs=_specs(), can_subset=True)
+    def check_days(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        wanted = context.op_execution_context.selected_asset_check_keys
+        for found in _evaluations(look.situation(context.instance)):
+            if found.asset_check_key in wanted:
+                yield dg.AssetCheckResult(
+                    asset_key=found.asset_key,
+                    check_name=found.check_name,
+                    passed=found.passed,
+                    description=found.description,
+                    metadata=found.metadata,
+                )
+
+    return check_days
+
+
+def _watch_days(look: _Look) -> dg.SensorDefinition:
+    @dg.sensor(
+        name="watch_days",
+        minimum_interval_seconds=60,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Evaluates the checks on the states of the days whenever a state has changed.",
+    )
+    def watch_days(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        before = json.loads(context.cursor or "{}")
+        after, events = {}, []
+        for found in _evaluations(look.situation(context.instance)):
+            name = found.asset_check_key.to_user_string()
+            after[name] = _digest([str(found.description), repr(found.metadata)])
+            if before.get(name) != after[name]:
+                events.append(found)
+        if not events:
+            return dg.SkipReason("no state has changed")
+        return dg.SensorResult(asset_events=events, cursor=json.dumps(after))
+
+    return watch_days

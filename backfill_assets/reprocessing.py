@@ -1,0 +1,325 @@
+"""From what the tables' commits say to what must be rebuilt: the days that are behind their inputs.
+
+Pure functions over ledgers and dates. They look at the state, not at events: what was missed while
+nothing ran is found the next time that somebody looks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+
+from backfill_assets.landing import NOT_LANDED
+from backfill_assets.lateness import Policy, log_days
+from backfill_assets.partitions import DAY, Window, windows
+from backfill_assets.records import Ledger, Record
+from backfill_assets.schemas import (
+    CORRECTIONS,
+    CURRENT,
+    FACT,
+    LATE,
+    LATENESS,
+    RAW,
+    REJECTED,
+    STAGED,
+)
+
+Ledgers = Mapping[str, Ledger]
+
+#: Tables by log day that follow the raw log, and tables by event day, each built from the one
+#: before it.
+BY_LOG_DAY = (LATE.name, CORRECTIONS.name, LATENESS.name)
+BY_EVENT_DAY = (STAGED.name, FACT.name, CURRENT.name)
+
+
+@dataclass(frozen=True)
+class Behind:
+    """Why a day of a table is behind: by input, the record that changed what it is made of."""
+
+    inputs: Mapping[str, Record]
+
+    @property
+    def token(self) -> str:
+        """The versions that the day needs, as text."""
+        return ",".join(f"{name}@{record.version}" for name, record in sorted(self.inputs.items()))
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """The days that are behind their inputs, by table.
+
+    Attributes:
+        open: those that a scheduled run rebuilds.
+        final: those that only a person may rebuild, as their window has closed.
+    """
+
+    open: Mapping[str, Mapping[date, Behind]] = field(default_factory=dict)
+    final: Mapping[str, Mapping[date, Behind]] = field(default_factory=dict)
+
+    def days(self, table: str) -> set[date]:
+        """All days of a table that are behind."""
+        return {*self.open.get(table, ()), *self.final.get(table, ())}
+
+
+def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
+    """Which days are behind their inputs.
+
+    A day is behind if an input's commit changed what the day is made of, and the day was last
+    published from an older version of that input, or never.
+    """
+    raw, rejected = ledgers[RAW.name], ledgers[REJECTED.name]
+    changed = _changed_log_days(raw)
+    follow: list[tuple[str, str, Callable[[Record], Iterable[date]]]] = [
+        (RAW.name, STAGED.name, _event_days(raw, policy)),
+        (RAW.name, LATE.name, lambda record: record.days),
+        (RAW.name, CORRECTIONS.name, changed),
+        (RAW.name, LATENESS.name, changed),
+        (REJECTED.name, LATENESS.name, lambda record: record.days),
+        (STAGED.name, FACT.name, lambda record: record.days),
+        (FACT.name, CURRENT.name, lambda record: record.days),
+        (CORRECTIONS.name, CURRENT.name, lambda record: record.days_said("run_dates")),
+    ]
+    possible: dict[str, Container[date]] = {
+        LATENESS.name: raw.published & rejected.published,
+        CURRENT.name: ledgers[FACT.name].published,
+    }
+    closed = final_days(ledgers, policy)
+    found: dict[str, dict[date, dict[str, Record]]] = defaultdict(lambda: defaultdict(dict))
+    for source, table, days_of in follow:
+        needed = {day: record for record in ledgers[source].records for day in days_of(record)}
+        due = policy.due(today) if table in BY_EVENT_DAY else policy.logged(today)
+        for day, record in needed.items():
+            can = day in due and day in possible.get(table, due)
+            if can and _is_older(ledgers[table].latest.get(day), ledgers[source], record):
+                found[table][day][source] = record
+    backlog = Backlog(defaultdict(dict), defaultdict(dict))
+    for table, days in found.items():
+        for day, inputs in sorted(days.items()):
+            part = backlog.final if day in closed.get(table, ()) else backlog.open
+            part[table][day] = Behind(inputs)  # type: ignore[index]
+    return backlog
+
+
+def _is_older(built: Record | None, source: Ledger, needed: Record) -> bool:
+    """Whether a day was built before an input's commit, or from a table that was since replaced."""
+    if built is None:
+        return True
+    version = built.inputs.get(source.table.name, -1)
+    return version < needed.version or version > (source.version or 0)
+
+
+def _overtaken(raw: Ledger) -> Callable[[Record], bool]:
+    """Whether a commit of the raw log was compared with something else than what it followed.
+
+    Two runs that load days side by side each see the log without the other's lines.
+    """
+    versions = {record.version for record in raw.records}
+
+    def overtaken(record: Record) -> bool:
+        compared_with = record.said.get("compared_with")
+        since = -1 if compared_with is None else compared_with
+        return any(version in versions for version in range(since + 1, record.version))
+
+    return overtaken
+
+
+def _event_days(raw: Ledger, policy: Policy) -> Callable[[Record], Iterable[date]]:
+    """The event days that a commit of the raw log makes due."""
+    overtaken = _overtaken(raw)
+
+    def event_days(record: Record) -> Iterable[date]:
+        if policy.only_touched and "event_days" in record.said and not overtaken(record):
+            return record.days_said("event_days")
+        return {d for day in record.days for d in policy.may_touch(day)} & raw.published
+
+    return event_days
+
+
+def _changed_log_days(raw: Ledger) -> Callable[[Record], Iterable[date]]:
+    """The log days whose corrections a commit of the raw log may change."""
+    overtaken = _overtaken(raw)
+
+    def log_days(record: Record) -> Iterable[date]:
+        if overtaken(record):
+            return {day for day in raw.published if day >= min(record.days)}
+        return record.days_said("log_days") if "log_days" in record.said else record.days
+
+    return log_days
+
+
+def final_days(ledgers: Ledgers, policy: Policy) -> dict[str, set[date]]:
+    """The days of staging and facts that only a person may rebuild.
+
+    Those whose latest record says that they were built with all their log days; and those whose
+    window closed later and quietly, as the last of its log days changed nothing for them.
+    """
+    closes = closing(ledgers, policy)
+    return {
+        name: {
+            day
+            for day, record in ledgers[name].latest.items()
+            if day in record.final or closes(name, record, day)
+        }
+        for name in (STAGED.name, FACT.name)
+    }
+
+
+def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], bool]:
+    """Whether a record of staging or facts holds all that the window of one of its days brought.
+
+    That is so if all log days of the window are loaded, and the record was built from the last of
+    those commits of the raw log that changed the day until then, or later.
+    """
+    raw, staged = ledgers[RAW.name], ledgers[STAGED.name]
+    first: dict[date, int] = {}
+    changes: dict[date, list[int]] = defaultdict(list)
+    event_days = _event_days(raw, policy)
+    for record in raw.records:
+        for day in record.days:
+            first.setdefault(day, record.version)
+        for day in event_days(record):
+            changes[day].append(record.version)
+    builds: dict[date, list[Record]] = defaultdict(list)
+    for record in staged.records:
+        for day in record.days:
+            builds[day].append(record)
+
+    def closes(table: str, record: Record, day: date) -> bool:
+        if not policy.is_final(day, first):
+            return False
+        closed_by = max(first[d] for d in log_days(Window(day, day + DAY), policy.window_days))
+        wanted = max((v for v in changes[day] if v <= closed_by), default=closed_by)
+        if table == FACT.name:
+            of = record.inputs.get(STAGED.name, -1)
+            built = [r.inputs.get(RAW.name, -1) for r in builds[day] if r.version <= of]
+            return bool(built) and built[-1] >= wanted
+        return record.inputs.get(RAW.name, -1) >= wanted
+
+    return closes
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """The landing folders against what the raw log was loaded from.
+
+    Attributes:
+        load: log days to load, with what they are to be loaded from.
+        gone: log days whose files are no longer there; never loaded by themselves, as that would
+            empty them.
+        absent: log days that are due and have no folder.
+    """
+
+    load: Mapping[date, str]
+    gone: Sequence[date]
+    absent: frozenset[date]
+
+
+def arrivals(raw: Ledger, contents: Mapping[date, str], policy: Policy, today: date) -> Arrivals:
+    """Which log days have landed and are not loaded as they are.
+
+    Args:
+        raw: the ledger of `raw_orders`.
+        contents: what is in the landing, as `landing.contents` says it.
+        policy: the late-data policy.
+        today: a log day must be over to be loaded. One without a folder is loaded as an empty day
+            when it is due: no folder is how a source says that there is nothing.
+    """
+    loaded = {
+        date.fromisoformat(day): what
+        for record in raw.records
+        for day, what in record.said.get("landing", {}).items()
+    }
+    load, gone, absent = {}, [], set()
+    due = policy.due(today)
+    for day in policy.logged(today):
+        now = [contents.get(d, NOT_LANDED) for d in (day - DAY, day)]
+        then = loaded.get(day)
+        if now[1] == NOT_LANDED and day in due and (then is None or then[1] == NOT_LANDED):
+            absent.add(day)
+        if then is None:
+            if now[1] != NOT_LANDED or day in due:
+                load[day] = "+".join(now)
+        elif then != now:
+            if any(_files(b) < _files(a) for a, b in zip(then, now, strict=True)):
+                gone.append(day)
+            else:
+                load[day] = "+".join(now)
+    return Arrivals(load, gone, frozenset(absent))
+
+
+def _files(content: str) -> int:
+    return 0 if content == NOT_LANDED else int(content.partition("-")[0])
+
+
+@dataclass(frozen=True)
+class Request:
+    """One run to ask for: a gapless range of days of some tables.
+
+    Attributes:
+        tables: the tables to build, by name.
+        window: the days.
+        key: names what the run is for; the same days for the same inputs have the same key.
+    """
+
+    tables: tuple[str, ...]
+    window: Window
+    key: str
+
+
+def load_requests(found: Arrivals, per_run: int | None) -> list[Request]:
+    """The runs that load what has landed, with all that follows the raw log by log day."""
+    tables = (RAW.name, REJECTED.name, *BY_LOG_DAY)
+    return _requests({tables: dict(found.load)}, per_run)
+
+
+def rebuild_requests(
+    behind: Backlog, per_run: int | None, busy: Mapping[str, Container[str]] | None = None
+) -> list[Request]:
+    """The runs that bring the open days up to date.
+
+    Args:
+        behind: the backlog.
+        per_run: at most so many days a run.
+        busy: by the id of a run or backfill that is under way, the tables that it builds. Where
+            one of them changed an input, it is itself about to build what follows.
+    """
+
+    def ready(table: str, reason: Behind) -> bool:
+        by = {id_ for r in reason.inputs.values() for id_ in (r.run_id, r.backfill_id)}
+        return not any(table in tables for id_, tables in (busy or {}).items() if id_ in by)
+
+    tokens: dict[tuple[date, str], str] = {}
+    for table in (*BY_LOG_DAY, *BY_EVENT_DAY):
+        for day, reason in behind.open.get(table, {}).items():
+            if ready(table, reason):
+                tokens[day, table] = reason.token
+    groups: dict[tuple[str, ...], dict[date, str]] = defaultdict(dict)
+    for chain, together in ((BY_LOG_DAY, False), (BY_EVENT_DAY, True)):
+        wanted = defaultdict(set)
+        for day, table in tokens:
+            if table in chain:
+                wanted[day].add(table)
+        for day, tables in wanted.items():
+            first = min(chain.index(table) for table in tables)
+            # By event day, what follows a rebuilt table is rebuilt with it.
+            build = chain[first:] if together else tuple(t for t in chain if t in tables)
+            token = ",".join(tokens[day, table] for table in chain if table in tables)
+            groups[build][day] = token
+    return _requests(groups, per_run)
+
+
+def _requests(
+    groups: Mapping[tuple[str, ...], Mapping[date, str]], per_run: int | None
+) -> list[Request]:
+    found = []
+    for tables, days in groups.items():
+        for window in windows(days):
+            for part in window.split(per_run):
+                tokens = sorted({days[day] for day in part})
+                inputs = hashlib.sha256(repr(tokens).encode()).hexdigest()[:12]
+                key = f"{'+'.join(tables)}:{part}:{inputs}"
+                found.append(Request(tables, part, key))
+    return found

@@ -1,0 +1,172 @@
+"""The state of every day of every table, as of a day: what may be trusted, what is missing.
+
+Pure functions over ledgers, the landing's contents and dates. Dagster's own freshness looks at an
+asset's last materialization, whichever day that was of; this looks at each day.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import date
+from functools import cached_property
+
+from backfill_assets.lateness import Policy, log_days
+from backfill_assets.partitions import DAY, Window, windows
+from backfill_assets.reprocessing import Arrivals, Backlog, Ledgers, closing, final_days
+from backfill_assets.schemas import CURRENT, FACT, RAW, REJECTED, STAGED
+
+
+class State(enum.Enum):
+    """What is to be said of a day of a table; the first that applies."""
+
+    CHECK_FAILED = "check failed"
+    MISSING = "missing"
+    INPUT_NEWER = "input newer than output"
+    INPUT_MISSING = "input missing"
+    OPEN = "open"
+    FINAL = "final"
+    FRESH = "fresh"
+
+    @property
+    def good(self) -> bool:
+        """Whether nobody has to do anything."""
+        return self in (State.OPEN, State.FINAL, State.FRESH)
+
+
+#: What each state means for a reader, and what to do about it.
+MEANING: Mapping[State, str] = {
+    State.CHECK_FAILED: "the last run did not publish it, as a check failed; readers see what was "
+    "there before. Mend the input that the check names, then materialize these days",
+    State.MISSING: "never published although it is due; readers see no rows. Materialize these "
+    "days, inputs included",
+    State.INPUT_NEWER: "published from older input than there is; the next scheduled run rebuilds "
+    "open days, final ones only a person may: materialize them to take the new input in",
+    State.INPUT_MISSING: "an arrival day in its window has not landed, or is not loaded as it is "
+    "now; it may still lack orders. See that the source delivers",
+    State.OPEN: "up to date, may still change until its window closes",
+    State.FINAL: "its window has closed; only a person may rebuild it",
+    State.FRESH: "up to date",
+}
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All that the states follow from.
+
+    Attributes:
+        ledgers: by table.
+        backlog: the days behind their inputs.
+        arrivals: the landing against the raw log.
+        failed: by table, days whose last run failed in a check of theirs.
+        policy: the late-data policy.
+        today: the business day.
+        in_time: whether today's deadline is still to come, so that the last due day may be missing.
+    """
+
+    ledgers: Ledgers
+    backlog: Backlog
+    arrivals: Arrivals
+    failed: Mapping[str, Collection[date]]
+    policy: Policy
+    today: date
+    in_time: bool = False
+
+    @cached_property
+    def final(self) -> Mapping[str, Collection[date]]:
+        """The final days, by table."""
+        return final_days(self.ledgers, self.policy)
+
+    def late(self, log_days: Collection[date]) -> set[date]:
+        """Those of some log days that should have been loaded by now."""
+        coming = self.today - DAY
+        return {day for day in log_days if not (self.in_time and day == coming)}
+
+
+def day_states(table: str, now: Situation) -> dict[date, State]:
+    """The state of every day that is due or published."""
+    expected = now.policy.due(now.today - DAY if now.in_time else now.today)
+    ledger = now.ledgers[table]
+    behind, failed = now.backlog.days(table), now.failed.get(table, ())
+    if table in (RAW.name, REJECTED.name):
+        behind |= now.arrivals.load.keys() & ledger.published
+
+    def state(day: date) -> State:
+        if day in failed:
+            return State.CHECK_FAILED
+        if day not in ledger.published:
+            return State.MISSING
+        if day in behind:
+            return State.INPUT_NEWER
+        if _lacks_input(table, day, now):
+            return State.INPUT_MISSING
+        if table in (STAGED.name, FACT.name):
+            return State.FINAL if day in now.final[table] else State.OPEN
+        if table == CURRENT.name and day not in now.final[FACT.name]:
+            return State.OPEN
+        return State.FRESH
+
+    return {day: state(day) for day in sorted({*expected, *ledger.published, *failed})}
+
+
+def _lacks_input(table: str, day: date, now: Situation) -> bool:
+    load, absent = now.late(now.arrivals.load), now.late(now.arrivals.absent)
+    if table in (STAGED.name, FACT.name, CURRENT.name):
+        needed = log_days(Window(day, day + DAY), now.policy.window_days)
+        # A closed day waits for nobody; only what is there and not loaded concerns it.
+        waits = load if day in now.final[FACT.name] else load | absent
+        return any(d in waits for d in needed)
+    return day in absent or day in now.arrivals.gone
+
+
+def summary(states: Mapping[date, State]) -> dict[str, int]:
+    """How many days are in each state."""
+    counts = Counter(states.values())
+    return {state.value: counts[state] for state in State}
+
+
+def in_words(states: Mapping[date, State]) -> str:
+    """The days of each state that somebody should see to, with what it means; empty if none."""
+    lines = []
+    for state in State:
+        days = [day for day, found in states.items() if found is state]
+        if days and not state.good:
+            spans = ", ".join(map(str, windows(days)))
+            lines.append(f"{state.value}: {spans} ({MEANING[state]})")
+    return "\n".join(lines)
+
+
+def holes(states: Mapping[date, State]) -> set[date]:
+    """Missing days before a day that is there."""
+    there = [day for day, state in states.items() if state is not State.MISSING]
+    missing = {day for day, state in states.items() if state is State.MISSING}
+    return {day for day in missing if there and day < max(there)}
+
+
+def changed_final_days(now: Situation) -> dict[date, str]:
+    """Final days of the facts that differ from what was last published deliberately, and how.
+
+    A person may rebuild a final day; a schedule, a sensor or another writer may not change one.
+    """
+    ledger = now.ledgers[FACT.name]
+    closes = closing(now.ledgers, now.policy)
+    found: dict[date, str] = {}
+    frozen: dict[date, str] = {}
+    for record in ledger.records:
+        for day, published in record.days.items():
+            if record.by_person:
+                frozen.pop(day, None)
+            if frozen.get(day, published.digest) != published.digest:
+                found[day] = f"changed by {record.launched_by} in run {record.run_id}"
+                continue
+            found.pop(day, None)
+            if day in record.final or closes(FACT.name, record, day):
+                frozen[day] = published.digest
+    for other in ledger.foreign:
+        for day in other.days & frozen.keys():
+            if ledger.latest[day].version < other.version:
+                how = f"{other.operation}, version {other.version}"
+                found[day] = f"changed by another writer ({how})"
+    return dict(sorted(found.items()))

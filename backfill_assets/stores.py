@@ -1,0 +1,17 @@
+"""Folders and URLs as Arrow file systems, for what is listed, read or written without Spark."""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow.fs as pafs
+
+
+def open_store(url: str) -> tuple[pafs.FileSystem, str]:
+    """The file system of a local path or a URL, and the path in it."""
+    # Hadoop's names of the schemes; Arrow has its own for the same stores.
+    url = re.sub(r"^s3[an]://", "s3://", url)
+    if "://" not in url:
+        return pafs.LocalFileSystem(), url
+    filesystem, path = pafs.FileSystem.from_uri(url)
+    return filesystem, path

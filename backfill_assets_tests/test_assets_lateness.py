@@ -1,0 +1,399 @@
+"""How late lines arrive: the figures against plain Python, and the page as a reader gets it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from html.parser import HTMLParser
+from math import ceil
+
+import dagster as dg
+import pyarrow as pa
+import pyspark.sql.types as T
+import pytest
+
+from backfill_assets import dashboard
+from backfill_assets.assets import lateness
+from backfill_assets.audit import Severity, judge, measure
+from backfill_assets.partitions import DAY, Window
+from backfill_assets.schemas import LATENESS
+from backfill_assets_tests.pipeline import Pipeline, day, order
+
+WEEK = Window(day(10), day(17))
+LINE = T.StructType(
+    [
+        T.StructField("log_date", T.DateType()),
+        T.StructField("event_date", T.DateType()),
+        T.StructField("order_id", T.StringType()),
+        T.StructField("order_ts", T.TimestampType()),
+        T.StructField("ingestion_ts", T.TimestampType()),
+        T.StructField("amount", T.DecimalType(18, 2)),
+    ]
+)
+
+
+def line(log_day: int, event_day: int, order_id: str, amount="1.00", *, seconds: float = 0) -> dict:
+    """A raw line, taken so many seconds after it happened."""
+    happened = datetime.combine(day(event_day), datetime.min.time(), timezone.utc)
+    return {
+        "log_date": day(log_day),
+        "event_date": day(event_day),
+        "order_id": order_id,
+        "order_ts": happened,
+        "ingestion_ts": happened + timedelta(seconds=seconds),
+        "amount": Decimal(amount),
+    }
+
+
+def generated() -> list[dict]:
+    chosen = random.Random(5)
+    lines = []
+    for _ in range(150):
+        log_day = chosen.randint(3, 16)
+        if day(log_day) == day(13):  # a day without lines
+            continue
+        delay = chosen.choice([0, 0, 0, 0, 1, 1, 2, 3, 4, 9, 16, 40])
+        amount = f"{chosen.randint(-500, 500)}.{chosen.randint(10, 99)}"
+        seconds = chosen.choice([-100, 0, 59, 60, 86_399.999999, chosen.randint(0, 10**6)])
+        order_id = f"o{chosen.randint(1, 30)}"
+        lines.append(line(log_day, log_day - delay, order_id, amount, seconds=seconds))
+    return lines
+
+
+def expected(lines: list[dict], rejected: list[date], log_day: date, window_days: int) -> dict:
+    """One row of the table, worked out line by line."""
+    own = [x for x in lines if x["log_date"] == log_day]
+    delays = [(x["log_date"] - x["event_date"]).days for x in own]
+    late = [x for x, delay in zip(own, delays, strict=True) if delay >= 1]
+    beyond = [x for x, delay in zip(own, delays, strict=True) if delay > window_days]
+    before = Window(log_day - window_days * DAY, log_day)
+    known = {x["order_id"] for x in lines if x["log_date"] in before}
+    superseded = 0
+    for x in own:
+        superseded += x["order_id"] in known
+        known.add(x["order_id"])
+    row = {
+        "log_date": log_day,
+        "lines": len(own),
+        "late_lines": len(late),
+        "late_amount": sum((x["amount"] for x in late), Decimal("0.00")),
+        "beyond_lines": len(beyond),
+        "beyond_amount": sum((x["amount"] for x in beyond), Decimal("0.00")),
+        "superseded_lines": superseded,
+        "rejected_lines": Counter(rejected)[log_day],
+        "caught_by_window": [sum(delay <= w for delay in delays) for w in range(15)],
+    }
+    days = sorted(delay for delay in delays if delay >= 1)
+    minutes = sorted(
+        (max(x["order_ts"], x["ingestion_ts"]) - x["order_ts"]) // timedelta(minutes=1)
+        for x in late
+    )
+    for unit, values in (("days", days), ("minutes", minutes)):
+        for name, percent in (("p50", 50), ("p95", 95), ("max", 100)):
+            at = ceil(len(values) * percent / 100) - 1
+            row[f"delay_{unit}_{name}"] = values[at] if values else None
+    return row
+
+
+def frames(spark, lines: list[dict], rejected: list[date]):
+    ddl = "arrival_date date"
+    return (
+        spark.createDataFrame(lines, LINE),
+        spark.createDataFrame([{"arrival_date": d} for d in rejected], ddl),
+    )
+
+
+def measured(spark, lines, rejected, window: Window, window_days: int) -> list[dict]:
+    """What the transform makes of the days that a run over this window reads."""
+    read = window.widened(before=window_days)
+    found = lateness.arrival_lateness(
+        *frames(
+            spark,
+            [x for x in lines if x["log_date"] in read],
+            [d for d in rejected if d in window],
+        ),
+        window,
+        window_days,
+    )
+    LATENESS.conform(found)
+    return sorted((row.asDict() for row in found.collect()), key=lambda row: row["log_date"])
+
+
+def test_lines_as_a_reader_would_count_them(spark):
+    lines = [
+        line(9, 9, "a"),  # known by the day before
+        line(10, 10, "a", "5.00"),  # supersedes it
+        line(10, 10, "b", "7.00"),
+        line(10, 9, "c", "1.50", seconds=119),  # late by one day, taken after a minute
+        line(10, 9, "c", "1.50", seconds=119),  # the same line again
+        line(10, 7, "d", "-2.25", seconds=3 * 86_400 + 59.9),  # beyond a window of two days
+        line(10, 4, "e", "100.00", seconds=-60),  # taken before it happened
+    ]
+    (row,) = measured(spark, lines, [day(10), day(10)], Window(day(10), day(11)), 2)
+    assert row == {
+        "log_date": day(10),
+        "lines": 6,
+        "late_lines": 4,
+        "late_amount": Decimal("100.75"),
+        "beyond_lines": 2,
+        "beyond_amount": Decimal("97.75"),
+        "superseded_lines": 2,
+        "rejected_lines": 2,
+        "delay_days_p50": 1,
+        "delay_days_p95": 6,
+        "delay_days_max": 6,
+        "delay_minutes_p50": 1,
+        "delay_minutes_p95": 3 * 1440,
+        "delay_minutes_max": 3 * 1440,
+        "caught_by_window": [2, 4, 4, 5, 5, 5] + [6] * 9,
+    }
+
+
+@pytest.mark.parametrize("window_days", [0, 2, 7, 20])
+def test_every_day_is_what_plain_python_says(spark, window_days):
+    lines = generated()
+    rejected = [day(11), day(11), day(13), day(20)]
+    found = measured(spark, lines, rejected, WEEK, window_days)
+    assert found == [expected(lines, rejected, d, window_days) for d in WEEK]
+    assert sum(row["superseded_lines"] for row in found) > 0
+
+
+def test_a_range_is_its_days_one_by_one(spark):
+    lines, rejected = generated(), [day(12)]
+    alone = [measured(spark, lines, rejected, Window(d, d + DAY), 2)[0] for d in WEEK]
+    assert measured(spark, lines, rejected, WEEK, 2) == alone
+
+
+def test_order_days_before_all_days_count_like_others(spark):
+    happened = datetime(1, 1, 2, tzinfo=timezone.utc)
+    old = line(10, 10, "a") | {"event_date": happened.date(), "order_ts": happened}
+    (row,) = measured(spark, [old], [], Window(day(10), day(11)), 7)
+    assert row == expected([old], [], day(10), 7)
+    assert row["delay_days_max"] > 700_000
+
+
+def test_a_day_without_lines_has_its_row(spark):
+    (row,) = measured(spark, [], [], Window(day(10), day(11)), 7)
+    assert row == expected([], [], day(10), 7)
+    assert row["delay_days_p50"] is None
+    said = lateness.numbers(row)
+    assert set(said) == {
+        "late lines",
+        "beyond window lines",
+        "beyond window amount",
+        "superseded lines",
+        "rejected lines",
+    }
+
+
+def test_numbers_are_what_the_ui_plots(spark):
+    row = expected(generated(), [], day(12), 2)
+    said = lateness.numbers(row)
+    assert {type(value) for value in said.values()} == {int, float}
+    assert said["late share"] == row["late_lines"] / row["lines"]
+    assert said["beyond window share"] == row["beyond_lines"] / row["lines"]
+    assert said["caught by W=0"] == pytest.approx(1 - said["late share"])
+    assert said["caught by W=14"] <= 1
+    assert {f"delay {unit} {name}" for unit in ("days", "minutes") for name in ("p50", "p95")} < (
+        set(said)
+    )
+
+
+def test_books_count_for_themselves(spark):
+    lines, window = generated(), Window(day(10), day(12))
+    rejected = [day(10)]
+    raw_frame, rejected_frame = frames(spark, lines, rejected)
+    rows = {d: expected(lines, rejected, d, 2) for d in window}
+    rows[day(11)]["lines"] += 1
+    found = lateness.books(rows, raw_frame, rejected_frame, window, 2, {day(8)})
+    good, bad = found[day(10)], found[day(11)]
+    assert (good.rows, bad.rows) == (1, 1)
+    assert not good.problems
+    assert good.entries == {
+        "lines": rows[day(10)]["lines"],
+        "late": rows[day(10)]["late_lines"],
+        "beyond": rows[day(10)]["beyond_lines"],
+        "rejected": 1,
+    }
+    assert bad.problems == [
+        f"lines is {rows[day(11)]['lines']} where {rows[day(11)]['lines'] - 1} are due"
+    ]
+    assert "1 of the 2 day(s) before" in good.warnings[0]
+    assert not bad.warnings
+    # A missing row is the audit's to find.
+    frame = lateness.arrival_lateness(raw_frame, rejected_frame, Window(day(10), day(11)), 2)
+    verdicts = judge(LATENESS, window, measure(frame, LATENESS), found, {})
+    assert [verdict.severity for verdict in verdicts] == [Severity.WARN, Severity.ERROR]
+
+
+MEASURED = ("raw_orders", "raw_orders_rejected", LATENESS.name, dashboard.DASHBOARD)
+
+
+def events(pipeline: Pipeline, name: str) -> list[dg.AssetMaterialization]:
+    records = pipeline.instance.fetch_materializations(dg.AssetKey(name), limit=100).records
+    return [record.asset_materialization for record in records]
+
+
+def test_assets_from_landing_to_page(pipeline):
+    for n in range(1, 5):
+        pipeline.land(n, [order("same", n), order(f"o{n}", 1, "3.00"), "no order"])
+    pipeline.run(1, 2, MEASURED)
+    pipeline.run(4, 4, MEASURED)  # before the day before it
+    rows = {row["log_date"]: row for row in pipeline.rows(LATENESS.name)}
+    assert [rows[day(n)]["superseded_lines"] for n in (1, 2, 4)] == [0, 1, 1]
+    pipeline.run(3, 3, MEASURED)
+    rows = {row["log_date"]: row for row in pipeline.rows(LATENESS.name)}
+    assert [rows[day(n)]["late_lines"] for n in range(1, 5)] == [0, 1, 1, 1]
+    assert [rows[day(n)]["delay_days_max"] for n in range(1, 5)] == [None, 1, 2, 3]
+    assert [rows[day(n)]["rejected_lines"] for n in range(1, 5)] == [1, 1, 1, 1]
+    by_day = {e.partition: e.metadata for e in events(pipeline, LATENESS.name)}
+    assert sorted(by_day) == [str(day(n)) for n in range(1, 5)]
+    assert by_day[str(day(4))]["late share"] == dg.FloatMetadataValue(0.5)
+    assert by_day[str(day(4))]["delay days p95"] == dg.IntMetadataValue(3)
+    assert "superseded_lines may be too low: 1 of the 7" in by_day[str(day(4))]["warnings"].value
+
+    pages = events(pipeline, dashboard.DASHBOARD)
+    assert [page.partition for page in pages] == [None, None, None]  # one a run, of no day
+    said = {name: value.value for name, value in pages[0].metadata.items()}
+    folder = pipeline.warehouse / dashboard.DASHBOARD
+    assert [path.name for path in folder.iterdir()] == ["index.html"]
+    assert said["path"] == str(folder / "index.html")
+    assert (said["days"], said["lines"], said["late share"]) == (4, 8, 3 / 8)
+    assert said["smallest W that catches 99 %"] == said["smallest W that catches 99.9 %"] == 3
+    version = pipeline.log(LATENESS.name).version()
+    assert said[f"delta version {LATENESS.name}"] == version
+    table = pipeline.log(LATENESS.name).to_pyarrow_table()
+    text = (folder / "index.html").read_text()
+    assert text == dashboard.page(table, pipeline.settings.window_days, version)
+
+
+def test_without_a_table_there_is_no_page(pipeline):
+    result = pipeline.run(1, assets=[dashboard.DASHBOARD], fails=True)
+    assert "materialize it for some days, then lateness_dashboard again" in (
+        pipeline.failure(result)
+    )
+    assert not (pipeline.warehouse / dashboard.DASHBOARD).exists()
+
+
+def table(days: int = 1, delays: tuple[int, ...] = (0,) * 997 + (1, 3, 9), **changed) -> pa.Table:
+    """Rows of the table: so many days with the same delays each."""
+    late = sorted(delay for delay in delays if delay)
+    beyond = sum(delay > 7 for delay in late)
+
+    def percentile(percent: int) -> int | None:
+        return late[ceil(len(late) * percent / 100) - 1] if late else None
+
+    row = {
+        "lines": len(delays),
+        "late_lines": len(late),
+        "late_amount": Decimal(len(late)),
+        "beyond_lines": beyond,
+        "beyond_amount": Decimal("1234.50") * beyond,
+        "superseded_lines": 4,
+        "rejected_lines": 1,
+        "delay_days_p50": percentile(50),
+        "delay_days_p95": percentile(95),
+        "delay_days_max": percentile(100),
+        "caught_by_window": [sum(delay <= w for delay in delays) for w in range(15)],
+        **changed,
+    }
+    return pa.Table.from_pylist([{"log_date": day(n), **row} for n in range(1, days + 1)])
+
+
+class Reader(HTMLParser):
+    """The text outside of scripts and styles, and every attribute with its tag."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.words, self.attributes, self.inside = [], [], ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.inside = tag
+        self.attributes += [(tag, name, value) for name, value in attrs]
+
+    def handle_endtag(self, tag):
+        self.inside = ""
+
+    def handle_data(self, data):
+        if self.inside not in ("script", "style"):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split()).replace(" ,", ",").replace(" ;", ";")
+
+
+def test_the_page_needs_nothing_from_elsewhere():
+    page = dashboard.page(table(3), 7, 2)
+    reader = Reader(page)
+    assert not [a for a in reader.attributes if a[1] in ("src", "href", "srcset", "data", "action")]
+    assert not {tag for tag, _, _ in reader.attributes} & {"link", "img", "iframe", "object"}
+    (policy,) = [v for tag, _, v in reader.attributes if v and v.startswith("default-src")]
+    assert policy.startswith("default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-")
+    assert "http" not in policy
+    ids = [value for _, name, value in reader.attributes if name == "id"]
+    assert ids == ["chart-windows", "chart-late", "chart-delays", "chart-others"]
+
+
+def test_the_same_table_gives_the_same_page():
+    rows = table(3)
+    assert dashboard.page(rows, 7, 2) == dashboard.page(rows.take([2, 0, 1]), 7, 2)
+
+
+def test_the_page_says_its_figures():
+    text = Reader(dashboard.page(table(3), 7, 2)).text
+    for said in (
+        "Log days 2024-01-01 to 2024-01-03, from version 2 of arrival_lateness.",
+        "3,000 lines on 3 log days. 0.30 % (9) came late; 0.10 % (3) came after the window of "
+        "7 days had closed, with amounts that add up to 3,703.50 . 12 lines made another version "
+        "of an order obsolete; 3 more lines could not be read and were rejected.",
+        "A window of 3 days catches 99.9 % of the lines, and no shorter one does. For 99 % it "
+        "takes 0 days. The configured window of 7 days catches 99.90 %; 3 lines came after it. "
+        "All shares are of the 3,000 lines",
+    ):
+        assert said in text
+    assert "not measured" not in text
+    assert "another window" not in text
+
+
+@pytest.mark.parametrize(
+    ("rows", "window_days", "said"),
+    [
+        (table(), 7, ["Log day 2024-01-01, from", "on 1 log day."]),
+        (table(delays=(0,) * 5), 7, ["None came late.", "A window of 0 days catches 99.9 % of"]),
+        (table(delays=(0, 2)), 7, ["50.00 % (1) came late; none came after the window of 7 days"]),
+        (table(delays=()), 7, ["No lines on 1 log day.", "nothing to say about windows"]),
+        (table(546), 7, ["546,000 lines on 546 log days."]),
+        (table(delays=(0,) * 9_999 + (20,)), 7, ["0.01 % (1) came late", "catches 99.99 %; 1"]),
+        (table(delays=(0,) * 9 + (20,)), 14, ["No window of up to 14 days catches 99.9 % of"]),
+        (table(delays=(0, 20_000)), 7, ["The scale is logarithmic."]),
+        (table(3), 2, ["0.20 % (6) came after", "At least 3 log days were measured when another"]),
+        (table(3), 30, ["The configured window of 30 days catches 99.90 %"]),
+        (table(3).take([0, 2]), 7, ["1 log day in between was not measured"]),
+    ],
+)
+def test_the_page_of_any_table(rows, window_days, said):
+    text = Reader(dashboard.page(rows, window_days, 0)).text
+    for words in said:
+        assert words in text
+
+
+def test_a_share_is_never_rounded_to_what_it_is_not():
+    rows = table(delays=(0,) * 998_999 + (1,) * 1_001).to_pylist()
+    assert dashboard.smallest_window(rows, 999) == 1
+    assert dashboard.smallest_window(table(delays=(0,) * 999 + (1,)).to_pylist(), 999) == 0
+    assert dashboard.smallest_window(table(delays=(0, 20)).to_pylist(), 999) is None
+    figures = dashboard.key_figures(table(delays=(0, 20)).to_pylist())
+    assert figures["smallest W that catches 99 %"] == "more than 14"
+
+
+def test_a_page_replaces_the_one_before(tmp_path):
+    folder = tmp_path / "a" / "page"
+    for text in ("first", "zweite é"):
+        assert dashboard.write(text, str(folder), "run") == f"{folder}/index.html"
+    assert dashboard.write("third", f"file://{folder}", "run") == f"file://{folder}/index.html"
+    assert (folder / "index.html").read_text() == "third"
+    assert [path.name for path in folder.iterdir()] == ["index.html"]

@@ -1,0 +1,246 @@
+"""Schedule, sensors and the checks on states, on real tables; nights on end are `test_nights`."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import datetime, timezone
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.asset_checks.asset_check_spec import AssetCheckKey
+
+from backfill_assets.automation import busy
+from backfill_assets.incidents import incidents
+from backfill_assets.schemas import CURRENT, FACT, LATE, RAW, STAGED
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
+
+LOADING = {
+    "raw_orders",
+    "raw_orders_rejected",
+    "late_orders",
+    "fact_order_corrections",
+    "arrival_lateness",
+    "lateness_dashboard",
+}
+
+
+def days_of(request: dg.RunRequest) -> tuple[str, str]:
+    tags = request.tags
+    first, last = (f"dagster/asset_partition_range_{end}" for end in ("start", "end"))
+    return tags[first], tags[last]
+
+
+def at(pipeline: Pipeline, n: int, hour: int = 2) -> Pipeline:
+    pipeline.now = datetime(2024, 1, n, hour, tzinfo=timezone.utc)
+    return pipeline
+
+
+def late_evaluation(pipeline: Pipeline, name: str, check: str):
+    """The latest evaluation of a check."""
+    key = AssetCheckKey(dg.AssetKey(name), check)
+    (record, *_) = pipeline.instance.event_log_storage.get_asset_check_execution_history(key, 1)
+    return record.event.dagster_event.asset_check_evaluation_data
+
+
+# --- ticks before anything was loaded: no table, no Spark -----------------------------------------
+
+
+@pytest.fixture
+def waiting(engine, tmp_path) -> Pipeline:
+    """Three days have landed, and nothing was ever loaded."""
+    pipeline = Pipeline(engine, tmp_path)
+    for n in (1, 2, 4):
+        pipeline.land(n, [order(f"o{n}", n)])
+    return pipeline
+
+
+def test_the_night_asks_for_all_that_is_over_as_one_run(waiting):
+    (request,) = at(waiting, 5).tick_schedule()
+    # The third day has no folder: its time has passed, so it is an empty day.
+    assert days_of(request) == ("2024-01-01", "2024-01-04")
+    assert {key.to_user_string() for key in request.asset_selection} == LOADING
+    assert request.run_key.startswith("2024-01-05:raw_orders+")
+    assert request.tags["dagster/schedule_name"] == "nightly"
+    (again,) = at(waiting, 5).tick_schedule()
+    assert again.run_key == request.run_key, "asked for twice in one night, it is run once"
+    (next_night,) = at(waiting, 6).tick_schedule()
+    assert next_night.run_key != request.run_key
+
+
+def test_a_day_is_not_loaded_before_it_is_over(waiting):
+    (request,) = at(waiting, 2, 0).tick_schedule()
+    assert days_of(request) == ("2024-01-01", "2024-01-01")
+    assert at(waiting, 1).tick_schedule() == []
+
+
+def test_with_a_lag_a_day_without_files_is_waited_for(engine, waiting):
+    patient = Pipeline(engine, waiting.root, lag_days=3)
+    assert [days_of(r) for r in at(patient, 5).tick_schedule()] == [
+        ("2024-01-01", "2024-01-02"),
+        ("2024-01-04", "2024-01-04"),
+    ]
+    assert [days_of(r) for r in at(patient, 6).tick_schedule()] == [("2024-01-01", "2024-01-04")]
+
+
+def test_long_ranges_are_cut(engine, waiting):
+    chunks = Pipeline(engine, waiting.root, partitions_per_run=3)
+    assert [days_of(r) for r in at(chunks, 5).tick_schedule()] == [
+        ("2024-01-01", "2024-01-03"),
+        ("2024-01-04", "2024-01-04"),
+    ]
+
+
+def test_the_sensor_asks_once_for_the_same_files(waiting):
+    at(waiting, 3)
+    (request,) = waiting.tick("landed_files").run_requests
+    assert days_of(request) == ("2024-01-01", "2024-01-02")
+    assert not waiting.tick("landed_files").run_requests
+    waiting.cursors.clear()  # the daemon died before it kept the cursor
+    (again,) = waiting.tick("landed_files").run_requests
+    assert again.run_key == request.run_key
+    waiting.land(1, [order("more", 1)], "part-1.jsonl")
+    (more,) = waiting.tick("landed_files").run_requests
+    assert more.run_key != request.run_key
+
+
+def test_without_tables_there_is_nothing_to_rebuild(waiting):
+    assert not at(waiting, 5).tick("touched_days").run_requests
+
+
+# --- what is under way ----------------------------------------------------------------------------
+
+
+def test_a_run_that_builds_what_follows_is_left_to_it(engine, spark, tmp_path):
+    pipeline = at(Pipeline(engine, tmp_path), 3)
+    pipeline.land(1, [order("a", 1)])
+    run = pipeline.run(1, 1, (RAW.name, "raw_orders_rejected")).dagster_run
+    asked = {r.run_key.partition(":")[0] for r in pipeline.tick("touched_days").run_requests}
+    assert "stg_orders+fact_daily_orders+fact_daily_orders_current" in asked
+    pipeline.cursors.clear()
+    # The same, while the run that loaded the day goes on to build late_orders.
+    going_on = run.with_status(dg.DagsterRunStatus.STARTED)._replace(
+        asset_selection=frozenset({dg.AssetKey(RAW.name), dg.AssetKey(LATE.name)})
+    )
+    pipeline.instance.delete_run(run.run_id)
+    pipeline.instance.add_run(going_on)
+    assert busy(pipeline.instance) == {run.run_id: frozenset({RAW.name, LATE.name})}
+    left = {r.run_key.partition(":")[0] for r in pipeline.tick("touched_days").run_requests}
+    assert not any(LATE.name in tables for tables in left)
+    assert "stg_orders+fact_daily_orders+fact_daily_orders_current" in left
+
+
+# --- states and checks ----------------------------------------------------------------------------
+
+
+def situation(pipeline: Pipeline):
+    from backfill_assets.automation import _Look
+
+    look = _Look(pipeline.settings, lambda: pipeline.now)
+    return look.situation(pipeline.instance)
+
+
+def kinds(pipeline: Pipeline) -> set[tuple[str, str, str]]:
+    return {(i.kind, i.subject, i.item) for i in incidents(situation(pipeline))}
+
+
+def test_final_days(engine, spark, tmp_path):
+    """Not written by a schedule; watched against others; a person may rebuild them."""
+    pipeline = Pipeline(engine, tmp_path, window_days=0)
+    for n in (1, 2):
+        pipeline.land(n, [order(f"o{n}", n), order(f"p{n}", n, "2.00", "c2")])
+    pipeline.night(day(3))
+    pipeline.tick("watch_days")
+    assert late_evaluation(pipeline, FACT.name, "final_days").passed
+    said = late_evaluation(pipeline, FACT.name, "days")
+    assert said.passed
+    assert said.metadata["final"].value == 2
+    assert kinds(pipeline) == set()
+
+    # New lines in an old folder: the log takes them in, the final day does not by itself.
+    pipeline.land(1, [order("added", 1, "5.00")], "part-1.jsonl")
+    before = pipeline.digests()
+    pipeline.night(day(3))
+    after = pipeline.digests()
+    assert after[RAW.name]["2024-01-01"] != before[RAW.name]["2024-01-01"]
+    assert after[STAGED.name] == before[STAGED.name]
+    assert after[FACT.name] == before[FACT.name]
+    assert kinds(pipeline) == {("new input for final days", STAGED.name, "2024-01-01")}
+    pipeline.tick("watch_days")
+    said = late_evaluation(pipeline, STAGED.name, "days")
+    assert not said.passed
+    assert said.description.startswith("input newer than output: 2024-01-01 (")
+
+    # A person takes them in.
+    pipeline.run(1, 1, (STAGED.name, FACT.name, CURRENT.name))
+    assert len(pipeline.rows(STAGED.name)) == 5
+    assert kinds(pipeline) == set()
+
+    # Another writer changes a final day behind our back.
+    url = f"delta.`{pipeline.warehouse / FACT.name}`"
+    spark.sql(f"UPDATE {url} SET revenue = revenue * 2 WHERE run_date = DATE'2024-01-02'")
+    pipeline.tick("watch_days")
+    said = late_evaluation(pipeline, FACT.name, "final_days")
+    assert not said.passed
+    assert said.description == "2024-01-02 changed by another writer (UPDATE, version 4)"
+    pipeline.run(2, 2, (FACT.name, CURRENT.name))
+    pipeline.tick("watch_days")
+    assert late_evaluation(pipeline, FACT.name, "final_days").passed
+
+    # Landing files that were loaded and are gone do not empty the day.
+    shutil.rmtree(pipeline.folder(2))
+    assert pipeline.night(day(3)) == []
+    assert ("input gone", RAW.name, "2024-01-02") in kinds(pipeline)
+
+
+def test_dropped_lines_leave_a_trace_that_cannot_be_overlooked(engine, spark, tmp_path):
+    pipeline = Pipeline(engine, tmp_path, window_days=0, late_lines="drop")
+    pipeline.land(1, [order("a", 1)])
+    stamp = "2024-01-02T10:00:00Z"
+    pipeline.land(2, [order("b", 1, "7.25", ingested=stamp), order("c", 1, "1", ingested=stamp)])
+    pipeline.night(day(3))
+    said = late_evaluation(pipeline, LATE.name, "late_lines")
+    assert (said.passed, said.severity, said.blocking, said.partition) == (
+        False,
+        dg.AssetCheckSeverity.ERROR,
+        False,
+        "2024-01-02",
+    )
+    assert said.description.startswith("2 line(s) worth 8.25 came after the window of their day")
+    assert "DROPPED" in said.description
+    assert pipeline.rows(LATE.name) == pipeline.rows("fact_order_corrections") == []
+    assert pipeline.materialized(LATE.name) == {"2024-01-01", "2024-01-02"}
+    assert [r["orders"] for r in pipeline.rows(CURRENT.name)] == [1]
+    (found,) = incidents(situation(pipeline))
+    assert (found.kind, found.item) == ("late money", "2024-01-02")
+    assert "2 line(s) worth 8.25" in found.detail
+
+
+def test_holes_stale_days_and_failed_days_are_named(engine, spark, tmp_path, monkeypatch):
+    pipeline = Pipeline(engine, tmp_path, window_days=0, end=day(6))
+    for n in range(1, 6):
+        pipeline.land(n, [order(f"o{n}", n)])
+    pipeline.run(1, 2, LAYERS)
+    pipeline.run(4, 4, LAYERS)
+    at(pipeline, 6, 12)
+    found = {(k, s, i) for k, s, i in kinds(pipeline) if s in LAYERS}
+    assert found == {
+        # One incident each, where it begins.
+        ("hole", "raw_orders", "2024-01-03"),
+        ("stale", "raw_orders", "2024-01-05"),
+    }
+    pipeline.tick("watch_days")
+    said = late_evaluation(pipeline, FACT.name, "days")
+    assert not said.passed
+    assert said.description.startswith("missing: 2024-01-03, 2024-01-05 (")
+    assert said.metadata["missing"].value == 2
+    # Before the deadline, the newest day may still be on its way.
+    assert not {i for k, _, i in kinds(at(pipeline, 6, 5)) if k == "stale"}
+    # Filling the last day in does not hide the hole.
+    pipeline.run(5, 5, LAYERS)
+    at(pipeline, 6, 12)
+    assert ("hole", "raw_orders", "2024-01-03") in kinds(pipeline)
+    # A day that fails its audit is named, at the table where it failed.
+    (pipeline.folder(3) / "_control.json").write_text('{"rows": 9, "amount": "1.00"}')
+    pipeline.run(3, 3, LAYERS, fails=True)
+    assert ("check failed", "raw_orders", "2024-01-03") in kinds(pipeline)
+    assert ("hole", "stg_orders", "2024-01-03") not in kinds(pipeline)

@@ -1,0 +1,246 @@
+"""What a person is told, over ledgers made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date
+
+import pytest
+
+from backfill_assets.alerts import Incident
+from backfill_assets.incidents import incidents
+from backfill_assets.records import Ledger
+from backfill_assets.reprocessing import Backlog
+from backfill_assets.schemas import (
+    CURRENT,
+    FACT,
+    LATE,
+    RAW,
+    REJECTED,
+    STAGED,
+    TABLES,
+    Table,
+)
+from backfill_assets.states import MEANING, State
+from backfill_assets_tests.pipeline import day
+from backfill_assets_tests.test_records import days, ledger, ledgers, record
+from backfill_assets_tests.test_states import (
+    ALL,
+    POLICY,
+    built,
+    healthy,
+    lacking,
+    situation,
+)
+
+HOLE = ALL - days(4)
+STALE = days((1, 9))
+
+
+def keys(found: list[Incident]) -> set[tuple[str, str, str]]:
+    assert len({incident.key for incident in found}) == len(found), "told twice"
+    return {incident.key for incident in found}
+
+
+def told(kind: str, table: Table, *of: int | tuple[int, int]) -> set[tuple[str, str, str]]:
+    return {(kind, table.name, str(d)) for d in days(*of)}
+
+
+def cut(published: frozenset[date], *tables: Table) -> dict[str, Ledger]:
+    """Healthy tables, some of which have only these days."""
+    short = healthy(published)
+    return healthy() | {table.name: short[table.name] for table in tables}
+
+
+FOLLOWERS = [table for table in TABLES.values() if table not in (RAW, REJECTED)]
+
+
+def test_nothing_is_wrong():
+    assert incidents(situation()) == []
+    assert incidents(situation(ledgers(), today=day(1))) == []
+
+
+# --- days that are missing ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("there", "kind", "missing"), [(HOLE, "hole", 4), (STALE, "stale", 10)], ids=["hole", "stale"]
+)
+@pytest.mark.parametrize(
+    ("tables", "where"),
+    [
+        ([RAW, *FOLLOWERS], RAW),
+        ([STAGED, FACT, CURRENT], STAGED),
+        ([FACT, CURRENT], FACT),
+        ([CURRENT], CURRENT),
+        ([LATE], LATE),
+        ([REJECTED], REJECTED),
+    ],
+    ids=lambda x: x.name if isinstance(x, Table) else "-".join(t.name for t in x),
+)
+def test_a_missing_day_is_told_once_where_it_begins(there, kind, missing, tables, where):
+    found = incidents(situation(cut(there, *tables), behind=Backlog()))
+    assert keys(found) == told(kind, where, missing)
+    assert found[0].detail == MEANING[State.MISSING]
+
+
+@pytest.mark.parametrize(("there", "kind", "n"), [(HOLE, "hole", 4), (STALE, "stale", 10)])
+def test_a_day_that_was_never_loaded_is_told_once(there, kind, n):
+    found = incidents(situation(healthy(there), behind=Backlog()))
+    assert keys(found) == told(kind, RAW, n)
+
+
+def test_a_table_that_lags_behind_another_hole():
+    """Day 4 is missing from staging on, day 6 from the facts on."""
+    short = healthy(ALL - days(4, 6))
+    found = cut(HOLE, STAGED) | {table.name: short[table.name] for table in (FACT, CURRENT)}
+    assert keys(incidents(situation(found, behind=Backlog()))) == (
+        told("hole", STAGED, 4) | told("hole", FACT, 6)
+    )
+
+
+def test_a_failed_check_says_it_for_all_that_follows():
+    found = cut(HOLE, *TABLES.values())
+    now = situation(found, behind=Backlog(), failed={RAW.name: days(4), REJECTED.name: days(4)})
+    assert keys(incidents(now)) == (
+        told("check failed", RAW, 4) | told("check failed", REJECTED, 4)
+    )
+    staged = situation(
+        cut(HOLE, STAGED, FACT, CURRENT), behind=Backlog(), failed={STAGED.name: days(4)}
+    )
+    assert keys(incidents(staged)) == told("check failed", STAGED, 4)
+
+
+def test_a_failed_check_of_a_published_day():
+    (found,) = incidents(situation(failed={FACT.name: days(4)}))
+    assert found == Incident("check failed", FACT.name, "2024-01-04", MEANING[State.CHECK_FAILED])
+
+
+def test_before_the_deadline_nothing_is_stale():
+    now = situation(healthy(STALE, final=days((1, 7))), in_time=True)
+    assert incidents(now) == []
+    assert incidents(replace(now, in_time=False))
+
+
+def test_nothing_was_ever_loaded():
+    found = keys(incidents(situation(ledgers())))
+    assert found - told("stale", REJECTED, (1, 10)) == told("stale", RAW, (1, 10))
+
+
+# --- final days -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", [STAGED, FACT], ids=lambda table: table.name)
+def test_new_input_for_a_final_day(table):
+    (found,) = incidents(situation(behind=lacking(day(2), table=table, final=True)))
+    assert found == Incident(
+        "new input for final days", table.name, "2024-01-02", MEANING[State.INPUT_NEWER]
+    )
+
+
+def test_new_input_for_an_open_day_is_no_incident():
+    assert incidents(situation(behind=lacking(day(9), table=STAGED))) == []
+
+
+def test_a_final_day_that_changed():
+    changed = ledger(FACT, built(0, "a", of=range(1, 11)), built(1, "b", of=(3,)))
+    (found,) = incidents(situation(healthy() | {FACT.name: changed}, behind=Backlog()))
+    assert found.key == ("final day changed", FACT.name, "2024-01-03")
+    assert found.detail.startswith("changed by schedule nightly in run run 1; ")
+
+
+# --- the landing ----------------------------------------------------------------------------------
+
+
+def test_files_that_are_gone():
+    (found,) = incidents(situation(gone=days(3)))
+    assert found.key == ("input gone", RAW.name, "2024-01-03")
+
+
+@pytest.mark.parametrize(("ago", "news"), [(1, True), (29, True), (30, False), (400, False)])
+def test_a_folder_that_never_came_is_news_for_a_month(ago, news):
+    today = day(500)
+    absent = days(500 - ago)
+    found = incidents(situation(ledgers(), absent=absent, today=today))
+    told_of = {incident.item for incident in found if incident.kind == "input missing"}
+    assert told_of == ({str(d) for d in absent} if news else set())
+
+
+@pytest.mark.parametrize(
+    ("lag", "last"),
+    [
+        (1, 10),
+        pytest.param(
+            3, 8, marks=pytest.mark.xfail(strict=True, reason="only yesterday may be missing")
+        ),
+    ],
+)
+def test_before_the_deadline_no_folder_is_missed(lag, last):
+    before = healthy(days((1, last - 1)), final=days((1, last - 3)))
+    policy = replace(POLICY, lag_days=lag)
+    now = situation(before, policy=policy, absent=days(last), in_time=True)
+    assert incidents(now) == []
+
+
+def test_after_the_deadline_a_folder_is_missed():
+    (found,) = incidents(situation(absent=days(10)))
+    assert found.key == ("input missing", RAW.name, "2024-01-10")
+
+
+# --- late money -----------------------------------------------------------------------------------
+
+
+def late(*counts: tuple[int, int, str]) -> Ledger:
+    said = {str(day(n)): [count, amount] for n, count, amount in counts}
+    return ledger(LATE, record(0, ALL, inputs={RAW.name: 0}, late=said))
+
+
+@pytest.mark.parametrize(
+    ("corrects", "became"),
+    [
+        (True, "they are in late_orders, and in fact_daily_orders_current as corrections"),
+        (False, "they were DROPPED and are in no total"),
+    ],
+)
+def test_late_money(corrects, became):
+    policy = replace(POLICY, corrects=corrects)
+    now = situation(healthy() | {LATE.name: late((4, 3, "-12.50"))}, policy=policy)
+    assert incidents(now) == [
+        Incident(
+            "late money",
+            LATE.name,
+            "2024-01-04",
+            f"2024-01-04: 3 line(s) worth -12.50 came after their day had closed; {became}",
+        )
+    ]
+
+
+def test_late_money_of_several_days():
+    found = incidents(
+        situation(healthy() | {LATE.name: late((4, 1, "0.00"), (5, 0, "0.00"), (9, 2, "7.00"))})
+    )
+    assert keys(found) == told("late money", LATE, 4, 9)
+
+
+def test_late_money_is_as_the_latest_load_says():
+    first = record(0, ALL, inputs={RAW.name: 0}, late={"2024-01-04": [3, "9.00"]})
+    again = record(1, days(4), inputs={RAW.name: 0}, late={})
+    assert incidents(situation(healthy() | {LATE.name: ledger(LATE, first, again)})) == []
+    more = record(2, days(4), inputs={RAW.name: 0}, late={"2024-01-04": [5, "10.00"]})
+    (found,) = incidents(situation(healthy() | {LATE.name: ledger(LATE, first, again, more)}))
+    assert "5 line(s) worth 10.00" in found.detail
+
+
+@pytest.mark.parametrize(("ago", "news"), [(0, True), (29, True), (30, False), (300, False)])
+def test_late_money_is_news_for_a_month(ago, news):
+    said = {str(day(400 - ago)): [1, "1.00"]}
+    found = incidents(
+        situation(ledgers(ledger(LATE, record(0, days(400 - ago), late=said))), today=day(400))
+    )
+    assert [x.kind for x in found].count("late money") == news
+
+
+def test_all_that_is_wrong_is_told_at_once():
+    now = situation(cut(HOLE, STAGED), behind=Backlog(), gone=days(2), absent=days(3))
+    found = told("hole", STAGED, 4) | told("input gone", RAW, 2) | told("input missing", RAW, 3)
+    assert keys(incidents(now)) == found

@@ -1,0 +1,1080 @@
+"""What is behind, what has landed, which runs are asked for: over ledgers made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import date
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from backfill_assets.lateness import Policy
+from backfill_assets.partitions import DAY, Window, windows
+from backfill_assets.records import Foreign, Ledger, Record
+from backfill_assets.reprocessing import (
+    BY_LOG_DAY,
+    Arrivals,
+    Backlog,
+    Behind,
+    Request,
+    arrivals,
+    backlog,
+    load_requests,
+    rebuild_requests,
+)
+from backfill_assets.reprocessing import final_days as all_final
+from backfill_assets.schemas import (
+    CORRECTIONS,
+    CURRENT,
+    FACT,
+    LATE,
+    LATENESS,
+    RAW,
+    REJECTED,
+    STAGED,
+    TABLES,
+    Table,
+)
+from backfill_assets_tests.pipeline import START, day
+from backfill_assets_tests.test_records import (
+    NIGHTLY,
+    SOURCES,
+    counted,
+    days,
+    ledger,
+    ledgers,
+    record,
+)
+
+# A window so long that no day closes unless a test wants it to.
+POLICY = Policy(START, None, window_days=7, lag_days=1, corrects=True, only_touched=True)
+LATER = day(20)  # by then every day of these tests is due
+
+
+def loaded(
+    version: int,
+    logged: Iterable[date],
+    touches: Iterable[date] | None = None,
+    *,
+    compared: int | None = -1,
+    follow: Iterable[date] = (),
+    run: str = "",
+) -> Record:
+    """A commit of the raw log.
+
+    Args:
+        version: the version it made.
+        logged: the log days that it published.
+        touches: the event days that it says it touches; by default the same days.
+        compared: the version that it was compared with; by default the one before.
+        follow: later log days whose corrections change as well.
+        run: the run's id.
+    """
+    logged = frozenset(logged)
+    return record(
+        version,
+        logged,
+        run=run,
+        compared_with=version - 1 if compared == -1 else compared,
+        event_days=logged if touches is None else frozenset(touches),
+        log_days=logged | frozenset(follow),
+    )
+
+
+def staged(version: int, of: Iterable[date], raw: int, **more) -> Record:
+    return record(version, of, inputs={RAW.name: raw}, **more)
+
+
+def fact(version: int, of: Iterable[date], stg: int, **more) -> Record:
+    return record(version, of, inputs={STAGED.name: stg}, **more)
+
+
+def open_days(found: Backlog, table: Table) -> set[date]:
+    return set(found.open.get(table.name, ()))
+
+
+def final_days(found: Backlog, table: Table) -> set[date]:
+    return set(found.final.get(table.name, ()))
+
+
+def both(raw: Ledger) -> tuple[Ledger, Ledger]:
+    """The raw log, and the rejected lines of the same days."""
+    return raw, ledger(REJECTED, record(0, raw.published))
+
+
+def behind(
+    *given: Ledger, policy: Policy = POLICY, today: date = LATER, table: Table = STAGED
+) -> set[date]:
+    return open_days(backlog(ledgers(*given), policy, today), table)
+
+
+# --- backlog: the staged days behind the raw log --------------------------------------------------
+
+
+def test_empty_ledgers_have_no_backlog():
+    found = backlog(ledgers(), POLICY, LATER)
+    assert not found.open
+    assert not found.final
+
+
+def test_what_was_never_published_is_behind():
+    raw = ledger(RAW, loaded(0, days((1, 3)), compared=None))
+    found = backlog(ledgers(*both(raw)), POLICY, LATER)
+    assert open_days(found, STAGED) == days((1, 3))
+    for name in BY_LOG_DAY:
+        assert set(found.open[name]) == days((1, 3))
+    # The facts have nothing to be built from yet.
+    assert set(found.open) == {STAGED.name, *BY_LOG_DAY}
+    assert not found.final
+
+
+@pytest.mark.parametrize(("built_from", "is_behind"), [(3, True), (4, False), (5, False)])
+def test_behind_is_what_was_built_from_an_older_version(built_from, is_behind):
+    raw = ledger(RAW, loaded(3, days(1)), loaded(4, days(2), days(1, 2)), loaded(5, days(9)))
+    stg = ledger(STAGED, staged(0, days(1), raw=built_from))
+    assert (day(1) in behind(raw, stg)) is is_behind
+
+
+def test_version_0_is_a_version():
+    raw = ledger(RAW, loaded(0, days(1), compared=None))
+    assert behind(raw, ledger(STAGED, staged(0, days(1), raw=0))) == set()
+    assert behind(raw, ledger(STAGED, record(0, days(1)))) == days(1)
+
+
+@pytest.mark.parametrize(
+    ("late_for", "expected"),
+    [
+        # What the commit says is touched, no more and no less.
+        ((), {5}),
+        ((3,), {3, 5}),
+        ((4,), {4, 5}),
+        ((3, 4), {3, 4, 5}),
+    ],
+)
+def test_touched_rebuilds_what_the_lines_change(late_for, expected):
+    raw = ledger(RAW, loaded(1, days((1, 4))), loaded(2, days(5), days(5, *late_for)))
+    stg = ledger(STAGED, staged(0, days((1, 4)), raw=1))
+    assert behind(raw, stg) == days(*expected)
+
+
+def test_a_reload_of_the_same_lines_touches_nothing():
+    raw = ledger(RAW, loaded(1, days((1, 4))), loaded(2, days((1, 4)), ()))
+    stg = ledger(STAGED, staged(0, days((1, 4)), raw=1))
+    assert behind(raw, stg) == set()
+
+
+@pytest.mark.parametrize(
+    ("window_days", "log_day", "to_rebuild", "to_report"),
+    [
+        (0, 5, (), (5,)),
+        (1, 5, (5,), (4,)),
+        (2, 5, (4, 5), (3,)),
+        (2, 4, (4,), (2, 3)),
+        (2, 1, (), (1,)),
+        (4, 5, (2, 3, 4, 5), (1,)),
+        (7, 5, ((1, 5),), ()),
+        (7, 2, (1, 2), ()),
+    ],
+)
+def test_window_rebuilds_all_open_days(window_days, log_day, to_rebuild, to_report):
+    policy = replace(POLICY, only_touched=False, window_days=window_days)
+    raw = ledger(RAW, loaded(1, days((1, 5))), loaded(2, days(log_day), ()))
+    final = days((1, 5 - window_days))
+    stg = ledger(STAGED, staged(0, days((1, 5)), raw=1, final=final))
+    found = backlog(ledgers(raw, stg), policy, LATER)
+    assert open_days(found, STAGED) == days(*to_rebuild)
+    assert final_days(found, STAGED) == days(*to_report)
+
+
+def test_window_needs_the_log_day_itself():
+    """A hole in the raw log: a day without its own log day cannot be staged."""
+    policy = replace(POLICY, only_touched=False)
+    raw = ledger(RAW, loaded(1, days(1, 2, 4)))
+    assert behind(raw, policy=policy) == days(1, 2, 4)
+    filled = ledger(RAW, *raw.records, loaded(2, days(3)))
+    stg = ledger(STAGED, staged(0, days(1, 2, 4), raw=1))
+    assert behind(filled, stg, policy=policy) == days(1, 2, 3)
+
+
+def test_a_hole_in_the_raw_log_is_filled():
+    raw = ledger(RAW, loaded(1, days(1, 2, 4)), loaded(2, days(3), days(2, 3)))
+    stg = ledger(STAGED, staged(0, days(1, 2, 4), raw=1))
+    assert behind(raw, stg) == days(2, 3)
+
+
+def test_after_a_downtime_everything_missed_is_found():
+    nights = [loaded(n, days(n), days(n, max(n - 1, 1))) for n in range(1, 11)]
+    raw = ledger(RAW, *nights)
+    stg = ledger(STAGED, staged(0, days((1, 3)), raw=3))
+    assert behind(raw, stg) == days((3, 10))
+
+
+def test_each_day_counts_from_its_own_latest_record():
+    raw = ledger(RAW, loaded(1, days((1, 3))), loaded(2, days(4), days(2, 4)))
+    both = ledger(STAGED, staged(0, days((1, 3)), raw=1), staged(1, days(2, 4), raw=2))
+    assert behind(raw, both) == set()
+    # Published again, from what was there before: by a run that had begun earlier.
+    overtaken = ledger(STAGED, *both.records, staged(2, days(2), raw=1))
+    assert behind(raw, overtaken) == days(2)
+
+
+def test_a_day_published_as_empty_is_published():
+    raw = ledger(RAW, loaded(1, days(1, 2)))
+    assert behind(raw, ledger(STAGED, staged(0, days(1, 2), raw=1, rows=0))) == set()
+
+
+def test_rows_of_others_do_not_make_a_day_built():
+    raw = ledger(RAW, loaded(1, days(1)))
+    stg = replace(ledger(STAGED), version=0, measured=counted({day(1): 5}))
+    assert behind(raw, stg) == days(1)
+
+
+def test_commits_of_others_are_nobodys_input():
+    raw = ledger(RAW, loaded(1, days(1)), foreign=[Foreign(2, "UPDATE", days(1))])
+    assert behind(raw, ledger(STAGED, staged(0, days(1), raw=1))) == set()
+
+
+@pytest.mark.parametrize(
+    ("lag", "today", "expected"),
+    [(1, 1, ()), (1, 2, (1,)), (1, 5, (1, 2, 3, 4)), (3, 3, ()), (3, 4, (1,)), (3, 6, (1, 2, 3))],
+)
+def test_nothing_is_published_before_it_is_due(lag, today, expected):
+    raw = ledger(RAW, loaded(1, days((1, 4))))
+    policy = replace(POLICY, lag_days=lag)
+    assert behind(raw, policy=policy, today=day(today)) == days(*expected)
+    # What is kept by log day waits for nothing.
+    for table in (LATE, CORRECTIONS, LATENESS):
+        assert behind(*both(raw), policy=policy, today=day(5), table=table) == days((1, 4))
+
+
+def test_the_lag_holds_for_all_that_follows():
+    policy = replace(POLICY, lag_days=3)
+    given = (
+        ledger(STAGED, staged(0, days((1, 4)), raw=1)),
+        ledger(FACT, fact(0, days((1, 4)), stg=0)),
+    )
+    assert behind(given[0], policy=policy, today=day(5), table=FACT) == days(1, 2)
+    assert behind(*given, policy=policy, today=day(5), table=CURRENT) == days(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [(1, None, {1, 2, 3, 4}), (2, None, {2, 3, 4}), (1, 4, {1, 2, 3}), (3, 4, {3}), (9, None, ())],
+)
+@pytest.mark.parametrize("only_touched", [True, False])
+def test_staged_days_outside_the_calendar_are_nobodys_business(start, end, expected, only_touched):
+    policy = replace(
+        POLICY, start=day(start), end=end and day(end), only_touched=only_touched, window_days=1
+    )
+    raw = ledger(RAW, loaded(1, days((1, 4))))
+    assert behind(raw, policy=policy) == days(*expected)
+
+
+@pytest.mark.parametrize("table", [LATE, CORRECTIONS, LATENESS], ids=lambda table: table.name)
+def test_log_days_outside_the_calendar_are_nobodys_business(table):
+    policy = replace(POLICY, start=day(2), end=day(4))
+    raw = ledger(RAW, loaded(1, days((1, 4))))
+    assert behind(*both(raw), policy=policy, table=table) == days(2, 3)
+
+
+# --- backlog: a commit that was not compared with what it replaced --------------------------------
+
+
+@pytest.mark.parametrize("compared", [None, 0, 1])
+@pytest.mark.parametrize(("window_days", "expected"), [(0, 4), (1, (3, 4)), (7, (1, 4))])
+def test_an_overtaken_comparison_of_the_same_days_counts_for_all_that_they_may_touch(
+    compared, window_days, expected
+):
+    raw = ledger(
+        RAW, loaded(1, days((1, 5))), loaded(2, days(4)), loaded(3, days(4), (), compared=compared)
+    )
+    stg = ledger(STAGED, staged(0, days((1, 5)), raw=2, final=days((1, 5 - window_days))))
+    found = backlog(ledgers(raw, stg), replace(POLICY, window_days=window_days), LATER)
+    assert found.days(STAGED.name) == days(expected)
+
+
+def test_a_comparison_is_not_overtaken_by_what_changed_no_day():
+    # Versions 2 and 3 are an OPTIMIZE and a constraint.
+    raw = ledger(RAW, loaded(1, days((1, 5))), loaded(4, days(4), days(4), compared=3))
+    stg = ledger(STAGED, staged(0, days((1, 5)), raw=1))
+    assert behind(raw, stg) == days(4)
+    older = ledger(RAW, loaded(1, days((1, 5))), loaded(4, days(4), days(4), compared=1))
+    assert behind(older, stg) == days(4)
+
+
+@pytest.mark.parametrize("compared", [None, 0])
+def test_overtaken_by_its_neighbours(compared):
+    """Two runs load the days of a downtime side by side.
+
+    The second began before the first had committed: to it, days 1 to 3 were not there, so that it
+    does not say that its lines change them. They were staged in between.
+    """
+    raw = ledger(
+        RAW, loaded(1, days((1, 3)), compared=compared), loaded(2, days((4, 6)), compared=compared)
+    )
+    stg = ledger(STAGED, staged(0, days((1, 3)), raw=1))
+    assert behind(raw, stg) >= days((2, 6))
+
+
+def test_overtaken_corrections_of_the_same_day():
+    """The second run saw the log before the first, and found it as it had read the landing."""
+    again = record(3, days(4), compared_with=1, event_days=days(), log_days=days())
+    raw = ledger(RAW, loaded(1, days((1, 5))), loaded(2, days(4), follow=days(5)), again)
+    corrections = ledger(CORRECTIONS, record(0, days((1, 5)), inputs={RAW.name: 2}))
+    assert behind(raw, corrections, table=CORRECTIONS) >= days(4, 5)
+
+
+def test_overtaken_corrections_of_a_later_day():
+    """Day 5 was not there when day 3 was compared; it may tell of the same orders."""
+    raw = ledger(
+        RAW,
+        loaded(1, days(1, 2)),
+        loaded(2, days(5), compared=1),
+        loaded(3, days(3), compared=1),
+    )
+    corrections = ledger(CORRECTIONS, record(0, days(1, 2, 5), inputs={RAW.name: 2}))
+    assert behind(raw, corrections, table=CORRECTIONS) == days(3, 5)
+
+
+def test_a_commit_that_does_not_say_what_it_touches_may_touch_all():
+    raw = ledger(RAW, record(1, days((1, 4))), record(2, days(5)))
+    stg = ledger(STAGED, staged(0, days((1, 4)), raw=1))
+    assert behind(raw, stg) == days((1, 5))
+
+
+def test_a_commit_that_does_not_say_which_log_days_it_changes_changes_its_own():
+    raw = ledger(RAW, record(1, days((1, 4))))
+    assert behind(raw, table=CORRECTIONS) == days((1, 4))
+
+
+def test_a_table_made_anew_is_newer_than_anything_built_from_the_old_one():
+    raw = ledger(RAW, loaded(1, days((1, 3)), compared=None), loaded(2, days(4), days(3, 4)))
+    stg = ledger(STAGED, staged(7, days((1, 3)), raw=40))
+    assert behind(raw, stg) == days((1, 4))
+
+
+# --- backlog: days that are final -----------------------------------------------------------------
+
+
+def test_a_final_day_is_reported_and_never_rebuilt():
+    raw = ledger(RAW, loaded(1, days((1, 5))), loaded(2, days(3), days((1, 3))))
+    stg = ledger(STAGED, staged(0, days((1, 5)), raw=1, final=days(1, 2)))
+    found = backlog(ledgers(raw, stg), POLICY, LATER)
+    assert open_days(found, STAGED) == days(3)
+    assert final_days(found, STAGED) == days(1, 2)
+    assert found.days(STAGED.name) == days(1, 2, 3)
+    asked = [r for r in rebuild_requests(found, None) if STAGED.name in r.tables]
+    assert [request.window for request in asked] == [Window(day(3), day(4))]
+
+
+def test_a_final_day_that_a_person_rebuilt_is_up_to_date():
+    raw = ledger(RAW, loaded(1, days((1, 5))), loaded(2, days(3), days(1, 3)))
+    stg = ledger(
+        STAGED,
+        staged(0, days((1, 5)), raw=1, final=days(1)),
+        staged(1, days(1, 3), raw=2, final=days(1), by="person"),
+    )
+    found = backlog(ledgers(raw, stg), POLICY, LATER)
+    assert final_days(found, STAGED) == open_days(found, STAGED) == set()
+
+
+def test_the_latest_record_decides_whether_a_day_is_final():
+    """The window was made longer, and a person rebuilt it: it is open again."""
+    raw = ledger(RAW, loaded(1, days((1, 5))), loaded(2, days(3), days(1)))
+    stg = ledger(
+        STAGED,
+        staged(0, days((1, 5)), raw=1, final=days(1)),
+        staged(1, days(1), raw=1, by="person"),
+    )
+    found = backlog(ledgers(raw, stg), POLICY, LATER)
+    assert open_days(found, STAGED) == days(1)
+    assert final_days(found, STAGED) == set()
+
+
+def test_a_day_whose_window_passed_in_a_downtime_is_not_final():
+    """Its window is over, but it was last built before the lines of the week had been loaded."""
+    raw = ledger(RAW, loaded(1, days(1)), loaded(2, days((2, 9)), days((1, 9))))
+    stg = ledger(STAGED, staged(0, days(1), raw=1))
+    found = backlog(ledgers(raw, stg), SHORT, LATER)
+    assert open_days(found, STAGED) == days((1, 9))
+    assert not found.final
+
+
+SHORT = replace(POLICY, window_days=2)
+QUIET = [loaded(n, days(n)) for n in (1, 2, 3)]  # the last log day of day 1 brings nothing for it
+
+
+def test_a_day_whose_window_closed_quietly_is_final_as_well():
+    raw = ledger(RAW, *QUIET, loaded(4, days(2), days(1, 2)))  # files added to day 2
+    stg = ledger(STAGED, *(staged(n, days(n), raw=n) for n in (1, 2, 3)))
+    found = backlog(ledgers(raw, stg), SHORT, LATER)
+    assert final_days(found, STAGED) == days(1)
+    assert open_days(found, STAGED) == days(2)
+
+
+LOUD = [*QUIET[:2], loaded(3, days(3), days(1, 3))]  # here it does
+
+
+@pytest.mark.parametrize(
+    ("raw", "stg", "facts", "expected"),
+    [
+        (QUIET, [1], [0], (STAGED, FACT)),
+        (QUIET[:2], [1], [0], ()),  # the last log day is not loaded
+        ([QUIET[0], QUIET[2]], [3], [0], ()),  # nor is one in between
+        (LOUD, [1], [0], ()),
+        (LOUD, [3], [0], (STAGED, FACT)),
+        # Days that were built once more, with facts of the one or the other.
+        (LOUD, [1, 3], [0, 1], (STAGED, FACT)),
+        (LOUD, [1, 3], [0], (STAGED,)),
+        (LOUD, [1, 3], [], (STAGED,)),
+        (QUIET, [1, 2], [0], (STAGED, FACT)),
+        # A run that had begun earlier was the last to publish.
+        (LOUD, [3, 1], [0], (FACT,)),
+        (LOUD, [3, 1], [0, 1], ()),
+        # What comes later opens nothing.
+        ([*QUIET, loaded(4, days(2), days(1, 2))], [1], [0], (STAGED, FACT)),
+        ([*QUIET, loaded(4, days(4), days(1, 4))], [1], [0], (STAGED, FACT)),
+        ([*LOUD, loaded(4, days(3), days(1, 3))], [1], [0], ()),
+        # Loaded in another order: it is the last to come that closes.
+        (
+            [loaded(1, days(1)), loaded(2, days(3)), loaded(3, days(2), ())],
+            [1],
+            [0],
+            (STAGED, FACT),
+        ),
+        ([loaded(1, days(1)), loaded(2, days(3)), loaded(3, days(2), days(1))], [2], [0], ()),
+        ([loaded(1, days((1, 3)), compared=None)], [1], [0], (STAGED, FACT)),
+        ([loaded(1, days((1, 3)), compared=None)], [0], [0], ()),
+    ],
+)
+def test_final_is_what_was_built_with_all_that_its_window_brought(raw, stg, facts, expected):
+    """Day 1, staged from these versions of the raw log; facts from these versions of staging."""
+    given = ledgers(
+        ledger(RAW, *raw),
+        ledger(STAGED, *(staged(n, days(1), raw=v) for n, v in enumerate(stg))),
+        ledger(FACT, *(fact(n, days(1), stg=v) for n, v in enumerate(facts))),
+    )
+    found = {name for name, of in all_final(given, SHORT).items() if day(1) in of}
+    assert found == {table.name for table in expected}
+
+
+def test_a_day_that_missed_a_line_of_its_window_is_built_once_more():
+    """As above, but what was added to day 2 came before the window of day 1 closed."""
+    raw = ledger(
+        RAW, loaded(1, days(1)), loaded(2, days(2)), loaded(3, days(2), days(1)), loaded(4, days(3))
+    )
+    stg = ledger(STAGED, *(staged(n, days(n), raw=n) for n in (1, 2)), staged(3, days(3), raw=4))
+    found = backlog(ledgers(raw, stg), SHORT, LATER)
+    assert open_days(found, STAGED) == days(1)
+    assert not found.final
+
+
+def test_a_crash_between_the_final_staged_day_and_its_facts():
+    stg = ledger(STAGED, staged(0, days(1), raw=1), staged(1, days(1), raw=3, final=days(1)))
+    facts = ledger(FACT, fact(0, days(1), stg=0))
+    found = backlog(ledgers(stg, facts), POLICY, LATER)
+    assert open_days(found, FACT) == days(1)
+    assert not found.final
+    (request,) = rebuild_requests(found, None)
+    assert request.tables == (FACT.name, CURRENT.name)
+
+
+def test_final_facts_wait_for_a_person():
+    """A person rebuilt the final day of staging, and not what follows."""
+    stg = ledger(
+        STAGED,
+        staged(0, days(1, 2), raw=1, final=days(1, 2)),
+        staged(1, days(1), raw=3, final=days(1), by="person"),
+    )
+    facts = ledger(FACT, fact(0, days(1, 2), stg=0, final=days(1, 2)))
+    current = ledger(CURRENT, record(0, days(1, 2), inputs={FACT.name: 0}))
+    found = backlog(ledgers(stg, facts, current), POLICY, LATER)
+    assert final_days(found, FACT) == days(1)
+    assert not found.open
+    assert rebuild_requests(found, None) == []
+
+
+def test_the_sum_follows_final_facts():
+    """What the facts are when everything is known is never final."""
+    facts = ledger(
+        FACT,
+        fact(0, days(1), stg=0, final=days(1)),
+        fact(1, days(1), stg=1, final=days(1), by="person"),
+    )
+    current = ledger(CURRENT, record(0, days(1), inputs={FACT.name: 0}, final=days(1)))
+    assert behind(facts, current, table=CURRENT) == days(1)
+
+
+# --- backlog: tables by log day, and the sum of facts and corrections -----------------------------
+
+
+def test_corrections_follow_the_log_days_that_tell_of_the_same_orders():
+    raw = ledger(RAW, loaded(1, days((1, 6))), loaded(2, days(2), (), follow=days(5)))
+    built = {RAW.name: 1, REJECTED.name: 0}
+    found = backlog(
+        ledgers(
+            *both(raw),
+            *(ledger(TABLES[name], record(0, days((1, 6)), inputs=built)) for name in BY_LOG_DAY),
+        ),
+        POLICY,
+        LATER,
+    )
+    assert open_days(found, CORRECTIONS) == open_days(found, LATENESS) == days(2, 5)
+    assert open_days(found, LATE) == days(2)
+
+
+def test_lateness_follows_rejected_lines():
+    raw = ledger(RAW, loaded(1, days(1, 2)))
+    rejected = ledger(REJECTED, record(0, days(1, 2)), record(1, days(2)))
+    built = record(0, days(1, 2), inputs={RAW.name: 1, REJECTED.name: 0})
+    assert behind(raw, rejected, ledger(LATENESS, built), table=LATENESS) == days(2)
+
+
+@pytest.mark.parametrize("missing", [RAW, REJECTED], ids=lambda table: table.name)
+def test_lateness_waits_for_both_inputs(missing):
+    """A log day that did not pass its check, or a crash between the two commits of a load."""
+    there = {
+        RAW.name: ledger(RAW, loaded(1, days(1))),
+        REJECTED.name: ledger(REJECTED, record(1, days(1))),
+    }
+    del there[missing.name]
+    assert behind(*there.values(), table=LATENESS) == set()
+
+
+@pytest.mark.parametrize(
+    ("built", "expected"),
+    [
+        ({}, {3, 4}),
+        ({FACT.name: 1, CORRECTIONS.name: 5}, ()),
+        ({FACT.name: 0, CORRECTIONS.name: 5}, {3, 4}),
+        ({FACT.name: 1, CORRECTIONS.name: 4}, {3}),
+        ({FACT.name: 1}, {3}),
+    ],
+)
+def test_the_sum_is_behind_the_facts_or_the_corrections(built, expected):
+    facts = ledger(FACT, fact(1, days(3, 4), stg=0))
+    corrections = ledger(CORRECTIONS, record(5, days(9), run_dates=days(3)))
+    current = ledger(CURRENT, record(0, days(3, 4), inputs=built))
+    assert behind(facts, corrections, current, table=CURRENT) == days(*expected)
+
+
+def test_corrections_of_days_without_facts_wait_for_the_facts():
+    corrections = ledger(CORRECTIONS, record(0, days(9), run_dates=days(1, 3)))
+    facts = ledger(FACT, fact(0, days(1), stg=0))
+    assert behind(facts, corrections, table=CURRENT) == days(1)
+    assert behind(corrections, table=CURRENT) == set()
+    # A run that builds the facts builds what follows as well.
+    stg = ledger(STAGED, staged(0, days(3), raw=0))
+    found = backlog(ledgers(facts, corrections, stg), POLICY, LATER)
+    assert open_days(found, CURRENT) == days(1)
+    assert {r.tables for r in rebuild_requests(found, None)} == {CHAIN[1:], CHAIN[2:]}
+
+
+def test_a_reason_names_the_versions_that_are_needed():
+    facts = ledger(FACT, fact(1, days(3, 4), stg=0))
+    corrections = ledger(CORRECTIONS, record(5, days(9), run_dates=days(3)))
+    found = backlog(ledgers(facts, corrections), POLICY, LATER).open[CURRENT.name]
+    assert found[day(3)].token == "fact_daily_orders@1,fact_order_corrections@5"
+    assert found[day(4)].token == "fact_daily_orders@1"
+
+
+# --- arrivals -------------------------------------------------------------------------------------
+
+NONE = "none"
+
+
+def landed(version: int, **folders: str) -> Record:
+    """A load of days `d1`, `d2`, ..., each given as what the folder before it and its own held."""
+    said = {str(day(int(n[1:]))): text.split() for n, text in folders.items()}
+    return record(version, map(date.fromisoformat, said), landing=said)
+
+
+def folders(*of: str) -> dict[date, str]:
+    """What the landing holds, from day 1; nothing stands for no folder."""
+    return {day(n): text for n, text in enumerate(of, start=1) if text}
+
+
+def arrive(raw: Iterable[Record], contents: Mapping[date, str], today: int, **changes) -> Arrivals:
+    return arrivals(ledger(RAW, *raw), contents, replace(POLICY, **changes), day(today))
+
+
+def test_a_new_day():
+    found = arrive([landed(1, d1="none 1-a")], folders("1-a", "2-b"), today=3)
+    assert found == Arrivals({day(2): "1-a+2-b"}, [], frozenset())
+
+
+def test_nothing_landed_and_nothing_loaded():
+    assert arrive([], {}, today=1) == Arrivals({}, [], frozenset())
+    assert arrive([], {}, today=3).load == dict.fromkeys(days(1, 2), "none+none")
+
+
+@pytest.mark.parametrize(
+    ("lag", "today", "load", "absent"),
+    [
+        (1, 2, (1,), ()),
+        (1, 3, (1, 2), (2,)),
+        (3, 4, (1, 3), ()),
+        (3, 5, (1, 2, 3), (2,)),
+        (3, 6, (1, 2, 3), (2,)),
+        (3, 7, (1, 2, 3, 4), (2, 4)),
+    ],
+)
+def test_a_day_without_a_folder_is_an_empty_day_when_it_is_due(lag, today, load, absent):
+    found = arrive([], folders("1-a", "", "1-c"), today, lag_days=lag)
+    # With a lag of 1 every day that is over is due.
+    assert found.load.keys() == days(*load)
+    assert found.absent == days(*absent)
+
+
+def test_a_folder_without_files_is_a_day_that_landed():
+    found = arrive([], folders("0-x"), today=2)
+    assert found == Arrivals({day(1): "none+0-x"}, [], frozenset())
+
+
+@pytest.mark.parametrize("today", [1, 2, 3])
+def test_a_day_is_loaded_when_it_is_over(today):
+    found = arrive([], folders("1-a", "1-b", "1-c"), today)
+    assert found.load.keys() == days((1, today - 1))
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "load"), [(2, None, (2, 3, 4)), (1, 3, (1, 2)), (2, 3, (2,)), (9, None, ())]
+)
+def test_folders_outside_the_calendar_are_not_loaded(start, end, load):
+    found = arrive(
+        [], folders("1-a", "1-b", "1-c", "1-d"), 5, start=day(start), end=end and day(end)
+    )
+    assert found.load.keys() == days(*load)
+
+
+def test_early_lines_before_the_first_day_are_loaded_with_it():
+    found = arrive([], folders("1-a", "1-b"), 3, start=day(2))
+    assert found.load == {day(2): "1-a+1-b"}
+
+
+LOADED = landed(1, d1="none 1-a", d2="1-a 1-b", d3="1-b 1-c")
+
+
+def test_unchanged():
+    assert arrive([LOADED], folders("1-a", "1-b", "1-c"), 4) == Arrivals({}, [], frozenset())
+
+
+@pytest.mark.parametrize(
+    ("now", "load", "gone"),
+    [
+        # Files added to a folder concern its day and the next, whose early lines may lie there.
+        (("2-x", "1-b", "1-c"), (1, 2), ()),
+        (("1-a", "2-x", "1-c"), (2, 3), ()),
+        (("1-a", "1-b", "2-x"), (3,), ()),
+        (("1-a", "1-x", "1-c"), (2, 3), ()),  # another file of the same name
+        # Files gone: what they held would go with them.
+        (("0-x", "1-b", "1-c"), (), (1, 2)),
+        (("1-a", "0-x", "1-c"), (), (2, 3)),
+        (("1-a", "1-b", "0-x"), (), (3,)),
+        (("1-a", "1-b", ""), (), (3,)),
+        (("", "", ""), (), (1, 2, 3)),
+        (("1-a", "0-x", "2-x"), (), (2, 3)),
+        (("2-x", "0-x", "1-c"), (1,), (2, 3)),
+    ],
+)
+def test_changed_folders(now, load, gone):
+    found = arrive([LOADED], folders(*now), 4)
+    assert found.load.keys() == days(*load)
+    assert set(found.gone) == days(*gone)
+    assert not found.load.keys() & set(found.gone)
+
+
+def test_the_latest_load_of_a_day_counts():
+    again = landed(2, d2="1-a 2-x")
+    assert arrive([LOADED, again], folders("1-a", "2-x", "1-c"), 4).load.keys() == days(3)
+    other = landed(3, d3="2-x 1-c")
+    assert not arrive([LOADED, again, other], folders("1-a", "2-x", "1-c"), 4).load
+
+
+def test_files_for_a_day_that_was_loaded_as_empty():
+    empty = landed(1, d1="none none", d2="none none")
+    assert arrive([empty], {}, 3) == Arrivals({}, [], days(1, 2))
+    found = arrive([empty], folders("1-a"), 3)
+    assert found == Arrivals({day(1): "none+1-a", day(2): "1-a+none"}, [], days(2))
+
+
+def test_a_folder_that_comes_or_goes_without_files_loses_nothing():
+    empty = landed(1, d1="none 0-x")
+    assert arrive([empty], {}, 2).gone == []
+    assert arrive([landed(1, d1="none none")], folders("0-x"), 2).gone == []
+
+
+def test_a_day_that_was_loaded_by_an_older_version_of_the_code_is_loaded_again():
+    assert arrive([record(1, days(1))], folders("1-a"), 2).load.keys() == days(1)
+
+
+def test_a_day_whose_folder_is_gone_has_landed():
+    found = arrive([LOADED], folders("1-a", "1-b"), 4)
+    assert found.gone == [day(3)]
+    assert found.absent == frozenset()
+
+
+# --- requests: loading ----------------------------------------------------------------------------
+
+LOADS = (RAW.name, REJECTED.name, LATE.name, CORRECTIONS.name, LATENESS.name)
+
+
+@pytest.mark.parametrize(
+    ("load", "per_run", "expected"),
+    [
+        ((), None, []),
+        ([(1, 5)], None, [(1, 5)]),
+        ([(1, 3), 5, (7, 8)], None, [(1, 3), (5, 5), (7, 8)]),
+        ([(1, 5)], 2, [(1, 2), (3, 4), (5, 5)]),
+        ([(1, 2), (4, 5)], 2, [(1, 2), (4, 5)]),
+        ([1, 3], 1, [(1, 1), (3, 3)]),
+        ([(1, 5)], 5, [(1, 5)]),
+        ([(1, 5)], 99, [(1, 5)]),
+    ],
+)
+def test_load_requests(load, per_run, expected):
+    found = load_requests(Arrivals(dict.fromkeys(days(*load), "x"), [], frozenset()), per_run)
+    assert [request.window for request in found] == [
+        Window(day(first), day(last) + DAY) for first, last in expected
+    ]
+    assert {request.tables for request in found} <= {LOADS}
+    assert len({request.key for request in found}) == len(found)
+
+
+def load_key(*of: str) -> str:
+    (request,) = load_requests(arrive([], folders(*of), len(of) + 1), None)
+    return request.key
+
+
+def test_the_key_of_a_load_says_what_is_loaded():
+    assert load_key("1-a", "1-b") == load_key("1-a", "1-b")
+    others = [("1-a", "2-x"), ("2-x", "1-b"), ("1-a", ""), ("1-a",), ("1-a", "1-b", "1-c")]
+    assert len({load_key("1-a", "1-b"), *(load_key(*other) for other in others)}) == 6
+
+
+# --- requests: rebuilding -------------------------------------------------------------------------
+
+
+def late(**of: Mapping[date, Record]) -> Backlog:
+    """A backlog by short table name: for each day the record that it lacks."""
+    tables = {"stg": STAGED, "fact": FACT, "current": CURRENT, "late": LATE, "corr": CORRECTIONS}
+    return Backlog(
+        {
+            tables[short].name: {d: Behind({"in": needed}) for d, needed in by_day.items()}
+            for short, by_day in of.items()
+        }
+    )
+
+
+def since(version: int, *of: int | tuple[int, int], **more) -> dict[date, Record]:
+    return dict.fromkeys(days(*of), record(version, (), **more))
+
+
+def asked(found: Iterable[Request]) -> set[tuple[tuple[str, ...], str]]:
+    return {(request.tables, str(request.window)) for request in found}
+
+
+CHAIN = (STAGED.name, FACT.name, CURRENT.name)
+
+
+@pytest.mark.parametrize(
+    ("behind", "expected"),
+    [
+        (late(), set()),
+        (late(stg=since(1, 1)), {(CHAIN, "2024-01-01")}),
+        (late(fact=since(1, 1)), {(CHAIN[1:], "2024-01-01")}),
+        (late(current=since(1, 1)), {(CHAIN[2:], "2024-01-01")}),
+        # What follows is built with the first that is behind, once.
+        (
+            late(stg=since(1, 1), fact=since(1, 1), current=since(1, 1)),
+            {(CHAIN, "2024-01-01")},
+        ),
+        (late(stg=since(1, 1), current=since(1, 1)), {(CHAIN, "2024-01-01")}),
+        (
+            late(stg=since(1, (1, 3)), current=since(1, 2, 4)),
+            {(CHAIN, "2024-01-01...2024-01-03"), (CHAIN[2:], "2024-01-04")},
+        ),
+        # By log day, each is built for itself; those of one day together.
+        (
+            late(late=since(1, 1), corr=since(1, 1, 2)),
+            {((LATE.name, CORRECTIONS.name), "2024-01-01"), ((CORRECTIONS.name,), "2024-01-02")},
+        ),
+        (
+            late(late=since(1, 1), stg=since(1, 1)),
+            {((LATE.name,), "2024-01-01"), (CHAIN, "2024-01-01")},
+        ),
+        # A gap makes two runs.
+        (
+            late(stg=since(1, (1, 2), 4)),
+            {(CHAIN, "2024-01-01...2024-01-02"), (CHAIN, "2024-01-04")},
+        ),
+    ],
+)
+def test_rebuild_requests(behind, expected):
+    found = rebuild_requests(behind, None)
+    assert asked(found) == expected
+    assert len(found) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("per_run", "lengths"), [(None, [7]), (3, [3, 3, 1]), (7, [7]), (1, 7 * [1])]
+)
+def test_a_long_range_is_cut(per_run, lengths):
+    found = rebuild_requests(late(stg=since(1, (1, 7))), per_run)
+    assert [len(request.window) for request in found] == lengths
+    assert {d for request in found for d in request.window} == days((1, 7))
+
+
+def keys(behind: Backlog, per_run: int | None = None) -> set[str]:
+    return {request.key for request in rebuild_requests(behind, per_run)}
+
+
+def test_the_key_stays_for_the_same_days_and_inputs():
+    one, other = late(stg=since(1, (1, 3))), late(stg={**since(1, 3), **since(1, 1, 2)})
+    assert keys(one) == keys(other)
+    assert len(keys(one)) == 1
+    assert len(keys(one, per_run=1)) == 3
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        late(stg=since(2, (1, 3))),
+        late(stg={**since(1, 1, 2), **since(2, 3)}),
+        late(stg={**since(2, 1), **since(1, 2, 3)}),
+        late(stg=since(1, (1, 4))),
+        late(stg=since(1, (1, 2))),
+        late(stg=since(1, (2, 4))),
+        late(fact=since(1, (1, 3))),
+        late(current=since(1, (1, 3))),
+        late(stg=since(1, (1, 3)), fact=since(7, 2)),
+        late(stg=since(11, (1, 3))),
+    ],
+)
+def test_the_key_moves_with_days_tables_and_versions(other):
+    assert not keys(late(stg=since(1, (1, 3)))) & keys(other)
+
+
+def test_the_key_tells_inputs_apart():
+    facts = Backlog({CURRENT.name: {day(1): Behind({FACT.name: record(3, ())})}})
+    both = Backlog(
+        {CURRENT.name: {day(1): Behind({n: record(3, ()) for n in (FACT.name, CORRECTIONS.name)})}}
+    )
+    corrections = Backlog({CURRENT.name: {day(1): Behind({CORRECTIONS.name: record(3, ())})}})
+    assert len(keys(facts) | keys(both) | keys(corrections)) == 3
+
+
+CHAINED, OTHERS = frozenset(CHAIN), frozenset({RAW.name, *BY_LOG_DAY})
+
+
+@pytest.mark.parametrize(
+    ("busy", "expected"),
+    [
+        (None, {"2024-01-01...2024-01-03"}),
+        ({}, {"2024-01-01...2024-01-03"}),
+        ({"other": CHAINED}, {"2024-01-01...2024-01-03"}),
+        ({"run 2": CHAINED}, {"2024-01-01", "2024-01-03"}),
+        ({"b2": CHAINED}, {"2024-01-01", "2024-01-03"}),
+        ({"run 1": CHAINED}, {"2024-01-02"}),
+        ({"run 1": CHAINED, "b2": CHAINED}, set()),
+        # One that does not build what is behind is not waited for.
+        ({"run 2": OTHERS}, {"2024-01-01...2024-01-03"}),
+        ({"run 2": OTHERS, "b2": CHAINED}, {"2024-01-01", "2024-01-03"}),
+        ({"run 2": frozenset()}, {"2024-01-01...2024-01-03"}),
+    ],
+)
+def test_what_a_run_or_backfill_is_about_to_build_is_left_alone(busy, expected):
+    behind = late(stg={**since(1, 1, 3), **since(2, 2, backfill="b2")})
+    found = rebuild_requests(behind, None, busy)
+    assert {str(request.window) for request in found} == expected
+
+
+def test_what_a_busy_run_does_not_build_is_asked_for():
+    """A load builds what follows by log day, and nothing else."""
+    behind = late(stg=since(1, 1), late=since(1, 1))
+    assert asked(rebuild_requests(behind, None, {"run 1": OTHERS})) == {(CHAIN, "2024-01-01")}
+
+
+def test_a_day_waits_for_all_runs_that_it_is_behind():
+    done, going = record(1, (), run="done"), record(2, (), run="going")
+    behind = Backlog({CURRENT.name: {day(1): Behind({FACT.name: done, CORRECTIONS.name: going})}})
+    assert rebuild_requests(behind, None, {"going": CHAINED}) == []
+    assert len(rebuild_requests(behind, None, {"something else": CHAINED})) == 1
+
+
+def test_a_sum_without_facts_is_not_asked_for_alone():
+    """Corrections of a day that is staged for the first time, by a run that is still going."""
+    raw = ledger(RAW, loaded(1, days(1), run="going"))
+    corrections = ledger(CORRECTIONS, record(0, days(1), inputs={RAW.name: 1}, run_dates=days(1)))
+    found = backlog(ledgers(raw, corrections), POLICY, LATER)
+    busy = {"going": frozenset({RAW.name, STAGED.name})}
+    assert not [r for r in rebuild_requests(found, None, busy) if CURRENT.name in r.tables]
+
+
+# --- all of it together: a life of loads, crashes and rebuilds ------------------------------------
+
+
+@dataclass
+class World:
+    """The tables as runs leave them, without rows: who published what from which version."""
+
+    policy: Policy
+    records: dict[str, list[Record]] = field(default_factory=lambda: {name: [] for name in TABLES})
+    closed: set[date] = field(default_factory=set)
+    rebuilt: set[date] = field(default_factory=set)
+
+    @property
+    def ledgers(self) -> dict[str, Ledger]:
+        return ledgers(*(ledger(TABLES[name], *found) for name, found in self.records.items()))
+
+    def backlog(self, today: date) -> Backlog:
+        return backlog(self.ledgers, self.policy, today)
+
+    def look(self) -> None:
+        """Note which days are closed: with all their log days loaded, and up to date once."""
+        raw, stg = self.ledgers[RAW.name], self.ledgers[STAGED.name]
+        changed: dict[date, int] = {}
+        for log in raw.records:
+            open_days = {d for n in log.days for d in self.policy.may_touch(n)} & raw.published
+            touches = log.days_said("event_days") if self.policy.only_touched else open_days
+            changed |= dict.fromkeys(touches, log.version)
+        self.closed |= {
+            d
+            for d, built in stg.latest.items()
+            if self.policy.is_final(d, raw.published) and built.inputs[RAW.name] >= changed[d]
+        }
+
+    def load(self, window: Window, changes: set[date], follow: set[date]) -> None:
+        """A night's load: raw and rejected, with what follows by log day."""
+        before = self.ledgers[RAW.name]
+        new, known = set(window) - before.published, before.published | set(window)
+        event_days = {d for log_day in window for d in self.policy.may_touch(log_day)}
+        self.records[RAW.name].append(
+            loaded(
+                len(before.records),
+                window,
+                new | (event_days & changes & known),
+                compared=before.version,
+                follow={d for d in follow & before.published if d > window.start},
+            )
+        )
+        for name in (REJECTED.name, *BY_LOG_DAY):
+            self.publish(name, window, NIGHTLY)
+
+    def publish(self, name: str, window: Window, by: str) -> None:
+        now = self.ledgers
+        final: set[date] = set()
+        if name == STAGED.name:
+            final = {d for d in window if self.policy.is_final(d, now[RAW.name].published)}
+        elif name == FACT.name:
+            final = set(window) & now[STAGED.name].final
+        if by != "person" and name in (STAGED.name, FACT.name):
+            assert not now[name].final & set(window), f"{name}: a final day is rebuilt"
+        if by != "person" and name == STAGED.name:
+            self.rebuilt |= self.closed & set(window)
+        for source in SOURCES[name]:
+            if (name, source) != (CURRENT.name, CORRECTIONS.name):
+                assert set(window) <= now[source].published, f"{name} lacks {source}"
+        inputs = {source: now[source].version for source in SOURCES[name]}
+        said = {"run_dates": frozenset(window)} if name == CORRECTIONS.name else {}
+        number = len(self.records[name])
+        self.records[name].append(
+            record(number, window, inputs=inputs, final=final, by=by, **said)  # type: ignore[arg-type]
+        )
+        self.look()
+
+    def run(self, request: Request, steps: int | None = None, by: str = "") -> None:
+        """A run that dies after so many steps, or succeeds."""
+        for name in request.tables[:steps]:
+            self.publish(name, request.window, by or NIGHTLY)
+
+
+LAST = 5
+some = st.sets(st.integers(1, LAST).map(day), max_size=3)
+acts = st.one_of(
+    st.tuples(st.just("load"), st.integers(1, LAST), st.integers(1, 4), some, some),
+    st.tuples(st.just("crash"), st.integers(0, 3), st.integers(0, 2)),
+    st.tuples(st.just("person"), st.integers(1, LAST), st.integers(1, 3)),
+    st.tuples(st.just("night"), st.integers(1, LAST + 5)),
+)
+lives = given(
+    st.lists(acts, min_size=5, max_size=15),
+    st.booleans(),
+    st.integers(0, 2),
+    st.integers(1, 3),
+    st.sampled_from([None, 1, 2]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@lives
+def test_whatever_happens_the_requests_end_with_every_open_day_up_to_date(
+    history, only_touched, window_days, lag, per_run
+):
+    world = live(history, only_touched, window_days, lag, per_run)
+    _nothing_is_missed(world, final_days(world.backlog(day(LAST + 9)), STAGED))
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, phases=[Phase.generate])
+@lives
+def test_whatever_happens_no_closed_day_is_rebuilt(
+    history, only_touched, window_days, lag, per_run
+):
+    assert not live(history, only_touched, window_days, lag, per_run).rebuilt
+
+
+def live(history, only_touched, window_days, lag, per_run) -> World:
+    policy = replace(
+        POLICY,
+        end=day(LAST + 1),
+        only_touched=only_touched,
+        window_days=window_days,
+        lag_days=lag,
+    )
+    world, end = World(policy), day(LAST + 9)
+    for act, *how in history:
+        if act == "load":
+            first, length, changes, follow = how
+            last = min(first + length, LAST + 1)
+            world.load(Window(day(first), day(last)), changes, follow)
+        elif act == "crash" and (requests := rebuild_requests(world.backlog(end), per_run)):
+            which, steps = how
+            world.run(requests[which % len(requests)], steps)
+        elif act == "person":
+            # A person may rebuild any day that is there, final or not.
+            first, length = how
+            there = world.ledgers[RAW.name].published
+            for window in windows(there & days((first, min(first + length, LAST)))):
+                world.run(Request(CHAIN, window, ""), by="person")
+        elif act == "night":
+            due = policy.due(day(*how))
+            for request in rebuild_requests(world.backlog(day(*how)), per_run):
+                assert request.tables[0] in BY_LOG_DAY or set(request.window) <= set(due)
+                world.run(request)
+    used: set[str] = set()
+    while requests := rebuild_requests(world.backlog(end), per_run):
+        for request in requests:
+            # A sensor launches a key once: what is asked for twice would never be built.
+            assert request.key not in used
+            assert per_run is None or len(request.window) <= per_run
+            used.add(request.key)
+            world.run(request)
+    return world
+
+
+def _nothing_is_missed(world: World, waiting: set[date]) -> None:
+    now = world.ledgers
+    assert all(world.policy.is_final(d, now[RAW.name].published) for d in waiting)
+    for log in now[RAW.name].records:
+        for d in log.days_said("event_days"):
+            built = now[STAGED.name].latest[d]
+            assert built.inputs[RAW.name] >= log.version or d in waiting
+    for name in (FACT.name, CURRENT.name, *BY_LOG_DAY):
+        source = SOURCES[name][0]
+        assert now[name].published == now[source].published, name
+    for d, built in now[STAGED.name].latest.items():
+        facts, current = now[FACT.name].latest[d], now[CURRENT.name].latest[d]
+        assert facts.inputs[STAGED.name] >= built.version
+        assert current.inputs[FACT.name] >= facts.version

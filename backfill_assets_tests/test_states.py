@@ -1,0 +1,479 @@
+"""The state of every day, and final days that changed: over ledgers made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from datetime import date
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from backfill_assets.lateness import Policy
+from backfill_assets.partitions import DAY
+from backfill_assets.records import Foreign, Ledger, Record, read_ledger
+from backfill_assets.reprocessing import Arrivals, Backlog, Behind, backlog
+from backfill_assets.schemas import (
+    CURRENT,
+    FACT,
+    RAW,
+    REJECTED,
+    STAGED,
+    TABLES,
+    Table,
+)
+from backfill_assets.states import (
+    MEANING,
+    Situation,
+    State,
+    changed_final_days,
+    day_states,
+    holes,
+    in_words,
+    summary,
+)
+from backfill_assets_tests.pipeline import START, day
+from backfill_assets_tests.test_records import (
+    NIGHTLY,
+    SOURCES,
+    change,
+    days,
+    ledger,
+    ledgers,
+    ours,
+    record,
+)
+
+W = 2
+POLICY = Policy(START, None, window_days=W, lag_days=1, corrects=True, only_touched=True)
+TODAY = day(11)
+ALL = days((1, 10))
+
+each_table = pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
+
+
+def healthy(
+    published: Collection[date] = ALL, final: Collection[date] = days((1, 8))
+) -> dict[str, Ledger]:
+    """All tables after a night in which everything went well."""
+    logged = frozenset(published)
+    raw = record(0, published, compared_with=None, event_days=logged, log_days=logged)
+    closes = {STAGED.name: set(final) & logged, FACT.name: set(final) & logged}
+    built = [
+        record(0, published, inputs=dict.fromkeys(sources, 0), final=closes.get(name, ()))
+        for name, sources in SOURCES.items()
+    ]
+    others = [ledger(TABLES[name], one) for name, one in zip(SOURCES, built, strict=True)]
+    return ledgers(*others, ledger(RAW, raw))
+
+
+def situation(
+    found: Mapping[str, Ledger] | None = None,
+    *,
+    behind: Backlog | None = None,
+    load: Collection[date] = (),
+    gone: Collection[date] = (),
+    absent: Collection[date] = (),
+    failed: Mapping[str, Collection[date]] | None = None,
+    policy: Policy = POLICY,
+    today: date = TODAY,
+    in_time: bool = False,
+) -> Situation:
+    found = healthy() if found is None else found
+    return Situation(
+        ledgers=found,
+        backlog=behind or backlog(found, policy, today),
+        arrivals=Arrivals(dict.fromkeys(load, "x"), sorted(gone), frozenset(absent)),
+        failed=failed or {},
+        policy=policy,
+        today=today,
+        in_time=in_time,
+    )
+
+
+def lacking(*of: date, table: Table, final: bool = False) -> Backlog:
+    part = {table.name: dict.fromkeys(of, Behind({}))}
+    return Backlog({}, part) if final else Backlog(part)
+
+
+def states(table: Table, now: Situation) -> dict[int, State]:
+    """By the number of the day."""
+    return {(d - START).days + 1: state for d, state in day_states(table.name, now).items()}
+
+
+def unlike(found: dict[int, State], usual: dict[int, State]) -> dict[int, State]:
+    return {n: state for n, state in found.items() if usual.get(n) is not state}
+
+
+# --- each state -----------------------------------------------------------------------------------
+
+
+def usual(table: Table) -> dict[int, State]:
+    """What the states of ten healthy days are: the last two are open."""
+    if table in (STAGED, FACT):
+        return {n: State.FINAL if n <= 8 else State.OPEN for n in range(1, 11)}
+    if table is CURRENT:
+        return {n: State.FRESH if n <= 8 else State.OPEN for n in range(1, 11)}
+    return dict.fromkeys(range(1, 11), State.FRESH)
+
+
+@each_table
+def test_a_night_in_which_everything_went_well(table):
+    found = states(table, situation())
+    assert found == usual(table)
+    assert list(found) == sorted(found)
+    assert all(state.good for state in found.values())
+
+
+@each_table
+def test_no_tables_at_all(table):
+    found = states(table, situation(ledgers()))
+    assert found == dict.fromkeys(range(1, 11), State.MISSING)
+
+
+@each_table
+def test_before_the_calendar_begins_nothing_is_due(table):
+    assert states(table, situation(ledgers(), today=START)) == {}
+    assert states(table, situation(ledgers(), today=START + DAY)) == {1: State.MISSING}
+
+
+@each_table
+def test_failed(table):
+    found = states(table, situation(failed={table.name: days(3)}))
+    assert unlike(found, usual(table)) == {3: State.CHECK_FAILED}
+    other = next(name for name in TABLES if name != table.name)
+    assert states(table, situation(failed={other: days(3)})) == usual(table)
+
+
+@each_table
+def test_missing(table):
+    without = healthy() | {table.name: healthy(ALL - days(3))[table.name]}
+    found = states(table, situation(without, behind=Backlog()))
+    assert unlike(found, usual(table))[3] is State.MISSING
+
+
+@each_table
+def test_a_day_published_as_empty_is_there(table):
+    old = healthy()[table.name]
+    commit = old.records[0]
+    empty = replace(commit, days={d: replace(p, rows=0) for d, p in commit.days.items()})
+    found = states(table, situation(healthy() | {table.name: ledger(table, empty)}))
+    assert found == usual(table)
+
+
+@each_table
+@pytest.mark.parametrize("final", [False, True])
+def test_input_newer(table, final):
+    found = states(table, situation(behind=lacking(day(3), table=table, final=final)))
+    assert unlike(found, usual(table)) == {3: State.INPUT_NEWER}
+
+
+@each_table
+def test_files_added_to_a_loaded_day(table):
+    """Day 3 as well as what takes its lines in, final or not, is not what it could be."""
+    found = unlike(states(table, situation(load=days(3))), usual(table))
+    if table in (RAW, REJECTED):
+        assert found == {3: State.INPUT_NEWER}
+    elif table in (STAGED, FACT, CURRENT):
+        assert found == dict.fromkeys((1, 2, 3), State.INPUT_MISSING)
+    else:
+        assert found == {}
+
+
+@each_table
+@pytest.mark.parametrize(("absent", "open_days"), [(10, (9, 10)), (9, (9,)), (8, ())])
+def test_a_log_day_without_a_folder(table, absent, open_days):
+    """What is open still waits for it; what is final waits for nobody."""
+    found = unlike(states(table, situation(absent=days(absent))), usual(table))
+    by_event_day = table in (STAGED, FACT, CURRENT)
+    expected = open_days if by_event_day else (absent,)
+    assert found == dict.fromkeys(expected, State.INPUT_MISSING)
+
+
+@each_table
+def test_files_that_are_gone(table):
+    found = unlike(states(table, situation(gone=days(4))), usual(table))
+    # What was made of the loaded rows is as good as before.
+    expected = {} if table in (STAGED, FACT, CURRENT) else {4: State.INPUT_MISSING}
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("window_days", "waiting"), [(0, ()), (1, (10,)), (2, (9, 10)), (7, range(4, 11))]
+)
+def test_the_window_decides_who_waits(window_days, waiting):
+    """Day 10 came without a folder and was loaded as empty: with it some days are final."""
+    policy = replace(POLICY, window_days=window_days)
+    now = situation(healthy(final=days((1, 10 - window_days))), absent=days(10), policy=policy)
+    for table in (STAGED, FACT, CURRENT):
+        found = states(table, now)
+        assert {n for n, state in found.items() if state is State.INPUT_MISSING} == set(waiting)
+
+
+def test_days_beyond_what_is_due_are_shown_if_they_are_there():
+    found = states(RAW, situation(healthy(days((1, 12))), today=day(11)))
+    assert list(found) == list(range(1, 13))
+
+
+def test_a_day_whose_window_closed_quietly_is_final():
+    raw = [
+        record(n, days(n), compared_with=n - 1, event_days=days(n), log_days=days(n))
+        for n in range(1, 11)
+    ]
+    stg = [record(n, days(n), inputs={RAW.name: n}) for n in range(1, 11)]
+    facts = [record(n, days(n), inputs={STAGED.name: n}) for n in range(1, 11)]
+    now = situation(ledgers(ledger(RAW, *raw), ledger(STAGED, *stg), ledger(FACT, *facts)))
+    for table in (STAGED, FACT):
+        assert states(table, now) == usual(table)
+
+
+# --- which one applies ----------------------------------------------------------------------------
+
+#: In the order of precedence, for day 9 of the facts: what brings it about.
+CAUSES: dict[State, dict[str, Any]] = {
+    State.CHECK_FAILED: {"failed": {FACT.name: days(9)}},
+    State.MISSING: {"found": healthy() | {FACT.name: healthy(ALL - days(9))[FACT.name]}},
+    State.INPUT_NEWER: {"behind": lacking(day(9), table=FACT)},
+    State.INPUT_MISSING: {"absent": days(9)},
+    State.OPEN: {},
+}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [*combinations(CAUSES, 2)], ids=lambda state: state.name.lower()
+)
+def test_the_first_that_applies(first, second):
+    causes = {"behind": Backlog(), **CAUSES[second], **CAUSES[first]}
+    assert states(FACT, situation(**causes))[9] is first
+
+
+def test_the_order_is_that_of_the_declaration():
+    assert list(State)[: len(CAUSES)] == list(CAUSES)
+    assert [state for state in State if state.good] == [State.OPEN, State.FINAL, State.FRESH]
+
+
+def test_a_final_day_behind_its_input_is_not_good():
+    found = states(STAGED, situation(behind=lacking(day(2), table=STAGED, final=True)))
+    assert found[2] is State.INPUT_NEWER
+
+
+# --- before the deadline --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lag", "in_time", "last"), [(1, False, 10), (1, True, 9), (3, False, 8), (3, True, 7)]
+)
+@each_table
+def test_before_the_deadline_the_last_due_day_may_be_missing(table, lag, in_time, last):
+    policy = replace(POLICY, lag_days=lag)
+    found = states(table, situation(ledgers(), policy=policy, in_time=in_time))
+    assert found == dict.fromkeys(range(1, last + 1), State.MISSING)
+
+
+@pytest.mark.parametrize("today", [11, 12, 40])
+def test_the_end_of_the_calendar(today):
+    """On the first morning after it, its last day may still be missing; then no more."""
+    policy = replace(POLICY, end=day(11))
+    for in_time, last in ((False, 10), (True, 9 if today == 11 else 10)):
+        now = situation(ledgers(), policy=policy, today=day(today), in_time=in_time)
+        assert list(states(RAW, now)) == list(range(1, last + 1))
+
+
+@each_table
+def test_before_the_deadline_a_day_that_is_there_has_its_state(table):
+    assert states(table, situation(in_time=True)) == usual(table)
+
+
+@pytest.mark.parametrize(
+    ("lag", "arrived", "n"),
+    [
+        (1, "load", 10),
+        (1, "absent", 10),
+        (3, "load", 10),
+        # The last due day is loaded as an empty one by the nightly run, if nothing comes.
+        *(
+            pytest.param(
+                3,
+                what,
+                8,
+                marks=pytest.mark.xfail(strict=True, reason="only yesterday may be missing"),
+            )
+            for what in ("load", "absent")
+        ),
+    ],
+)
+@pytest.mark.parametrize("table", [STAGED, FACT, CURRENT], ids=lambda table: table.name)
+def test_before_the_deadline_the_last_day_need_not_be_loaded(table, lag, arrived, n):
+    """After midnight, a folder waits for the nightly run, or has not landed yet."""
+    before = healthy(days((1, n - 1)), final=days((1, n - 1 - W)))
+    policy, coming = replace(POLICY, lag_days=lag), {arrived: days(n)}
+    found = day_states(table.name, situation(before, policy=policy, in_time=True, **coming))
+    assert all(state.good for state in found.values())
+
+
+@pytest.mark.parametrize(("lag", "n"), [(1, 9), (3, 7)])
+@pytest.mark.parametrize("arrived", ["load", "absent"])
+def test_before_the_deadline_the_day_before_must_be_loaded(lag, n, arrived):
+    policy, missed = replace(POLICY, lag_days=lag, window_days=7), {arrived: days(n)}
+    now = situation(healthy(final=()), policy=policy, in_time=True, **missed)
+    assert states(STAGED, now)[n] is State.INPUT_MISSING
+
+
+def test_before_the_deadline_a_failed_check_is_told():
+    now = situation(healthy(days((1, 9))), failed={RAW.name: days(10)}, in_time=True)
+    assert states(RAW, now)[10] is State.CHECK_FAILED
+
+
+# --- in words and numbers -------------------------------------------------------------------------
+
+
+def by_day(**of: Any) -> dict[date, State]:
+    return {d: State[name.upper()] for name, found in of.items() for d in days(*found)}
+
+
+@pytest.mark.parametrize(
+    ("found", "missing_inside"),
+    [
+        ({}, ()),
+        ({"fresh": [(1, 5)]}, ()),
+        ({"missing": [(1, 5)]}, ()),
+        ({"fresh": [1, 3], "missing": [2]}, (2,)),
+        ({"missing": [1, 2], "fresh": [3]}, (1, 2)),
+        ({"fresh": [1], "missing": [2, 3]}, ()),
+        ({"fresh": [1, 4], "missing": [2, 3, 5]}, (2, 3)),
+        ({"open": [1, 4], "missing": [2], "input_newer": [5], "input_missing": [3]}, (2,)),
+    ],
+)
+def test_holes(found, missing_inside):
+    assert holes(by_day(**found)) == days(*missing_inside)
+
+
+def test_in_words_names_what_somebody_should_see_to():
+    found = by_day(fresh=[1], open=[2], final=[3], missing=[(4, 6), 8], check_failed=[7])
+    assert in_words(found).splitlines() == [
+        f"check failed: 2024-01-07 ({MEANING[State.CHECK_FAILED]})",
+        f"missing: 2024-01-04...2024-01-06, 2024-01-08 ({MEANING[State.MISSING]})",
+    ]
+
+
+def test_in_words_says_nothing_if_all_is_well():
+    assert in_words(by_day(fresh=[1], open=[2], final=[3])) == ""
+    assert in_words({}) == ""
+
+
+def test_summary_counts_every_state():
+    assert summary(by_day(fresh=[1, 2], missing=[3])) == {
+        "check failed": 0,
+        "missing": 1,
+        "input newer than output": 0,
+        "input missing": 0,
+        "open": 0,
+        "final": 0,
+        "fresh": 2,
+    }
+
+
+def test_every_state_has_a_meaning():
+    assert set(MEANING) == set(State)
+
+
+# --- final days that changed ----------------------------------------------------------------------
+
+
+def changed(*records: Record, foreign: Collection[Foreign] = ()) -> dict[date, str]:
+    found = ledgers(ledger(FACT, *records, foreign=foreign))
+    return changed_final_days(situation(found))
+
+
+def built(version: int, digest: str, *, final: bool = True, by: str = NIGHTLY, of=(1, 2)) -> Record:
+    """Days 1 and 2 as of a version; both final or both not."""
+    found = days(*of)
+    return record(version, found, digest=digest, final=found if final else (), by=by)
+
+
+@pytest.mark.parametrize(
+    ("history", "reported"),
+    [
+        ([], ()),
+        ([built(1, "a")], ()),
+        # An open day may change as often as it likes, and once more to become final.
+        ([built(1, "a", final=False), built(2, "b", final=False), built(3, "c")], ()),
+        # From then on only a person may change it.
+        ([built(1, "a"), built(2, "b")], (1, 2)),
+        ([built(1, "a"), built(2, "b", final=False)], (1, 2)),
+        ([built(1, "a"), built(2, "b", by="sensor touched_days")], (1, 2)),
+        ([built(1, "a"), built(2, "b", of=(2,))], (2,)),
+        ([built(1, "a"), built(2, "a")], ()),
+        ([built(1, "a"), built(2, "b", by="person")], ()),
+        # What a person published is what counts from then on.
+        ([built(1, "a"), built(2, "b", by="person"), built(3, "b")], ()),
+        ([built(1, "a"), built(2, "b", by="person"), built(3, "a")], (1, 2)),
+        ([built(1, "a"), built(2, "b"), built(3, "b", by="person")], ()),
+        ([built(1, "a"), built(2, "b"), built(3, "a", by="person", of=(1,))], (2,)),
+        # It stays on record until a person has seen to it.
+        ([built(1, "a"), built(2, "b"), built(3, "b")], (1, 2)),
+        ([built(1, "a"), built(2, "b"), built(3, "c"), built(4, "c")], (1, 2)),
+        # A run by schedule may be the first to publish it, or a person.
+        ([built(1, "a", by="person"), built(2, "b")], (1, 2)),
+        ([built(1, "a", by="person", final=False), built(2, "b")], ()),
+        (
+            [built(1, "a"), built(2, "b"), built(3, "a")],
+            (),
+        ),
+        (
+            [built(1, "a"), built(2, "b", by="person", final=False), built(3, "c")],
+            (),
+        ),
+    ],
+)
+def test_changed_final_days(history, reported):
+    assert changed(*history).keys() == days(*reported)
+
+
+def test_it_is_said_who_changed_it():
+    (text,) = changed(built(1, "a", of=(1,)), built(2, "b", of=(1,))).values()
+    assert text == "changed by schedule nightly in run run 2"
+
+
+def other(version: int, *of: int, operation: str = "UPDATE") -> Foreign:
+    return Foreign(version, operation, days(*of))
+
+
+@pytest.mark.parametrize(
+    ("records", "foreign", "reported"),
+    [
+        ([built(1, "a")], [other(2, 1)], (1,)),
+        ([built(1, "a")], [other(2, 1), other(3, 2)], (1, 2)),
+        ([built(1, "a")], [other(2, 3)], ()),
+        ([built(1, "a")], [other(2)], ()),
+        ([built(1, "a", final=False)], [other(2, 1)], ()),
+        ([built(1, "a"), record(2, days(3))], [other(3, 2, 3)], (2,)),
+        # What was published since is ours again.
+        ([built(1, "a", final=False), built(3, "b")], [other(2, 1)], ()),
+        ([built(1, "a"), built(3, "b", by="person")], [other(2, 1)], ()),
+        ([built(1, "a"), built(3, "a")], [other(2, 1)], ()),
+        ([built(1, "a"), built(3, "b", by="person", of=(1,))], [other(2, 1, 2)], (2,)),
+    ],
+)
+def test_final_days_that_others_changed(records, foreign, reported):
+    assert changed(*records, foreign=foreign).keys() == days(*reported)
+
+
+def test_it_is_said_how_others_changed_it():
+    (text,) = changed(built(1, "a"), foreign=[other(7, 1, operation="MERGE")]).values()
+    assert text == "changed by another writer (MERGE, version 7)"
+
+
+@pytest.mark.parametrize(
+    ("operation", "reported"),
+    [("update", 2), ("append", 2), ("restore", 2), ("delete", None), ("optimize", None)],
+)
+def test_other_writers_on_a_real_table(tmp_path, operation, reported):
+    """Days 1 and 2 are final, day 3 is open."""
+    url = tmp_path / FACT.name
+    ours(url, 1, 2, 3, final=["2024-01-01...2024-01-02"])
+    ours(url, 2, final=["2024-01-02"], launched_by=NIGHTLY)
+    change(url, operation)
+    found = changed_final_days(situation(ledgers(read_ledger(str(url), FACT))))
+    assert found.keys() == (days(reported) if reported else set())
