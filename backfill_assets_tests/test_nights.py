@@ -17,7 +17,7 @@ import duckdb
 import pytest
 
 from backfill_assets.lateness import Policy
-from backfill_assets.reprocessing import backlog
+from backfill_assets.reprocessing import backlog, final_days
 from backfill_assets.sample.cdnow import write_landing
 from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, LATE, RAW, STAGED, TABLES
 from backfill_assets_tests.landings import history
@@ -74,7 +74,7 @@ class Life:
         before = ledgers(self.pipeline)
         self.pipeline.night(today)
         staged = staged_by_day(self.pipeline, today)
-        final = before[STAGED.name].final
+        final = final_days(before, Policy.of(self.pipeline.settings))[STAGED.name]
         known = {START + n * DAY for n in range((today - START).days)}
         due = {d for d in known if d not in self.loaded or staged.get(d) != self.staged.get(d)}
         done = rewritten(self.pipeline, STAGED.name, before[STAGED.name].version)
@@ -177,7 +177,7 @@ def test_cdnow_night_by_night_with_late_lines(engine, spark, tmp_path):
         for name in (STAGED.name, FACT.name):
             done = rewritten(p, name, before[name].version)
             assert done == Counter(touched), (today, name)
-            assert not done.keys() & before[name].final
+            assert not done.keys() & final_days(before, Policy.of(p.settings))[name]
     raw, staged, late = (p.log(t.name).to_pyarrow_table() for t in (RAW, STAGED, LATE))
     arrived = sum(sum(days[FIRST + n * DAY].values()) for n in range(NIGHTS))
     assert staged.num_rows + late.num_rows == raw.num_rows == arrived

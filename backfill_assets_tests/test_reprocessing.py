@@ -349,10 +349,13 @@ def test_a_commit_that_does_not_say_which_log_days_it_changes_changes_its_own():
     assert behind(raw, table=CORRECTIONS) == days((1, 4))
 
 
-def test_a_table_made_anew_is_newer_than_anything_built_from_the_old_one():
-    raw = ledger(RAW, loaded(1, days((1, 3)), compared=None), loaded(2, days(4), days(3, 4)))
-    stg = ledger(STAGED, staged(7, days((1, 3)), raw=40))
-    assert behind(raw, stg) == days((1, 4))
+@pytest.mark.parametrize("version", [0, 1, 38])
+def test_a_table_made_anew_is_newer_than_anything_built_from_the_old_one(version):
+    raw = ledger(RAW, loaded(version, days((1, 3)), compared=None))
+    stg = ledger(STAGED, staged(7, days((1, 3)), raw=version + 1))
+    assert behind(raw, stg) == days((1, 3))
+    again = ledger(STAGED, *stg.records, staged(8, days((1, 3)), raw=version))
+    assert behind(raw, again) == set()
 
 
 # --- backlog: days that are final -----------------------------------------------------------------

@@ -228,21 +228,24 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
         read = window.widened(before=window_days)
         log = raw_orders.whole.where(read.predicate("log_date"))
         raw, rejected = with_event_day(log, settings.timezone), raw_orders_rejected.frame
-        found = arrival_lateness(raw, rejected, window, window_days).collect()
-        rows = {row["log_date"]: row.asDict() for row in found}
-        unknown = {
-            day for day in read if day >= settings.start and day not in raw_orders.ledger.published
-        }
-        # A row a day is little: from here on it is data, and Spark computes nothing twice.
-        frame = raw.sparkSession.createDataFrame(found, LATENESS.struct)
-        candidate = Candidate(
-            LATENESS,
-            frame,
-            books(rows, raw, rejected, window, window_days, unknown),
-            [raw_orders, raw_orders_rejected],
-            numbers={day: numbers(row) for day, row in rows.items()},
-        )
-        yield from publish(context, [candidate])
+        frame = arrival_lateness(raw, rejected, window, window_days).persist()
+        try:
+            rows = {row["log_date"]: row.asDict() for row in frame.collect()}
+            unknown = {
+                d for d in read if d >= settings.start and d not in raw_orders.ledger.published
+            }
+            due = books(rows, raw, rejected, window, window_days, unknown)
+            candidate = Candidate(
+                LATENESS,
+                frame,
+                due,
+                [raw_orders, raw_orders_rejected],
+                scattered=True,
+                numbers={day: numbers(row) for day, row in rows.items()},
+            )
+            yield from publish(context, [candidate])
+        finally:
+            frame.unpersist()
 
     return [measure_lateness, _dashboard(settings, code_version)]
 

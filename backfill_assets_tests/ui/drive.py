@@ -237,7 +237,7 @@ class Pages:
         self.browser.set_window_size(1600, 1900)
         self.open("/asset-groups~/arrival_lateness")  # the sidebar has the plots
         self.scroll("Metadata plots")
-        self.scroll("late share")
+        self.scroll("caught by W=7")
         self.shoot("lateness-plots")
 
         self.browser.set_window_size(1200, 2900)
