@@ -122,7 +122,10 @@ class _Look:
 
     def ledgers(self) -> Ledgers:
         """What all tables say."""
-        return {n: read_ledger(self.settings.table(n), table) for n, table in TABLES.items()}
+        # Those that are built last come first: an input may be newer than what was looked at
+        # before, which the next look mends, but not older than what was built from it.
+        tables = reversed(list(TABLES.items()))
+        return {name: read_ledger(self.settings.table(name), table) for name, table in tables}
 
     def loads(self, today: date) -> list[Request]:
         """The runs that load what has landed."""
@@ -132,8 +135,10 @@ class _Look:
 
     def rebuilds(self, today: date, instance: dg.DagsterInstance) -> list[Request]:
         """The runs that bring open days up to date."""
+        # First, so that what ends meanwhile is waited for once more rather than asked for twice.
+        under_way = busy(instance)
         behind = backlog(self.ledgers(), self.policy, today)
-        return rebuild_requests(behind, self.settings.partitions_per_run, busy(instance))
+        return rebuild_requests(behind, self.settings.partitions_per_run, under_way)
 
     def situation(self, instance: dg.DagsterInstance) -> Situation:
         """All that the states of the days follow from."""

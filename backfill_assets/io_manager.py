@@ -62,7 +62,7 @@ _CONFLICTS = (
 )
 _ATTEMPTS = 12
 #: The commits are the record of what was published, and when; Delta would drop them after a month.
-_LOG_RETENTION = "interval 36500 days"
+_PROPERTIES = "'delta.logRetentionDuration' = 'interval 36500 days'"
 #: Records fetched at once: SQLite takes no more than some hundred values in one condition.
 _QUERY_SIZE = 500
 
@@ -293,13 +293,10 @@ class DeltaIOManager(dg.ConfigurableIOManager):
 
     def _version_of(self, table: Table, run_id: str) -> int:
         """The version that a run committed: matched by its own record, as others commit too."""
-        log = load_log(self.url(table))
-        assert log is not None
-        for entry in log.history(50):
-            said = entry.get("userMetadata")
-            if said and json.loads(said).get("run_id") == run_id:
-                return int(entry["version"])
-        return log.version()
+        ledger = self.ledger(table)
+        ours = [record.version for record in ledger.records if record.run_id == run_id]
+        assert ledger.version is not None
+        return ours[-1] if ours else ledger.version
 
     def _create(self, table: Table) -> None:
         """Create the empty table, constraints included; harmless if somebody else just did."""
@@ -313,12 +310,13 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         spark.sql(
             f"CREATE TABLE IF NOT EXISTS {target} ({columns}) USING DELTA "
             f"PARTITIONED BY (`{table.partition}`) "
-            f"TBLPROPERTIES ('delta.logRetentionDuration' = '{_LOG_RETENTION}')"
+            f"TBLPROPERTIES ({_PROPERTIES})"
         )
         if self.version(table) is None:
             # A creation that was killed left a log without a commit; CREATE TABLE takes it for one.
             empty = spark.createDataFrame([], table.struct).write.format("delta")
             empty.partitionBy(table.partition).mode("append").save(self.url(table))
+            spark.sql(f"ALTER TABLE {target} SET TBLPROPERTIES ({_PROPERTIES})")
             for field in table.struct:
                 if not field.nullable:  # too late for NOT NULL, which only CREATE TABLE takes
                     rule = f"{field.name} IS NOT NULL"

@@ -76,7 +76,12 @@ PERSON = "person"
 
 
 def launched_by(tags: Mapping[str, str]) -> str:
-    """Who launched a run, from its tags."""
+    """Who launched a run, from its tags.
+
+    One that a person launches again has the tags of the first, unlike one that Dagster retries.
+    """
+    if "dagster/parent_run_id" in tags and "dagster/retry_number" not in tags:
+        return PERSON
     for kind in ("schedule", "sensor"):
         if name := tags.get(f"dagster/{kind}_name"):
             return f"{kind} {name}"

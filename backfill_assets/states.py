@@ -81,8 +81,9 @@ class Situation:
 
     def late(self, log_days: Collection[date]) -> set[date]:
         """Those of some log days that should have been loaded by now."""
-        coming = self.today - DAY
-        return {day for day in log_days if not (self.in_time and day == coming)}
+        # Tonight's run loads yesterday, and the last due day as an empty one if nothing has come.
+        coming = {self.today - DAY, self.today - self.policy.lag_days * DAY}
+        return set(log_days) - (coming if self.in_time else set())
 
 
 def day_states(table: str, now: Situation) -> dict[date, State]:
@@ -118,7 +119,9 @@ def _lacks_input(table: str, day: date, now: Situation) -> bool:
         # A closed day waits for nobody; only what is there and not loaded concerns it.
         waits = load if day in now.final[FACT.name] else load | absent
         return any(d in waits for d in needed)
-    return day in absent or day in now.arrivals.gone
+    # A day without a folder is normal in the end; while its window is open, somebody may wonder.
+    open_since = now.today - (now.policy.window_days + now.policy.lag_days) * DAY
+    return (day in absent and day >= open_since) or day in now.arrivals.gone
 
 
 def summary(states: Mapping[date, State]) -> dict[str, int]:

@@ -16,6 +16,7 @@ from deltalake import CommitProperties, write_deltalake
 
 from backfill_assets import spark as spark_module
 from backfill_assets.cli import main
+from backfill_assets.schemas import TABLES
 from backfill_assets.spark import delta_coordinate
 
 JAN = [date(2024, 1, 1) + timedelta(days=n) for n in range(31)]
@@ -173,15 +174,16 @@ def publish_facts(tmp_path: Path, days: dict[date, str], rows: int = 2) -> None:
             "revenue": [Decimal("1.00")] * (rows * len(days)),
         }
     )
-    audit = {str(day): {"rows": rows, "verdict": verdict} for day, verdict in days.items()}
+    audit = {
+        str(day): {"rows": rows, "digest": "d", "verdict": verdict} for day, verdict in days.items()
+    }
+    record = {"run_id": "r", "code_version": "c", "config_digest": "d", "audit": audit}
     write_deltalake(
         tmp_path / "warehouse" / "fact_daily_orders",
         table,
         mode="append",
         partition_by=["run_date"],
-        commit_properties=CommitProperties(
-            custom_metadata={"userMetadata": json.dumps({"run_id": "r", "audit": audit})}
-        ),
+        commit_properties=CommitProperties(custom_metadata={"userMetadata": json.dumps(record)}),
     )
 
 
@@ -191,7 +193,9 @@ def shown(capsys) -> dict[str, list[str]]:
     lines = capsys.readouterr().out.splitlines()
     assert max(len(line.rstrip()) for line in lines if "/" not in line) <= 100
     assert lines[0].split() == ["Published"]
-    assert lines[1].split() == ["table", "days", "from...to", "rows", "ok", "warn", "commits"]
+    assert lines[1].split() == [
+        *("table", "days", "from...to", "rows", "ok", "warn", "alert", "commits")
+    ]
     found: dict[str, list[str]] = {}
     for line in lines[2:]:
         if line.startswith("Tables "):
@@ -204,22 +208,20 @@ def shown(capsys) -> dict[str, list[str]]:
 def test_show_without_tables(capsys, tmp_path):
     found = shown(capsys)
     assert found["fact_daily_orders"] == ["fact_daily_orders", "0", "no", "table", "yet"]
-    assert list(found) == [
-        *("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders", "fact_daily_orders")
-    ]
+    assert list(found) == list(TABLES)
 
 
 def test_show(capsys, tmp_path):
     publish_facts(tmp_path, {**dict.fromkeys(JAN[:20], "ok"), JAN[20]: "warn"}, rows=60)
     row = shown(capsys)["fact_daily_orders"]
-    assert row[1:] == ["21", "2024-01-01...2024-01-21", "1,260", "20", "1", "1"]
+    assert row[1:] == ["21", "2024-01-01...2024-01-21", "1,260", "20", "1", "0", "1"]
 
 
 def test_show_with_gaps(capsys, tmp_path):
     publish_facts(tmp_path, dict.fromkeys([*JAN[:3], *JAN[4:6]], "ok"))
     publish_facts(tmp_path, {JAN[10]: "warn"})
     assert shown(capsys)["fact_daily_orders"][1:] == [
-        *("6", "2024-01-01...2024-01-03", "12", "5", "1", "2"),
+        *("6", "2024-01-01...2024-01-03", "12", "5", "1", "0", "2"),
         *("2024-01-05...2024-01-06", "2024-01-11"),
     ]
 
@@ -235,7 +237,7 @@ def test_show_with_many_gaps(capsys, tmp_path):
 def test_show_takes_the_latest_verdict(capsys, tmp_path):
     publish_facts(tmp_path, {JAN[0]: "warn"})
     publish_facts(tmp_path, {JAN[0]: "ok"})
-    assert shown(capsys)["fact_daily_orders"][-3:] == ["1", "0", "2"]
+    assert shown(capsys)["fact_daily_orders"][-4:] == ["1", "0", "0", "2"]
 
 
 def test_show_says_where_things_are(capsys, monkeypatch, tmp_path):
@@ -371,7 +373,7 @@ def test_progress_of_a_run_that_was_killed(monkeypatch, capsys):
     status, said = progress(monkeypatch, capsys, log(*BEGINNING, RAW, "OutOfMemoryError", "Killed"))
     assert status == 1
     assert said.splitlines() == [
-        "  read_landing ... BROKEN OFF; published raw_orders 1 day; 0 checks evaluated",
+        "  read_landing ... BROKEN OFF; published raw_orders 1 day",
         "    OutOfMemoryError",
         "    Killed",
     ]

@@ -170,9 +170,7 @@ def test_a_folder_that_never_came_is_news_for_a_month(ago, news):
     ("lag", "last"),
     [
         (1, 10),
-        pytest.param(
-            3, 8, marks=pytest.mark.xfail(strict=True, reason="only yesterday may be missing")
-        ),
+        (3, 8),
     ],
 )
 def test_before_the_deadline_no_folder_is_missed(lag, last):
