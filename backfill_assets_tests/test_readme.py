@@ -121,7 +121,7 @@ def sets(place: Place, command: str) -> None:
     name = command.removeprefix("export ").partition("=")[0]
     assert name == "SPARK_REMOTE" or name.removeprefix(PREFIX).lower() in Settings.model_fields
     code = "from backfill_assets.settings import load_settings; print(load_settings())"
-    default = place.run(f"python -c '{code}'")
+    default = place.run(f"unset {name}; python -c '{code}'")
     assert place.run(f"{command}; python -c '{code}'") != default
 
 
