@@ -21,10 +21,11 @@ from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 
 from backfill_assets import alerts
 from backfill_assets.alerts import Incident
+from backfill_assets.dashboard import DASHBOARD
 from backfill_assets.incidents import incidents
 from backfill_assets.landing import contents
 from backfill_assets.lateness import Policy
-from backfill_assets.partitions import Window, daily_partitions, windows
+from backfill_assets.partitions import DAY, Window, daily_partitions, windows
 from backfill_assets.records import read_ledger
 from backfill_assets.reprocessing import (
     Ledgers,
@@ -48,7 +49,7 @@ from backfill_assets.states import (
 Clock = Callable[[], datetime]
 
 #: The page is made anew with the figures that it shows.
-_WITH = {LATENESS.name: ("lateness_dashboard",)}
+_WITH = {LATENESS.name: (DASHBOARD,)}
 _DAYS, _FINAL_DAYS = "days", "final_days"
 
 
@@ -72,7 +73,7 @@ def build(settings: Settings, clock: Clock | None = None) -> Automation:
     look = _Look(settings, clock or (lambda: datetime.now(settings.zone)))
     job = dg.define_asset_job(
         "daily_orders",
-        selection=dg.AssetSelection.assets(*TABLES, "lateness_dashboard"),
+        selection=dg.AssetSelection.assets(*TABLES, DASHBOARD),
         description="Any of the assets for a range of days; what the schedule and the sensors run.",
     )
     return Automation(
@@ -205,13 +206,12 @@ def _names(selection: Collection[AssetKey] | None) -> frozenset[str]:
 
 def _run_request(request: Request, *, prefix: str = "") -> dg.RunRequest:
     names = [*request.tables, *(page for name in request.tables for page in _WITH.get(name, ()))]
-    first, *_, last = [*request.window, *request.window]
     return dg.RunRequest(
         run_key=prefix + request.key,
         asset_selection=[AssetKey(name) for name in names],
         tags={
-            "dagster/asset_partition_range_start": str(first),
-            "dagster/asset_partition_range_end": str(last),
+            "dagster/asset_partition_range_start": str(request.window.start),
+            "dagster/asset_partition_range_end": str(request.window.end - DAY),
         },
     )
 
@@ -253,9 +253,8 @@ def _landed_files(job: Any, look: _Look) -> dg.SensorDefinition:
         today = look.today
         requests = look.loads(today)
         keys = _digest([str(today), *(request.key for request in requests)])
-        if not requests or context.cursor == keys:
-            return dg.SkipReason("nothing has landed that is not loaded or being loaded")
-        return dg.SensorResult([_run_request(request) for request in requests], cursor=keys)
+        rest = "nothing has landed that is not loaded or being loaded"
+        return _ask_once(context, requests, keys, rest)
 
     return landed_files
 
@@ -272,12 +271,20 @@ def _touched_days(job: Any, look: _Look) -> dg.SensorDefinition:
     def touched_days(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         requests = look.rebuilds(look.today, context.instance)
         keys = _digest([request.key for request in requests])
-        if not requests or context.cursor == keys:
-            return dg.SkipReason("every open day is up to date or being brought up to date")
-        # What failed is not tried again for the same input: a run key is used once.
-        return dg.SensorResult([_run_request(request) for request in requests], cursor=keys)
+        rest = "every open day is up to date or being brought up to date"
+        return _ask_once(context, requests, keys, rest)
 
     return touched_days
+
+
+def _ask_once(
+    context: dg.SensorEvaluationContext, requests: Sequence[Request], keys: str, rest: str
+) -> dg.SensorResult | dg.SkipReason:
+    """The runs to ask for, unless they are those of the tick before, as the cursor tells."""
+    if not requests or context.cursor == keys:
+        return dg.SkipReason(rest)
+    # What failed is not tried again for the same input: a run key is used once.
+    return dg.SensorResult([_run_request(request) for request in requests], cursor=keys)
 
 
 def _digest(texts: Sequence[str]) -> str:

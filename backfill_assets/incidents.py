@@ -76,8 +76,7 @@ def incidents(now: Situation) -> list[Incident]:
         )
     for day, how in changed_final_days(now).items():
         add("final day changed", FACT.name, [day], f"{how}; compare it with what it should be")
-    absent = now.late(now.arrivals.absent)
-    recent = {day for day in absent if day > now.today - _NEWS * DAY}
+    recent = {day for day in now.absent if day > now.today - _NEWS * DAY}
     add("input missing", RAW.name, recent, _ABSENT)
     add("input gone", RAW.name, now.arrivals.gone, _GONE)
     found += _late_money(now)

@@ -25,7 +25,7 @@ import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from backfill_assets.partitions import Window
+from backfill_assets.partitions import DAY, Window
 from backfill_assets.stores import open_store
 
 FIELDS = ("order_id", "customer_id", "order_ts", "amount", "ingestion_ts")
@@ -230,6 +230,11 @@ def contents(landing: str) -> dict[date, str]:
         if within:
             inside.append(info)
     return {day: _summary(infos) for day, infos in folders.items()}
+
+
+def read_from(contents: Mapping[date, str], day: date) -> list[str]:
+    """What `contents` says of a log day: the folder before it (early lines) and its own."""
+    return [contents.get(d, NOT_LANDED) for d in (day - DAY, day)]
 
 
 def _relative(info: pafs.FileInfo, base: str) -> str:

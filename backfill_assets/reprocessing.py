@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 
-from backfill_assets.landing import NOT_LANDED
+from backfill_assets.landing import NOT_LANDED, read_from
 from backfill_assets.lateness import Policy, log_days
 from backfill_assets.partitions import DAY, Window, windows
 from backfill_assets.records import Ledger, Record
@@ -235,7 +235,7 @@ def arrivals(raw: Ledger, contents: Mapping[date, str], policy: Policy, today: d
     load, gone, absent = {}, [], set()
     due = policy.due(today)
     for day in policy.logged(today):
-        now = [contents.get(d, NOT_LANDED) for d in (day - DAY, day)]
+        now = read_from(contents, day)
         then = loaded.get(day)
         if now[1] == NOT_LANDED and day in due and (then is None or then[1] == NOT_LANDED):
             absent.add(day)

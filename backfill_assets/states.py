@@ -79,8 +79,17 @@ class Situation:
         """The final days, by table."""
         return final_days(self.ledgers, self.policy)
 
-    def late(self, log_days: Collection[date]) -> set[date]:
-        """Those of some log days that should have been loaded by now."""
+    @cached_property
+    def unloaded(self) -> set[date]:
+        """Log days that have landed and should have been loaded by now."""
+        return self._late(self.arrivals.load)
+
+    @cached_property
+    def absent(self) -> set[date]:
+        """Log days that should have landed by now."""
+        return self._late(self.arrivals.absent)
+
+    def _late(self, log_days: Collection[date]) -> set[date]:
         # Tonight's run loads yesterday, and the last due day as an empty one if nothing has come.
         coming = {self.today - DAY, self.today - self.policy.lag_days * DAY}
         return set(log_days) - (coming if self.in_time else set())
@@ -113,15 +122,14 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
 
 
 def _lacks_input(table: str, day: date, now: Situation) -> bool:
-    load, absent = now.late(now.arrivals.load), now.late(now.arrivals.absent)
     if table in (STAGED.name, FACT.name, CURRENT.name):
         needed = log_days(Window(day, day + DAY), now.policy.window_days)
         # A closed day waits for nobody; only what is there and not loaded concerns it.
-        waits = load if day in now.final[FACT.name] else load | absent
-        return any(d in waits for d in needed)
+        closed = day in now.final[FACT.name]
+        return any(d in now.unloaded or (not closed and d in now.absent) for d in needed)
     # A day without a folder is normal in the end; while its window is open, somebody may wonder.
     open_since = now.today - (now.policy.window_days + now.policy.lag_days) * DAY
-    return (day in absent and day >= open_since) or day in now.arrivals.gone
+    return (day in now.absent and day >= open_since) or day in now.arrivals.gone
 
 
 def summary(states: Mapping[date, State]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from backfill_assets.assets.publishing import delta_assets, publish, run_window
 from backfill_assets.assets.versions import business_day
 from backfill_assets.audit import Book, Verdict
 from backfill_assets.io_manager import Candidate, Remarks, Source
-from backfill_assets.landing import CONTROL_FILE, NOT_LANDED, Landing, read_lines, survey
+from backfill_assets.landing import CONTROL_FILE, Landing, read_from, read_lines, survey
 from backfill_assets.partitions import DAY, Window
 from backfill_assets.records import packed
 from backfill_assets.schemas import RAW, REJECTED
@@ -241,11 +241,6 @@ def _said(
         "event_days": packed(changes.event_days),
         "log_days": packed(changes.log_days),
     }
-
-
-def read_from(contents: Mapping[date, str], day: date) -> list[str]:
-    """What the landing holds for a log day: the folder before it (early lines) and its own."""
-    return [contents.get(d, NOT_LANDED) for d in (day - DAY, day)]
 
 
 def build(settings: Settings, code_version: str) -> dg.AssetsDefinition:
