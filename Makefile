@@ -53,8 +53,8 @@ demo: jars sample $(DAGSTER_HOME)/dagster.yaml ## install, load three weeks of s
 	@$(BIN)/dagster asset materialize -m backfill_assets.definitions --select '*' --partition-range $(DEMO_DAYS) 2>&1 | $(BIN)/backfill-assets progress
 	@$(BIN)/backfill-assets show
 
-ui: jars sample $(DAGSTER_HOME)/dagster.yaml ## the Dagster UI on the same data, at http://127.0.0.1:3000
-	@$(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1 -p $${PORT:-3000}
+ui: sample $(DAGSTER_HOME)/dagster.yaml ## the Dagster UI on the same data, at http://127.0.0.1:3000
+	@$(BIN)/backfill-assets ui --port $${PORT:-3000}
 
 test: $(VENV)/.installed-dev ## install what the tests need and run them
 	@$(BIN)/backfill-assets jars

@@ -207,23 +207,23 @@ def refuse_strays(
 
 def judge(
     table: Table,
-    window: Window,
+    days: Iterable[date],
     found: Mapping[date | None, Measured],
     books: Mapping[date, Book],
     before: Mapping[date, Measured],
 ) -> list[Verdict]:
-    """A verdict for every day of the window, in ascending order.
+    """A verdict for every day.
 
     Args:
         table: what is published.
-        window: the days of the run.
+        days: the days of the run, in ascending order.
         found: the frame in numbers, from `measure`.
         books: what the inputs say, by day.
-        before: days already in the table that precede the window, for comparison.
+        before: days already in the table that precede them, for comparison.
     """
     verdicts = []
     known = dict(before)
-    for day in window:
+    for day in days:
         measured = found.get(day, empty_day(table))
         book = books.get(day, Book())
         trailing = [known[d] for d in _trailing(day) if d in known]

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime
 from typing import Any
 
 import dagster as dg
@@ -21,11 +21,12 @@ from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 
 from backfill_assets import alerts
 from backfill_assets.alerts import Incident
+from backfill_assets.checks import failure_text
 from backfill_assets.dashboard import DASHBOARD
 from backfill_assets.incidents import incidents
 from backfill_assets.landing import contents
 from backfill_assets.lateness import Policy
-from backfill_assets.partitions import DAY, Window, daily_partitions, windows
+from backfill_assets.partitions import DAY, Window, daily_partitions, days_of_run, windows
 from backfill_assets.records import read_ledger
 from backfill_assets.reprocessing import (
     Ledgers,
@@ -150,13 +151,13 @@ class _Look:
             ledgers=ledgers,
             backlog=backlog(ledgers, self.policy, now.date()),
             arrivals=arrivals(ledgers[RAW.name], landed, self.policy, now.date()),
-            failed={name: self._failed(name, instance) for name in TABLES},
+            failed={name: self.failed(name, instance) for name in TABLES},
             policy=self.policy,
             today=now.date(),
             in_time=now.strftime("%H:%M") < self.settings.deadline,
         )
 
-    def _failed(self, name: str, instance: dg.DagsterInstance) -> set[date]:
+    def failed(self, name: str, instance: dg.DagsterInstance) -> set[date]:
         """The days that the last run over them did not publish because of a check."""
         key, partitions = AssetKey(name), daily_partitions(self.settings)
         keys = partitions.get_partition_keys()
@@ -179,17 +180,12 @@ class _Look:
         return incidents(self.situation(context.instance))
 
 
-#: A run whose process was lost stays "started" where Dagster cannot see that; it is not waited for.
-_LOST = timedelta(hours=2)
-
-
 def busy(instance: dg.DagsterInstance) -> dict[str, frozenset[str]]:
     """What the runs and backfills that are under way build: asset names, by the id of each."""
     unfinished = [status for status in dg.DagsterRunStatus if status not in FINISHED_STATUSES]
-    since = datetime.now(timezone.utc) - _LOST
     found = {
         run.run_id: _names(run.asset_selection)
-        for run in instance.get_runs(dg.RunsFilter(statuses=unfinished, created_after=since))
+        for run in instance.get_runs(dg.RunsFilter(statuses=unfinished))
     }
     for status in (BulkActionStatus.REQUESTED, BulkActionStatus.CANCELING):
         for backfill in instance.get_backfills(status=status):
@@ -212,6 +208,8 @@ def _run_request(request: Request, *, prefix: str = "") -> dg.RunRequest:
         tags={
             "dagster/asset_partition_range_start": str(request.window.start),
             "dagster/asset_partition_range_end": str(request.window.end - DAY),
+            # Ahead of backfills in the queue, which have none.
+            "dagster/priority": "1",
         },
     )
 
@@ -347,7 +345,14 @@ def _table(states: Mapping[date, State]) -> str:
 
 
 def _day_checks(look: _Look) -> dg.AssetChecksDefinition:
-    @dg.multi_asset_check(name="check_days", specs=_specs(), can_subset=True)
+    @dg.multi_asset_check(
+        name="check_days",
+        specs=_specs(),
+        can_subset=True,
+        required_resource_keys={"io_manager"},
+        description="Looks at the states of all days, and fails the run if one of its days was "
+        "not published. It comes last, so that no bad day keeps a good one from being built.",
+    )
     def check_days(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         wanted = context.op_execution_context.selected_asset_check_keys
         for found in _evaluations(look.situation(context.instance)):
@@ -359,8 +364,32 @@ def _day_checks(look: _Look) -> dg.AssetChecksDefinition:
                     description=found.description,
                     metadata=found.metadata,
                 )
+        names = [name for name in TABLES if any(key.asset_key.path == [name] for key in wanted)]
+        failed = context.resources.io_manager.failed(context.run.run_id)
+        if failed := failed or _failed_before(look, context, names):
+            raise dg.Failure(failure_text(failed), allow_retries=False)
 
     return check_days
+
+
+def _failed_before(
+    look: _Look, context: dg.AssetCheckExecutionContext, names: Sequence[str]
+) -> dict[str, dict[date, str]]:
+    """What the run left failed that this one repeats from its failed step on.
+
+    Repeating nothing but this check must not make the run look as if its days were published.
+    """
+    run = context.run
+    if run.parent_run_id is None:
+        return {}
+    days = days_of_run(run.tags) or ()
+    why = f"failed in run {run.parent_run_id}, which this one repeats; materialize the day itself"
+    found = {name: look.failed(name, context.instance) for name in names}
+    return {
+        name: {day: why for day in failed if day in days}
+        for name, failed in found.items()
+        if any(day in days for day in failed)
+    }
 
 
 def _watch_days(look: _Look) -> dg.SensorDefinition:

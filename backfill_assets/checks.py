@@ -7,7 +7,8 @@ result of Dagster's own carries no partition in a range run.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -106,13 +107,21 @@ def number(value: int | Decimal) -> Any:
     return value if isinstance(value, int) else str(value)
 
 
-def failure_text(table: Table, failed: Sequence[Verdict], published: int) -> str:
-    """What a person needs at 3 a.m.: which days, why, what state the table is in, what to do."""
-    days = "\n".join(f"  {table.name}[{verdict.day}]  {verdict.reasons}" for verdict in failed)
+def failure_text(failed: Mapping[str, Mapping[date, str]]) -> str:
+    """What a person needs at 3 a.m.: which days, why, what state the tables are in, what to do.
+
+    Args:
+        failed: by table, the days that were not published, each with the reason.
+    """
+    lines = [
+        f"  {name}[{day}]  {why}"
+        for name, days in failed.items()
+        for day, why in sorted(days.items())
+    ]
     return (
-        f"{table.name}: {len(failed)} day(s) failed the audit and were not published; what was "
-        f"readable there before still is. {published} other day(s) of this run are published.\n"
-        f"{days}\n"
-        "The later steps of this run were skipped. Mend the input named above, then materialize "
-        "the assets again for just the days listed here."
+        "Some days failed the audit and were not published; what was readable there before still "
+        "is. All other days of this run are published, in all tables that the run was for.\n"
+        + "\n".join(lines)
+        + "\nMend the input that is named first, then materialize the assets again for just these "
+        "days."
     )

@@ -10,6 +10,7 @@ import re
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from deltalake.exceptions import DeltaError
@@ -17,6 +18,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from backfill_assets.audit import Severity
+from backfill_assets.deployment import deploy
 from backfill_assets.partitions import Window, windows
 from backfill_assets.records import read_ledger
 from backfill_assets.sample.cdnow import write_landing
@@ -33,10 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="backfill-assets", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("jars", help="download the Delta jars into their cache, once")
-    commands.add_parser("sample", help="write sample landing data, unless there is some")
+    sample = commands.add_parser("sample", help="write sample landing data, unless there is some")
+    sample.add_argument("--days", type=int, default=_SAMPLE_DAYS, help=f"({_SAMPLE_DAYS})")
     cdnow = commands.add_parser("cdnow", help="turn CDNOW_master.txt into landing data")
     cdnow.add_argument("master", type=Path, help="path of CDNOW_master.txt")
     commands.add_parser("show", help="what is published: days, rows, verdicts, places")
+    ui = commands.add_parser("ui", help="the Dagster UI, daemon and runs on one warm Spark engine")
+    ui.add_argument("--port", type=int, default=3000, help="port of the UI on 127.0.0.1 (3000)")
     commands.add_parser("progress", help="condense a run's log (standard input) into progress")
     given = parser.parse_args(arguments)
     # A pipe has no width of its own, and Rich would take it for 80 columns.
@@ -46,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.command == "jars":
             _jars(settings, console)
         elif given.command == "sample":
-            _sample(settings, console)
+            _sample(settings, given.days, console)
         elif given.command == "cdnow":
             if "://" in settings.landing:
                 raise ValueError(f"{PREFIX}LANDING={settings.landing} is no local folder")
@@ -54,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _say(console, f"{rows} purchases written to {settings.landing}")
         elif given.command == "show":
             show(settings, console)
+        elif given.command == "ui":
+            _jars(settings, console)
+            return deploy(settings, given.port, partial(_say, console))
         else:
             return progress(sys.stdin, console)
     except (SettingsError, EngineError, OSError, ValueError, DeltaError) as error:
@@ -76,15 +84,15 @@ def _jars(settings: Settings, console: Console) -> None:
     fetch_delta_jars(settings.jars)
 
 
-def _sample(settings: Settings, console: Console) -> None:
+def _sample(settings: Settings, days: int, console: Console) -> None:
     if "://" in settings.landing:
         _say(console, f"{settings.landing} is no local folder: no sample orders are written there.")
         return
     landing = Path(settings.landing)
     if (landing / "orders").exists():
         return
-    _say(console, f"Writing {_SAMPLE_DAYS} days of sample orders to {landing} ...")
-    generate(landing, start=settings.start, days=_SAMPLE_DAYS, window_days=settings.window_days)
+    _say(console, f"Writing {days} days of sample orders to {landing} ...")
+    generate(landing, start=settings.start, days=days, window_days=settings.window_days)
 
 
 def show(settings: Settings, console: Console) -> None:
@@ -130,6 +138,8 @@ def _spans(found: Sequence[Window]) -> str:
 
 _EVENT = re.compile(r" - dagster - \w+ - .* - (?P<step>\w+) - (?P<event>[A-Z_]+)(?: - |$)")
 _ASSET = re.compile(r"Materialized value (\w+)\.")
+#: What the IO manager logs of a table, if there is something that it need not do.
+_IDENTICAL = re.compile(r" - (\w+) \[[-.\d]+\]: (?:.*, )?(\d+) days? identical")
 _SKIPPED = re.compile(r"Dependencies for step (\w+) (?:failed|were not executed)")
 _FAILURE = "dagster._core.definitions.events.Failure: "
 #: Errors that say themselves what is wrong and what to do; their stack trace would hide that.
@@ -160,6 +170,7 @@ class _Condensed:
         self.console = console
         self.said: deque[str] = deque(maxlen=_TAIL)
         self.days: Counter[str] = Counter()
+        self.identical: Counter[str] = Counter()
         self.checks = self.failed = 0
         self.in_step = self.step_failed = self.explained = self.succeeded = False
 
@@ -173,6 +184,7 @@ class _Condensed:
         if found and kind == "STEP_START":
             self.say(f"  {found['step']} ...", end=" ")
             self.days.clear()
+            self.identical.clear()
             self.checks = self.failed = 0
             self.in_step = True
         elif kind == "ASSET_MATERIALIZATION":
@@ -187,6 +199,8 @@ class _Condensed:
             self.say(f"FAILED; {self.counts}" if self.step_failed else self.counts)
         elif kind == "RUN_SUCCESS":
             self.succeeded = True
+        elif same := _IDENTICAL.search(line):
+            self.identical[same[1]] += int(same[2])
         elif skipped := _SKIPPED.search(line):
             self.say(f"  {skipped[1]} ... not run, because of what failed before it")
 
@@ -219,13 +233,18 @@ class _Condensed:
     @property
     def counts(self) -> str:
         """What the step published and evaluated."""
-        days = [
-            f"{name} {n} day{'s' * (n != 1)}" if name in TABLES else name
-            for name, n in self.days.items()
-        ]
+        days, same = (
+            ", ".join(
+                f"{name} {n} day{'s' * (n != 1)}" if name in TABLES else name
+                for name, n in counts.items()
+            )
+            for counts in (self.days, self.identical)
+        )
         bad = f", {self.failed} did not pass" if self.failed else ""
-        said = [f"published {', '.join(days) or 'nothing'}"] if days or not self.checks else []
-        if self.checks or not days:
+        said = [f"identical {same}"] if same else []
+        if days or not (self.checks or same):
+            said.append(f"published {days or 'nothing'}")
+        if self.checks or not (days or same):
             said.append(f"{self.checks} checks evaluated{bad}")
         return "; ".join(said)
 

@@ -11,6 +11,7 @@ import dagster as dg
 from backfill_assets import automation
 from backfill_assets.assets import corrections, fact, lateness, raw, staging
 from backfill_assets.automation import Clock
+from backfill_assets.executor import one_process_executor
 from backfill_assets.io_manager import DeltaIOManager
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.spark import Engine
@@ -66,7 +67,7 @@ def build_defs(
             **given,
         },
         # One process and one session a run: a JVM for each step costs more than the step.
-        executor=dg.in_process_executor,
+        executor=one_process_executor,
     )
 
 

@@ -59,7 +59,13 @@ def incidents(now: Situation) -> list[Incident]:
 
     for name, by_day in states.items():
         upstream = states.get(_BUILT_FROM.get(name, ""), {})
-        add("check failed", name, _in(by_day, State.CHECK_FAILED), MEANING[State.CHECK_FAILED])
+        # A day that failed is failed in all that is made of it: the first table is the one to mend.
+        failed = {
+            day
+            for day in _in(by_day, State.CHECK_FAILED)
+            if upstream.get(day, State.FRESH) is not State.CHECK_FAILED
+        }
+        add("check failed", name, failed, MEANING[State.CHECK_FAILED])
         missing = {
             day
             for day in _in(by_day, State.MISSING)

@@ -4,14 +4,16 @@ Every row that reaches a table passes `DeltaIOManager.handle_output`. What a ver
 `audit`'s business; what a table looks like is `schemas`'.
 """
 
-import json
+from __future__ import annotations
+
+import enum
 import logging
 import random
-import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import date, timedelta
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
 import dagster as dg
@@ -19,7 +21,9 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData,
 )
 from dagster._core.events import DagsterEvent
-from pyspark.sql import DataFrame, SparkSession
+from dagster._core.execution.context.system import StepExecutionContext
+from pydantic import PrivateAttr
+from pyspark.sql import DataFrame
 
 from backfill_assets.audit import (
     TRAILING_DAYS,
@@ -31,59 +35,44 @@ from backfill_assets.audit import (
     refuse_strays,
 )
 from backfill_assets.checks import day_metadata, evaluations
-from backfill_assets.partitions import Window, any_of, one_window, windows
+from backfill_assets.commits import PublishError, Writer
+from backfill_assets.partitions import DAY, Window, days_of_run, one_window
 from backfill_assets.records import (
     Ledger,
     launched_by,
-    load_log,
     packed,
+    published,
     read_ledger,
+    verdict_of,
 )
 from backfill_assets.schemas import TABLES, Table
-from backfill_assets.spark import SPARK_ERRORS, Engine
+from backfill_assets.spark import Engine
 
 _log = logging.getLogger(__name__)
 
-#: Delta's names for "somebody else committed first"; over Connect only the message carries them.
-_CONFLICTS = (
-    "ConcurrentAppend",
-    "ConcurrentDelete",
-    "ConcurrentWrite",
-    "ConcurrentTransaction",
-    "MetadataChanged",
-    "ProtocolChanged",
-    "DELTA_CONCURRENT",
-    "DELTA_METADATA_CHANGED",
-    "DELTA_PROTOCOL_CHANGED",
-    "DELTA_TABLE_ALREADY_EXISTS",
-    "DELTA_CONSTRAINT_ALREADY_EXISTS",
-    "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION",
-    "FileAlreadyExistsException",
-)
-_ATTEMPTS = 12
-#: The commits are the record of what was published, and when; Delta would drop them after a month.
-_PROPERTIES = "'delta.logRetentionDuration' = 'interval 36500 days'"
+_ATTEMPTS = 30
+#: A run with this tag set to `true` computes and writes all its days, whatever is published.
+REWRITE_TAG = "backfill_assets/rewrite"
+#: How a run writes: `overwrite` replaces whole days, `merge` changes their rows by the natural key
+#: in the tables that allow it.
+WRITE_MODE_TAG = "backfill_assets/write_mode"
 #: Records fetched at once: SQLite takes no more than some hundred values in one condition.
 _QUERY_SIZE = 500
 
 
-class PublishError(RuntimeError):
-    """A commit did not come about; the table is as it was."""
-
-
 @dataclass(frozen=True)
 class Source:
-    """An input as an asset gets it.
+    """A table at one version.
 
     Attributes:
-        ledger: what the table's log says, as of the version that the rows are read at.
-        window: the input's days; none if it depends on no day in particular.
-        whole: the rows of all days.
+        ledger: what its log says, as of the version that the rows are read at.
+        by_day: whether a day that is made of it needs the same day of it.
+        read: reads the rows of all days.
     """
 
     ledger: Ledger
-    window: Window | None
-    whole: DataFrame
+    by_day: bool
+    read: Callable[[], DataFrame]
 
     @property
     def table(self) -> Table:
@@ -91,11 +80,24 @@ class Source:
         return self.ledger.table
 
     @property
-    def frame(self) -> DataFrame:
-        """The rows of the input's days."""
-        if self.window is None:
-            return self.whole
-        return self.whole.where(self.window.predicate(self.table.partition))
+    def whole(self) -> DataFrame:
+        """The rows of all days."""
+        return self.read()
+
+    def days(self, window: Window) -> DataFrame:
+        """The rows of some days."""
+        return self.whole.where(window.predicate(self.table.partition))
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input as an asset gets it: not yet read, see `DeltaIOManager.publish`.
+
+    Attributes:
+        now: the table as of the moment that this is called.
+    """
+
+    now: Callable[[], Source]
 
 
 @dataclass(frozen=True)
@@ -111,32 +113,88 @@ class Remarks:
     said: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass
-class Candidate:
-    """A frame that an asset proposes for publication.
+@dataclass(frozen=True)
+class Built:
+    """The rows of some days, and what is known about them.
 
     Attributes:
-        table: the table it is meant for.
         frame: the rows, with the partition column.
         books: what the inputs say about each day.
-        sources: what it was computed from; the same day must have been published in each that
-            depends on days.
         scattered: whether each day's rows lie in many Spark partitions, as after a shuffle; they
             are then gathered, for a file a day rather than one for each task and day.
         numbers: figures for the UI by day, besides those of the audit.
         remarks: what the commit is to say of itself besides, given the table as it is (none while
             there is none) and the verdicts of all days.
-        verdicts: what the audit made of it; filled in by the IO manager.
     """
 
-    table: Table
     frame: DataFrame
     books: Mapping[date, Book]
-    sources: Sequence[Source] = ()
     scattered: bool = False
     numbers: Mapping[date, Mapping[str, Any]] = field(default_factory=dict)
     remarks: Callable[[Source | None, Sequence[Verdict]], Remarks] | None = None
-    verdicts: Sequence[Verdict] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How some days are made from the inputs as they are now; nothing is computed yet.
+
+    Attributes:
+        made_of: the recipe of each day, as `recipes` says it.
+        build: computes the days of a window, which may be fewer than were planned.
+        sources: the tables that it reads.
+    """
+
+    made_of: Mapping[date, str]
+    build: Callable[[Window], Built]
+    sources: Sequence[Source] = ()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What an asset proposes for publication.
+
+    Attributes:
+        table: the table it is meant for.
+        plan: looks at the inputs as of now and plans the days of a window.
+    """
+
+    table: Table
+    plan: Callable[[Window], Plan]
+
+
+class Outcome(enum.Enum):
+    """What a run made of a day."""
+
+    WRITTEN = "written"
+    #: Computed anew, with the rows that are published already: no file was written.
+    UNCHANGED = "unchanged"
+    #: Made of what it was made of before, by the same code and configuration: not computed again.
+    IDENTICAL = "identical"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a run made of one day.
+
+    Attributes:
+        outcome: what became of it.
+        verdict: what the audit says of it, or said when it was published.
+        version: the commit that speaks of the day; none if there is none.
+        numbers: figures for the UI, besides those of the audit.
+        inputs: the version of each table that it was computed from.
+    """
+
+    outcome: Outcome
+    verdict: Verdict
+    version: int | None = None
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def day(self) -> date:
+        """The day."""
+        return self.verdict.day
 
 
 class DeltaIOManager(dg.ConfigurableIOManager):
@@ -153,29 +211,19 @@ class DeltaIOManager(dg.ConfigurableIOManager):
     warehouse: str
     code_version: str
     config_digest: str
+    _failed: dict[tuple[str, str], dict[date, str]] = PrivateAttr(default_factory=dict)
 
-    def load_input(self, context: dg.InputContext) -> Source:
-        """The rows of the input's days, from the table's version of this moment.
-
-        The version is pinned: the audit and the write evaluate the frame at different times, and a
-        commit in between must not come between them.
-        """
+    def load_input(self, context: dg.InputContext) -> Input:
+        """The input, to be read after the ledger of the table that is made of it."""
         table = TABLES[context.asset_key.path[-1]]
-        ledger = self.ledger(table)
-        if ledger.version is None:
-            raise dg.Failure(
-                f"{table.name} has no table yet at {self.url(table)}: materialize it first. "
-                "Nothing was written.",
-                allow_retries=False,
-            )
-        keys = context.asset_partition_keys
-        return self._source(ledger, one_window(keys) if keys else None)
+        by_day = bool(context.asset_partition_keys)
+        return Input(lambda: self._source(self.ledger(table), by_day))
 
     # Dagster takes a generator as well, though its base class says None.
     def handle_output(  # type: ignore[override]
         self, context: dg.OutputContext, obj: Candidate
     ) -> Iterator[DagsterEvent]:
-        """Audit the candidate, publish the days that pass in one commit, and record every day.
+        """Publish what has changed, and tell Dagster of every day.
 
         Raises:
             SchemaError: a column is missing or of another type.
@@ -190,53 +238,212 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             )
         window = one_window(context.asset_partition_keys)
         step = context.step_context
+        run = step.dagster_run
         record = {
-            "run_id": context.run_id,
-            "backfill_id": step.dagster_run.tags.get("dagster/backfill"),
-            "launched_by": launched_by(step.dagster_run.tags),
+            "run_id": run.run_id,
+            "backfill_id": run.tags.get("dagster/backfill"),
+            "launched_by": launched_by(run.tags),
             "asset": obj.table.name,
             "code_version": self.code_version,
             "config_digest": self.config_digest,
-            "inputs": {source.table.name: source.ledger.version for source in obj.sources},
         }
-        obj.books = _with_sources(obj, window)
-        verdicts, version = self.publish(obj, window, record)
-        for verdict in verdicts:
-            if verdict.passed:
-                yield DagsterEvent.asset_materialization(step, self._event(obj, verdict, version))
+        rewrite = run.tags.get(REWRITE_TAG, "").lower() == "true"
+        merge = _merges(run.tags)
+        done = self.publish(obj, window, record, rewrite=rewrite, merge=merge)
+        self._failed[run.run_id, obj.table.name] = {
+            d.day: d.verdict.reasons for d in done if d.outcome is Outcome.FAILED
+        }
+        said = Counter(d.outcome.value for d in done)
+        context.log.info(
+            f"{obj.table.name} [{window}]: "
+            + ", ".join(f"{n} day{'s' * (n != 1)} {outcome}" for outcome, n in said.items())
+        )
+        yield from self._events(step, obj.table, done)
+
+    def _events(
+        self, step: StepExecutionContext, table: Table, done: Sequence[Done]
+    ) -> Iterator[DagsterEvent]:
+        known = _told(step.instance, table, done)
+        # The daemon waits for a materialization of every day that it asked for.
+        asked = "dagster/backfill" in step.dagster_run.tags
+        told = []
+        for one in done:
+            if one.outcome is Outcome.FAILED:
+                told.append(one)
+            elif asked or one.outcome is not Outcome.IDENTICAL or one.day not in known:
+                event = self._materialization(table, one)
+                yield DagsterEvent.asset_materialization(step, event)
+                told.append(one)
+            else:
+                observed = dg.AssetObservation(
+                    table.name, partition=str(one.day), metadata=_outcome_metadata(one)
+                )
+                yield DagsterEvent.asset_observation(step, observed)
         # Afterwards, as an evaluation names the materialization that it speaks of.
-        targets = _latest_materializations(step.instance, obj.table, window)
-        for verdict in verdicts:
-            for evaluation in evaluations(obj.table, verdict, targets.get(verdict.day)):
+        latest = _latest_materializations(step.instance, table, [d.day for d in told])
+        for one in told:
+            record = latest.get(one.day)
+            target = record and AssetCheckEvaluationTargetMaterializationData(
+                storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp
+            )
+            for evaluation in evaluations(table, one.verdict, target):
                 yield DagsterEvent.asset_check_evaluation(step, evaluation)
 
-    def publish(
-        self, candidate: Candidate, window: Window, record: Mapping[str, Any]
-    ) -> tuple[Sequence[Verdict], int | None]:
-        """Audit and commit, without Dagster: the verdicts, and the version that was committed.
+    def failed(self, run_id: str) -> dict[str, dict[date, str]]:
+        """The days that a run of this process did not publish, with the reasons, by table."""
+        return {name: days for (run, name), days in self._failed.items() if run == run_id and days}
 
-        The version is none if no day passed; then nothing was written.
+    def publish(
+        self,
+        candidate: Candidate,
+        window: Window,
+        record: Mapping[str, Any],
+        *,
+        rewrite: bool = False,
+        merge: bool = False,
+    ) -> list[Done]:
+        """Compute what is not published as it is, audit it, and commit what has changed.
+
+        The order of things is what keeps older input from overwriting newer, however many runs meet
+        on a day: first the table's ledger is read, then the inputs, and the commit comes about only
+        if no other of ours did meanwhile. So whatever is published was made of what is read here,
+        or of something older. A run that comes second starts over with the ledger as it is then.
+
+        Args:
+            candidate: what the asset proposes.
+            window: the run's days.
+            record: what the commit is to say of the run.
+            rewrite: whether to compute and write all days, even if nothing has changed.
+            merge: whether to change rows by their natural key rather than replace the days, if
+                the table allows it. The outcome is the same: a day with rows that a merge would
+                leave behind fails.
+
+        Returns:
+            What became of each day, in ascending order.
         """
-        table = candidate.table
-        frame = table.conform(candidate.frame)
-        found = measure(frame, table)
-        refuse_strays(found, table, window, candidate.books)
-        ledger = self.ledger(table)
-        verdicts = judge(table, window, found, candidate.books, _trailing(ledger, window))
-        candidate.verdicts = verdicts
-        passed = [verdict.day for verdict in verdicts if verdict.passed]
-        if not passed:
-            return verdicts, None
-        if candidate.scattered:
-            frame = frame.hint("rebalance", table.partition)
-        remarks = Remarks()
-        if candidate.remarks:
-            before = None if ledger.version is None else self._source(ledger, None)
-            remarks = candidate.remarks(before, verdicts)
-        said = {"final": packed(remarks.final), "said": remarks.said}
-        return verdicts, self._commit(
-            table, frame, window, passed, {**record, **_summary(verdicts), **said}
+        table, merge = candidate.table, merge and candidate.table.merges
+        audited: _Audited | None = None
+        for attempt in range(1, _ATTEMPTS + 1):
+            ledger = self.ledger(table)
+            plan = candidate.plan(window)
+            lacking = self._lacking(plan.sources, window, record["run_id"])
+            same = set() if rewrite else _same(ledger, plan.made_of, record)
+            todo = [day for day in window if day not in lacking and day not in same]
+            kept = [day for day in window if day in same and day not in lacking]
+            done = [_as_published(ledger, day) for day in kept]
+            failed = judge(table, sorted(lacking), {}, lacking, {})
+            done += [Done(Outcome.FAILED, verdict) for verdict in failed]
+            if todo:
+                wanted = {day: plan.made_of[day] for day in todo}
+                # What a merge would leave depends on the table as well.
+                if audited is None or merge or not audited.covers(wanted):
+                    audited = self._audited(table, plan, wanted, ledger, merge)
+                written = self._publish(table, audited, todo, ledger, plan, record, rewrite)
+                if written is None:
+                    _log.info("%s [%s]: another run was first, looking again", table.name, window)
+                    # Two that collided once must not collide for ever.
+                    time.sleep(random.uniform(0.1, 0.5) * min(attempt, 4))
+                    continue
+                done += written
+            return sorted(done, key=lambda one: one.day)
+        raise PublishError(
+            f"{table.name} [{window}]: other runs committed first {_ATTEMPTS} times in a row. The "
+            "table is as they left it. Launch these days again."
         )
+
+    def _lacking(self, sources: Sequence[Source], window: Window, run_id: str) -> dict[date, Book]:
+        """The days that an input has not, each with the reason.
+
+        Such a day has no rows to read, but that does not make it an empty day; and one that has
+        just failed upstream must not be built from what was there before.
+        """
+        found: dict[date, Book] = {}
+        for source in sources:
+            if not source.by_day:
+                continue
+            just_failed = self._failed.get((run_id, source.table.name), {})
+            for day in window:
+                name = f"{source.table.name}[{day}]"
+                if day in just_failed:
+                    found[day] = Book(problems=[f"{name} failed in this run"])
+                elif day not in source.ledger.published:
+                    found[day] = Book(problems=[f"{name} has never been published"])
+        return found
+
+    def _audited(
+        self, table: Table, plan: Plan, wanted: Mapping[date, str], ledger: Ledger, merge: bool
+    ) -> _Audited:
+        """The days computed and judged; those between them that are not wanted are left out."""
+        hull = Window(min(wanted), max(wanted) + DAY)
+        built = plan.build(hull)
+        frame = table.conform(built.frame)
+        found = measure(frame, table)
+        refuse_strays(found, table, hull, built.books)
+        books = dict(built.books)
+        if merge and ledger.version is not None:
+            left = self._writer(table).leftover(frame, list(wanted), ledger.version)
+            for day, rows in left.items():
+                book = books.get(day, Book())
+                said = (
+                    f"{rows} published row(s) are no longer in the source, and a merge would leave "
+                    "them; launch the day without merge"
+                )
+                books[day] = replace(book, problems=[*book.problems, said])
+        verdicts = judge(table, hull, found, books, _trailing(ledger, hull))
+        return _Audited(built, frame, wanted, {v.day: v for v in verdicts}, merge)
+
+    def _publish(
+        self,
+        table: Table,
+        audited: _Audited,
+        todo: Sequence[date],
+        ledger: Ledger,
+        plan: Plan,
+        record: Mapping[str, Any],
+        rewrite: bool,
+    ) -> list[Done] | None:
+        """Commit the days that passed; none if another commit of ours came first."""
+        verdicts = [audited.verdicts[day] for day in todo]
+        inputs = {source.table.name: source.ledger.version or 0 for source in plan.sources}
+        passed = [verdict for verdict in verdicts if verdict.passed]
+        changed = {v.day for v in passed if rewrite or ledger.content(v.day) != v.measured.digest}
+        version = None
+        if passed:
+            remarks = Remarks()
+            if audited.built.remarks:
+                before = None if ledger.version is None else self._source(ledger, False)
+                remarks = audited.built.remarks(before, verdicts)
+            said = {
+                **record,
+                "inputs": inputs,
+                **_summary(verdicts, audited),
+                "final": packed(remarks.final),
+                "said": remarks.said,
+            }
+            version = self._writer(table).commit(
+                audited.frame,
+                sorted(changed),
+                said,
+                ledger,
+                scattered=audited.built.scattered,
+                merge=audited.merge,
+            )
+            if version is None:
+                return None
+        return [
+            Done(
+                Outcome.FAILED
+                if not v.passed
+                else Outcome.WRITTEN
+                if v.day in changed
+                else Outcome.UNCHANGED,
+                v,
+                version if v.passed else None,
+                audited.built.numbers.get(v.day, {}),
+                inputs,
+            )
+            for v in verdicts
+        ]
 
     def url(self, table: Table) -> str:
         """Where a table lives."""
@@ -246,107 +453,74 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         """What the table's log says, as of now."""
         return read_ledger(self.url(table), table)
 
-    def version(self, table: Table) -> int | None:
-        """The table's latest version; none while there is no table."""
-        log = load_log(self.url(table))
-        return log.version() if log else None
+    def _writer(self, table: Table) -> Writer:
+        return Writer(self.engine.spark_session, self.url(table), table)
 
-    def _source(self, ledger: Ledger, window: Window | None) -> Source:
-        """A table at the version of its ledger."""
-        reader = self.engine.spark_session.read.format("delta")
-        reader = reader.option("versionAsOf", ledger.version)
-        return Source(ledger, window, reader.load(self.url(ledger.table)))
+    def _source(self, ledger: Ledger, by_day: bool) -> Source:
+        """A table at the version of its ledger.
 
-    def _commit(
-        self,
-        table: Table,
-        frame: DataFrame,
-        window: Window,
-        passed: Sequence[date],
-        record: Mapping[str, Any],
-    ) -> int:
-        found = windows(passed)
-        predicate = any_of(found, table.partition)
-        rows = frame if len(passed) == len(window) else frame.where(predicate)
-        writer = (
-            rows.write.format("delta")
-            .mode("overwrite")
-            .option("replaceWhere", predicate)
-            .option("userMetadata", json.dumps({**record, "days": [str(w) for w in found]}))
-        )
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                if self.version(table) is None:
-                    self._create(table)
-                writer.save(self.url(table))
-                break
-            except SPARK_ERRORS as error:
-                if not _is_conflict(error) or attempt == _ATTEMPTS:
-                    raise PublishError(
-                        f"{table.name} [{window}]: the commit failed and the table is as it was "
-                        f"({_gist(error)}). Launch these days again."
-                    ) from error
-                _log.info("%s [%s]: another writer was first, trying again", table.name, window)
-                # Two writers that collided once must not collide for ever.
-                time.sleep(random.uniform(0.1, 0.5) * attempt)
-        return self._version_of(table, record["run_id"])
+        The version is pinned: the audit and the write evaluate a frame at different times, and a
+        commit in between must not come between them.
+        """
+        table = ledger.table
 
-    def _version_of(self, table: Table, run_id: str) -> int:
-        """The version that a run committed: matched by its own record, as others commit too."""
-        ledger = self.ledger(table)
-        ours = [record.version for record in ledger.records if record.run_id == run_id]
-        assert ledger.version is not None
-        return ours[-1] if ours else ledger.version
+        def read() -> DataFrame:
+            if ledger.version is None:
+                raise dg.Failure(
+                    f"{table.name} has no table yet at {self.url(table)}: materialize it first. "
+                    "Nothing was written.",
+                    allow_retries=False,
+                )
+            reader = self.engine.spark_session.read.format("delta")
+            return reader.option("versionAsOf", ledger.version).load(self.url(table))
 
-    def _create(self, table: Table) -> None:
-        """Create the empty table, constraints included; harmless if somebody else just did."""
-        spark: SparkSession = self.engine.spark_session
-        columns = ", ".join(
-            f"`{f.name}` {f.dataType.simpleString()}{'' if f.nullable else ' NOT NULL'} "
-            f"COMMENT '{_quoted(table.columns[f.name].description)}'"
-            for f in table.struct
-        )
-        target = f"delta.`{self.url(table)}`"
-        spark.sql(
-            f"CREATE TABLE IF NOT EXISTS {target} ({columns}) USING DELTA "
-            f"PARTITIONED BY (`{table.partition}`) "
-            f"TBLPROPERTIES ({_PROPERTIES})"
-        )
-        if self.version(table) is None:
-            # A creation that was killed left a log without a commit; CREATE TABLE takes it for one.
-            empty = spark.createDataFrame([], table.struct).write.format("delta")
-            empty.partitionBy(table.partition).mode("append").save(self.url(table))
-            spark.sql(f"ALTER TABLE {target} SET TBLPROPERTIES ({_PROPERTIES})")
-            for field in table.struct:
-                if not field.nullable:  # too late for NOT NULL, which only CREATE TABLE takes
-                    rule = f"{field.name} IS NOT NULL"
-                    spark.sql(
-                        f"ALTER TABLE {target} ADD CONSTRAINT {field.name}_required CHECK ({rule})"
-                    )
-        for name, rule in table.constraints.items():
-            spark.sql(f"ALTER TABLE {target} ADD CONSTRAINT {name} CHECK ({rule})")
+        return Source(ledger, by_day, read)
 
-    def _event(
-        self, candidate: Candidate, verdict: Verdict, version: int | None
-    ) -> dg.AssetMaterialization:
-        table = candidate.table
+    def _materialization(self, table: Table, one: Done) -> dg.AssetMaterialization:
         return dg.AssetMaterialization(
             asset_key=table.name,
-            partition=verdict.day.isoformat(),
+            partition=one.day.isoformat(),
             metadata={
-                **day_metadata(verdict),
-                **candidate.numbers.get(verdict.day, {}),
+                **day_metadata(one.verdict),
+                **one.numbers,
+                **_outcome_metadata(one),
                 "dagster/uri": self.url(table),
-                "delta version": version,
                 "code version": self.code_version,
                 "config digest": self.config_digest,
-                **{f"input version {s.table.name}": s.ledger.version for s in candidate.sources},
+                **{f"input version {name}": version for name, version in one.inputs.items()},
             },
             tags={
-                "dagster/data_version": verdict.measured.digest,
+                "dagster/data_version": one.verdict.measured.digest,
                 "dagster/data_version_is_user_provided": "true",
             },
         )
+
+
+def _merges(tags: Mapping[str, str]) -> bool:
+    """Whether a run asks for merges."""
+    mode = tags.get(WRITE_MODE_TAG, "overwrite")
+    if mode not in ("overwrite", "merge"):
+        raise dg.Failure(
+            f"The run's tag {WRITE_MODE_TAG} is {mode!r}: it must be `overwrite` or `merge`. "
+            "Nothing was written.",
+            allow_retries=False,
+        )
+    return mode == "merge"
+
+
+@dataclass(frozen=True)
+class _Audited:
+    """Days that were computed and judged, with the recipes that they were made by."""
+
+    built: Built
+    frame: DataFrame
+    made_of: Mapping[date, str]
+    verdicts: Mapping[date, Verdict]
+    merge: bool = False
+
+    def covers(self, wanted: Mapping[date, str]) -> bool:
+        """Whether these days would be made no otherwise now."""
+        return wanted.items() <= self.made_of.items()
 
 
 def _trailing(ledger: Ledger, window: Window) -> dict[date, Measured]:
@@ -355,31 +529,67 @@ def _trailing(ledger: Ledger, window: Window) -> dict[date, Measured]:
     return {day: measured for day, measured in ledger.measured.items() if day in days}
 
 
-def _with_sources(candidate: Candidate, window: Window) -> dict[date, Book]:
-    """The books, with a problem for every day that a source has never published.
+def _same(ledger: Ledger, made_of: Mapping[date, str], record: Mapping[str, Any]) -> set[date]:
+    """The days that are published as a run with this record would make them now."""
+    found = set()
+    for day, recipe in made_of.items():
+        known, published = ledger.latest.get(day), ledger.stands(day)
+        if known and published and published.made_of == recipe:
+            by = (known.code_version, known.config_digest)
+            if by == (record["code_version"], record["config_digest"]):
+                found.add(day)
+    return found
 
-    Such a day has no rows to read, but that does not make it an empty day.
+
+def _as_published(ledger: Ledger, day: date) -> Done:
+    """A day as the record of its commit tells of it."""
+    record = ledger.latest[day]
+    published = record.days[day]
+    verdict = verdict_of(ledger.table, day, published)
+    return Done(Outcome.IDENTICAL, verdict, record.version, published.numbers, record.inputs)
+
+
+def _outcome_metadata(one: Done) -> dict[str, Any]:
+    return {"outcome": one.outcome.value, "delta version": one.version}
+
+
+def _told(instance: dg.DagsterInstance, table: Table, done: Sequence[Done]) -> set[date]:
+    """The days of which Dagster knows that they are published as they are, and how.
+
+    It does not if a run was lost between its commit and its events, and it takes a day for failed
+    if a run that was for that day failed since, whatever became of the day itself.
     """
-    books = {day: candidate.books.get(day, Book()) for day in window}
-    for source in candidate.sources:
-        if source.window is None:
-            continue
-        for day in sorted(set(window) - source.ledger.published):
-            said = f"{source.table.name}[{day}] has never been published"
-            books[day] = replace(books[day], problems=[*books[day].problems, said])
-    return books
+    records = _latest_materializations(instance, table, [d.day for d in done])
+    known = {}
+    for one in done:
+        record = records.get(one.day)
+        told = record.asset_materialization if record else None
+        version = told.metadata.get("delta version") if told else None
+        if record and version is not None and version.value == one.version:
+            known[one.day] = record.timestamp
+    if not known:
+        return set()
+    failed = dg.RunsFilter(
+        statuses=[dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED],
+        updated_after=datetime.fromtimestamp(min(known.values()), timezone.utc),
+    )
+    for run in instance.get_run_records(failed):
+        days = days_of_run(run.dagster_run.tags) or ()
+        ended = run.update_timestamp.timestamp()
+        known = {d: when for d, when in known.items() if d not in days or when > ended}
+    return set(known)
 
 
 def _latest_materializations(
-    instance: dg.DagsterInstance, table: Table, window: Window
-) -> dict[date, AssetCheckEvaluationTargetMaterializationData]:
+    instance: dg.DagsterInstance, table: Table, days: Iterable[date]
+) -> dict[date, dg.EventLogRecord]:
     """The latest materialization of each day; of a day that was not published, an older one.
 
-    Without it the UI counts a day's evaluation as missing: it compares the two by storage id.
+    An evaluation names it, or the UI counts it as missing: it compares the two by storage id.
     """
     key = dg.AssetKey(table.name)
     ids = instance.event_log_storage.get_latest_storage_id_by_partition(
-        key, dg.DagsterEventType.ASSET_MATERIALIZATION, {day.isoformat() for day in window}
+        key, dg.DagsterEventType.ASSET_MATERIALIZATION, {day.isoformat() for day in days}
     )
     found = {}
     for first in range(0, len(ids), _QUERY_SIZE):
@@ -388,40 +598,18 @@ def _latest_materializations(
             dg.AssetRecordsFilter(asset_key=key, storage_ids=wanted), limit=len(wanted)
         ).records
         for record in records:
-            found[date.fromisoformat(str(record.partition_key))] = (
-                AssetCheckEvaluationTargetMaterializationData(
-                    storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp
-                )
-            )
+            found[date.fromisoformat(str(record.partition_key))] = record
     return found
 
 
-def _summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+def _summary(verdicts: Sequence[Verdict], audited: _Audited) -> dict[str, Any]:
     return {
         "audit": {
-            str(v.day): {
-                "rows": v.measured.rows,
-                "digest": v.measured.digest,
-                "verdict": v.severity.value,
-                "totals": {name: str(total) for name, total in v.measured.totals.items()},
-            }
+            str(v.day): asdict(
+                published(v, audited.made_of[v.day], audited.built.numbers.get(v.day, {}))
+            )
             for v in verdicts
             if v.passed
         },
         "not_published": {str(v.day): v.reasons for v in verdicts if not v.passed},
     }
-
-
-def _is_conflict(error: Exception) -> bool:
-    text = str(error)
-    return any(name in text for name in _CONFLICTS)
-
-
-def _gist(error: Exception) -> str:
-    """The line of a Spark error that tells: the one with an error class, or else the first."""
-    lines = str(error).splitlines() or [type(error).__name__]
-    return next((line for line in lines if re.search(r"\[[A-Z_]{6,}", line)), lines[0])[:300]
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("'", "\\'")

@@ -11,11 +11,12 @@ import hashlib
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
 from functools import reduce
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -26,7 +27,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backfill_assets.partitions import DAY, Window
+from backfill_assets.retries import engine_lost
+from backfill_assets.spark import SPARK_ERRORS
 from backfill_assets.stores import open_store
+
+Result = TypeVar("Result")
 
 FIELDS = ("order_id", "customer_id", "order_ts", "amount", "ingestion_ts")
 CONTROL_FILE = "_control.json"
@@ -157,7 +162,7 @@ class Landing:
         unknown: files of no known format; not read, worth a warning.
         controls: the source's own totals by arrival day, where it sends them.
         bad_controls: why a control file cannot be used, by arrival day.
-        lines: non-blank data lines found in each file, headers not counted.
+        counts: non-blank data lines found, headers not counted, by the file's name in the tables.
         contents: what each arrival day's folder held when it was listed, as `contents` says it.
     """
 
@@ -166,10 +171,15 @@ class Landing:
     unknown: dict[date, list[str]] = field(default_factory=lambda: defaultdict(list))
     controls: dict[date, Control] = field(default_factory=dict)
     bad_controls: dict[date, str] = field(default_factory=dict)
-    lines: dict[date, int] = field(default_factory=lambda: defaultdict(int))
+    counts: Mapping[str, int] = field(default_factory=dict)
     contents: dict[date, str] = field(default_factory=dict)
     _headers: dict[LandingFile, str] = field(default_factory=dict)
     _columns: dict[LandingFile, _Columns] = field(default_factory=dict)
+
+    def lines(self, day: date) -> int:
+        """The lines found in the files of an arrival day, without those that cannot be read."""
+        of_day = (file.source_file for file in self.files if file.arrival_date == day)
+        return sum(self.counts.get(name, 0) for name in of_day)
 
     def broken_on(self, day: date) -> list[str]:
         """The unreadable files of an arrival day, each with its reason."""
@@ -186,31 +196,64 @@ class Landing:
 def survey(spark: SparkSession, landing: str, days: Window) -> Landing:
     """Find the files of the arrival days, see that each can be read to its end, count its lines.
 
-    A file that Spark cannot read is taken out and named, and the others are tried again; so one
-    broken file never hides the rest.
-
     Raises:
         LandingError: there is no `orders` folder at all: a wrong setting, not an empty day.
     """
     found = _list(landing, days)
+    found.counts = readable(found, lambda part: _count(spark, part))
+    return found
+
+
+def readable(found: Landing, work: Callable[[Landing], Result]) -> Result:
+    """Do something with the files, without those that make Spark fail.
+
+    Such a file is taken out and named, and the others are tried again; so one broken file never
+    hides the rest. Where Spark does not say which one it is, it is found by halves: N files take
+    log2(N) attempts besides the first and the last.
+
+    Args:
+        found: the files; those that cannot be read are dropped from it.
+        work: anything that reads them all.
+
+    Raises:
+        Exception: what failed is not the files' doing.
+    """
     while True:
         try:
-            found.lines = _count(spark, found)
-        except Exception as error:  # raised again unless Spark names a file of ours
-            file = _named_in(str(error), found.files)
-            if file is None:
+            return work(found)
+        except SPARK_ERRORS as error:
+            if not found.files or engine_lost(error):
                 raise
+            file = _named_in(str(error), found.files) or _poisoned(found, work)
             found.drop(file, _cause(str(error)))
+
+
+def _poisoned(found: Landing, work: Callable[[Landing], Any]) -> LandingFile:
+    """The first of the files that make the work fail, of which there is at least one."""
+    files = sorted(found.files, key=lambda file: file.source_file)
+    while len(files) > 1:
+        half, rest = files[: len(files) // 2], files[len(files) // 2 :]
+        try:
+            work(replace(found, files=half))
+        except SPARK_ERRORS as error:
+            if engine_lost(error):
+                raise
+            files = half
         else:
-            return found
+            files = rest
+    return files[0]
 
 
 #: What `contents` says of an arrival day that has no folder.
 NOT_LANDED = "none"
 
 
-def contents(landing: str) -> dict[date, str]:
-    """What lies in the folders of all arrival days, from one listing; no file is opened.
+def contents(landing: str, days: Window | None = None) -> dict[date, str]:
+    """What lies in the folders of arrival days, from a listing; no file is opened.
+
+    Args:
+        landing: the landing folder.
+        days: the arrival days to list; all of them, in one listing, if not given.
 
     Returns:
         By arrival day, how many files there are and a digest of their names, sizes and times of
@@ -220,6 +263,9 @@ def contents(landing: str) -> dict[date, str]:
         LandingError: there is no `orders` folder at all.
     """
     filesystem, base = _orders(landing)
+    if days is not None:
+        listed = {day: _folder(filesystem, base, day) for day in days}
+        return {day: _summary(infos) for day, infos in listed.items() if infos is not None}
     folders: dict[date, list[pafs.FileInfo]] = {}
     for info in filesystem.get_file_info(pafs.FileSelector(base, recursive=True)):
         day, *within = _relative(info, base).split("/")
@@ -230,6 +276,16 @@ def contents(landing: str) -> dict[date, str]:
         if within:
             inside.append(info)
     return {day: _summary(infos) for day, infos in folders.items()}
+
+
+def _folder(filesystem: pafs.FileSystem, base: str, day: date) -> list[pafs.FileInfo] | None:
+    """What lies in an arrival day's folder; none if there is no folder."""
+    folder = f"{base}/arrival_date={day}"
+    listed: list[pafs.FileInfo] = filesystem.get_file_info(
+        pafs.FileSelector(folder, allow_not_found=True)
+    )
+    there = listed or filesystem.get_file_info(folder).type == pafs.FileType.Directory
+    return listed if there else None
 
 
 def read_from(contents: Mapping[date, str], day: date) -> list[str]:
@@ -276,11 +332,9 @@ def _list(landing: str, days: Window) -> Landing:
     filesystem, base = _orders(landing)
     found = Landing()
     for day in days:
-        folder = f"{base}/arrival_date={day}"
-        listed = filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
-        there = listed or filesystem.get_file_info(folder).type == pafs.FileType.Directory
-        found.contents[day] = _summary(listed) if there else NOT_LANDED
-        infos = [(_name(info), info) for info in listed]
+        listed = _folder(filesystem, base, day)
+        found.contents[day] = NOT_LANDED if listed is None else _summary(listed)
+        infos = [(_name(info), info) for info in listed or ()]
         for name, info in sorted(infos, key=lambda named: named[0]):
             url = _literal(f"{landing}/orders/arrival_date={day}/{name}")
             file = LandingFile(day, name, url, info.size or 0)
@@ -422,7 +476,7 @@ def _named_in(message: str, files: Iterable[LandingFile]) -> LandingFile | None:
 
 def _cause(message: str) -> str:
     causes = re.findall(r"Caused by: (?:[\w.$]+\.)?([\w$]+(?:: [^\n]+)?)", message)
-    return causes[-1][:200] if causes else "unreadable"
+    return causes[-1][:200] if causes else message.splitlines()[0][:200]
 
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame:
@@ -476,8 +530,8 @@ def _rows(spark: SparkSession, files: Sequence[LandingFile], columns: _Columns) 
     return reader.parquet(*[file.url for file in files])
 
 
-def _count(spark: SparkSession, found: Landing) -> dict[date, int]:
-    """Lines by arrival day, from a scan of its own that knows nothing of how lines are parsed.
+def _count(spark: SparkSession, found: Landing) -> dict[str, int]:
+    """Lines by file, from a scan of its own that knows nothing of how lines are parsed.
 
     Conservation is measured against these counts. Every byte is read, so a file that breaks off in
     the middle is found here.
@@ -485,21 +539,20 @@ def _count(spark: SparkSession, found: Landing) -> dict[date, int]:
     frames = []
     json_files = [file for file in found.files if file.format == "json"]
     if json_files:
-        frames.append(_text(spark, json_files).select("arrival_date", F.lit(0).alias("touched")))
+        frames.append(_text(spark, json_files).select("source_file", F.lit(0).alias("touched")))
     for header, files in _by_header(found).items():
         lines = _text(spark, files, header)
-        frames.append(lines.select("arrival_date", F.lit(0).alias("touched")))
+        frames.append(lines.select("source_file", F.lit(0).alias("touched")))
     for columns, files in _by_columns(found).items():
         rows = _rows(spark, files, columns)
         # Asking for a hash of all columns makes Spark decode every page, not just the footer.
         touched = F.xxhash64(F.lit(0), *[_column(name) for name, _ in columns.types])
-        frames.append(rows.select(_origin()[0], touched.alias("touched")))
-    counts: dict[date, int] = defaultdict(int)
-    if frames:
-        by_day = _union(frames).groupBy("arrival_date")
-        for row in by_day.agg(F.count(F.lit(1)).alias("lines"), F.max("touched")).collect():
-            counts[row["arrival_date"]] = row["lines"]
-    return counts
+        frames.append(rows.select(_origin()[1], touched.alias("touched")))
+    if not frames:
+        return {}
+    by_file = _union(frames).groupBy("source_file")
+    counts = by_file.agg(F.count(F.lit(1)).alias("lines"), F.max("touched")).collect()
+    return {row["source_file"]: row["lines"] for row in counts}
 
 
 def read_lines(spark: SparkSession, found: Landing) -> DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
 
@@ -58,9 +58,9 @@ class Window:
             starts.append(starts[-1] + step)
         return [Window(start, min(start + step, self.end)) for start in starts]
 
-    def predicate(self, column: str) -> str:
-        """The SQL condition on a DATE column for the days of this window."""
-        quoted = f"`{column.replace('`', '``')}`"
+    def predicate(self, column: str, *, of: str = "") -> str:
+        """The SQL condition on a DATE column, of a relation if named, for this window's days."""
+        quoted = f"{of and of + '.'}`{column.replace('`', '``')}`"
         return f"{quoted} >= DATE'{self.start}' AND {quoted} < DATE'{self.end}'"
 
 
@@ -88,9 +88,17 @@ def one_window(keys: Iterable[str]) -> Window:
     return found[0]
 
 
-def any_of(found: Iterable[Window], column: str) -> str:
-    """The SQL condition on a DATE column for the days of several windows."""
-    return " OR ".join(f"({window.predicate(column)})" for window in found)
+def days_of_run(tags: Mapping[str, str]) -> Window | None:
+    """The days that a run is for, from its tags; none if it has none."""
+    range_ = "dagster/asset_partition_range_"
+    first = tags.get(f"{range_}start", tags.get("dagster/partition"))
+    last = tags.get(f"{range_}end", first)
+    return Window.parse(f"{first}...{last}") if first else None
+
+
+def any_of(found: Iterable[Window], column: str, *, of: str = "") -> str:
+    """`Window.predicate` for the days of several windows."""
+    return " OR ".join(f"({window.predicate(column, of=of)})" for window in found)
 
 
 def daily_partitions(settings: Settings) -> dg.DailyPartitionsDefinition:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +19,7 @@ from dagster_deltalake.config import AzureConfig, GcsConfig, LocalConfig, S3Conf
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from backfill_assets.audit import Measured
+from backfill_assets.audit import Book, Finding, Measured, Severity, Verdict
 from backfill_assets.partitions import Window, windows
 from backfill_assets.schemas import Table
 from backfill_assets.stores import open_store
@@ -26,12 +27,29 @@ from backfill_assets.stores import open_store
 
 @dataclass(frozen=True)
 class Published:
-    """One day of a commit: rows, digest and verdict, as the audit found them."""
+    """One day of a commit, as the audit found it: all that Dagster is told of it.
+
+    Attributes:
+        rows: number of rows.
+        digest: of the rows.
+        verdict: the worst that any check found.
+        totals: sums by column, as text.
+        made_of: digest of what the inputs held, as `recipes` says it; empty if nobody recorded it.
+        nulls: nulls by column, where there are any.
+        entries: the counts behind the expectation, by name; sums of money as text.
+        findings: what was not in order, as severity and text by check.
+        numbers: further figures for the UI.
+    """
 
     rows: int
     digest: str
     verdict: str
     totals: Mapping[str, str] = field(default_factory=dict)
+    made_of: str = ""
+    nulls: Mapping[str, int] = field(default_factory=dict)
+    entries: Mapping[str, int | str] = field(default_factory=dict)
+    findings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    numbers: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -49,6 +67,7 @@ class Record:
         days: what was published, by day.
         final: those of the days that will not change any more unless a person rebuilds them.
         said: what the asset itself added, by name.
+        commit_id: tells this commit from every other.
     """
 
     version: int
@@ -61,6 +80,7 @@ class Record:
     days: Mapping[date, Published]
     final: frozenset[date]
     said: Mapping[str, Any]
+    commit_id: str = ""
 
     def days_said(self, name: str) -> frozenset[date]:
         """Days that the asset recorded under a name."""
@@ -141,10 +161,87 @@ class Ledger:
         """The days whose latest record calls them final."""
         return frozenset(day for day, record in self.latest.items() if day in record.final)
 
-    def digest(self, day: date) -> str | None:
-        """The digest of a day as it was last published; none if no record tells."""
+    @cached_property
+    def _foreign(self) -> dict[date, int]:
+        """The last version of each day's files that is not ours."""
+        return {day: other.version for other in self.foreign for day in other.days}
+
+    def stands(self, day: date) -> Published | None:
+        """The day as it was last published; none if never, or if others have changed it since."""
         record = self.latest.get(day)
-        return record.days[day].digest if record else None
+        if record is None or self._foreign.get(day, -1) > record.version:
+            return None
+        return record.days[day]
+
+    def content(self, day: date) -> str:
+        """What a day holds, as text: days with equal texts have equal rows."""
+        published = self.stands(day)
+        if published is not None:
+            return published.digest
+        return f"version {self._foreign[day]}" if day in self._foreign else "nothing"
+
+    @cached_property
+    def changed(self) -> Mapping[int, frozenset[date]]:
+        """By version of our commits, the days that have held something else since."""
+        held: dict[date, str] = {}
+        found = {}
+        commits: list[Record | Foreign] = [*self.records, *self.foreign]
+        for commit in sorted(commits, key=lambda commit: commit.version):
+            if isinstance(commit, Foreign):
+                held |= dict.fromkeys(commit.days, f"version {commit.version}")
+            else:
+                new = {day: published.digest for day, published in commit.days.items()}
+                found[commit.version] = frozenset(d for d in new if held.get(d) != new[d])
+                held |= new
+        return found
+
+
+def published(verdict: Verdict, made_of: str, numbers: Mapping[str, Any]) -> Published:
+    """What a commit is to say of a day that passed."""
+    measured = verdict.measured
+    return Published(
+        rows=measured.rows,
+        digest=measured.digest,
+        verdict=verdict.severity.value,
+        totals={name: str(total) for name, total in measured.totals.items()},
+        made_of=made_of,
+        nulls={name: count for name, count in measured.nulls.items() if count},
+        entries={
+            name: count if isinstance(count, int) else str(count)
+            for name, count in verdict.book.entries.items()
+        },
+        findings={
+            finding.check: [finding.severity.value, finding.text]
+            for finding in verdict.findings
+            if finding.severity is not Severity.OK
+        },
+        numbers=numbers,
+    )
+
+
+def verdict_of(table: Table, day: date, said: Published) -> Verdict:
+    """The verdict on a day, from what its commit says."""
+    entries = {
+        name: count if isinstance(count, int) else Decimal(count)
+        for name, count in said.entries.items()
+    }
+    totals = {
+        name: type(zero)(said.totals[name]) if name in said.totals else zero
+        for name, zero in table.zeros.items()
+    }
+    nulls = {name: said.nulls.get(name, 0) for name in table.columns}
+    fine = [Severity.OK.value, "in order when it was published"]
+    findings = [
+        Finding(check, Severity(severity), text)
+        for check in table.checks
+        for severity, text in [said.findings.get(check, fine)]
+    ]
+    return Verdict(
+        day,
+        Measured(said.rows, nulls, 0, totals, said.digest),
+        Book(entries=entries, notices=dict.fromkeys(table.notices, (Severity.OK, ""))),
+        findings,
+    )
 
 
 def read_ledger(url: str, table: Table) -> Ledger:
@@ -205,6 +302,7 @@ def _record(entry: Mapping[str, Any]) -> Record | None:
             days=days,
             final=frozenset(unpacked(said.get("final", ()))),
             said=said.get("said", {}),
+            commit_id=said.get("commit_id", ""),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

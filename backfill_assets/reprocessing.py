@@ -15,6 +15,7 @@ from datetime import date
 from backfill_assets.landing import NOT_LANDED, read_from
 from backfill_assets.lateness import Policy, log_days
 from backfill_assets.partitions import DAY, Window, windows
+from backfill_assets.recipes import made_of
 from backfill_assets.records import Ledger, Record
 from backfill_assets.schemas import (
     CORRECTIONS,
@@ -68,18 +69,18 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
     """Which days are behind their inputs.
 
     A day is behind if an input's commit changed what the day is made of, and the day was last
-    published from an older version of that input, or never.
+    published from an older version of that input, or never; unless the inputs hold again what they
+    held then.
     """
     raw, rejected = ledgers[RAW.name], ledgers[REJECTED.name]
-    changed = _changed_log_days(raw)
     follow: list[tuple[str, str, Callable[[Record], Iterable[date]]]] = [
         (RAW.name, STAGED.name, _event_days(raw, policy)),
-        (RAW.name, LATE.name, lambda record: record.days),
-        (RAW.name, CORRECTIONS.name, changed),
-        (RAW.name, LATENESS.name, changed),
-        (REJECTED.name, LATENESS.name, lambda record: record.days),
-        (STAGED.name, FACT.name, lambda record: record.days),
-        (FACT.name, CURRENT.name, lambda record: record.days),
+        (RAW.name, LATE.name, _changed_days(raw)),
+        (RAW.name, CORRECTIONS.name, _changed_log_days),
+        (RAW.name, LATENESS.name, _changed_log_days),
+        (REJECTED.name, LATENESS.name, _changed_days(rejected)),
+        (STAGED.name, FACT.name, _changed_days(ledgers[STAGED.name])),
+        (FACT.name, CURRENT.name, _changed_days(ledgers[FACT.name])),
         (CORRECTIONS.name, CURRENT.name, lambda record: record.days_said("run_dates")),
     ]
     possible: dict[str, Container[date]] = {
@@ -97,7 +98,11 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
                 found[table][day][source] = record
     backlog = Backlog(defaultdict(dict), defaultdict(dict))
     for table, days in found.items():
+        recipes = made_of(table, ledgers, days, policy)
         for day, inputs in sorted(days.items()):
+            published = ledgers[table].stands(day)
+            if published and published.made_of == recipes[day]:
+                continue
             part = backlog.final if day in closed.get(table, ()) else backlog.open
             part[table][day] = Behind(inputs)  # type: ignore[index]
     return backlog
@@ -111,43 +116,25 @@ def _is_older(built: Record | None, source: Ledger, needed: Record) -> bool:
     return version < needed.version or version > (source.version or 0)
 
 
-def _overtaken(raw: Ledger) -> Callable[[Record], bool]:
-    """Whether a commit of the raw log was compared with something else than what it followed.
-
-    Two runs that load days side by side each see the log without the other's lines.
-    """
-    versions = {record.version for record in raw.records}
-
-    def overtaken(record: Record) -> bool:
-        compared_with = record.said.get("compared_with")
-        since = -1 if compared_with is None else compared_with
-        return any(version in versions for version in range(since + 1, record.version))
-
-    return overtaken
+def _changed_days(source: Ledger) -> Callable[[Record], Iterable[date]]:
+    """The days on which a commit changed what the table holds."""
+    return lambda record: source.changed[record.version]
 
 
 def _event_days(raw: Ledger, policy: Policy) -> Callable[[Record], Iterable[date]]:
     """The event days that a commit of the raw log makes due."""
-    overtaken = _overtaken(raw)
 
     def event_days(record: Record) -> Iterable[date]:
-        if policy.only_touched and "event_days" in record.said and not overtaken(record):
+        if policy.only_touched and "event_days" in record.said:
             return record.days_said("event_days")
         return {d for day in record.days for d in policy.may_touch(day)} & raw.published
 
     return event_days
 
 
-def _changed_log_days(raw: Ledger) -> Callable[[Record], Iterable[date]]:
+def _changed_log_days(record: Record) -> Iterable[date]:
     """The log days whose corrections a commit of the raw log may change."""
-    overtaken = _overtaken(raw)
-
-    def log_days(record: Record) -> Iterable[date]:
-        if overtaken(record):
-            return {day for day in raw.published if day >= min(record.days)}
-        return record.days_said("log_days") if "log_days" in record.said else record.days
-
-    return log_days
+    return record.days_said("log_days") if "log_days" in record.said else record.days
 
 
 def final_days(ledgers: Ledgers, policy: Policy) -> dict[str, set[date]]:

@@ -92,7 +92,12 @@ class StagedOrders(pa.DataFrameModel):
         """An order id counts once a day."""
 
         strict = True
-        metadata: ClassVar = {"partition": "event_date", "key": ["order_id"], "totals": ["amount"]}
+        metadata: ClassVar = {
+            "partition": "event_date",
+            "key": ["order_id"],
+            "totals": ["amount"],
+            "merge": True,
+        }
 
 
 class LateOrders(pa.DataFrameModel):
@@ -139,6 +144,7 @@ class DailyOrders(pa.DataFrameModel):
             "partition": "run_date",
             "key": ["customer_id"],
             "totals": ["orders", "revenue"],
+            "merge": True,
         }
 
 
@@ -182,6 +188,7 @@ class DailyOrdersCurrent(pa.DataFrameModel):
             "partition": "run_date",
             "key": ["customer_id"],
             "totals": ["orders", "revenue"],
+            "merge": True,
         }
 
 
@@ -244,6 +251,7 @@ class Table:
         key: columns that are unique within a partition; empty where there is no natural key.
         totals: numeric columns whose daily sums are part of the audit.
         notices: checks whose failure is no reason to hold a day back, with their descriptions.
+        merges: whether a run may ask for its rows to be merged instead of replacing the days.
     """
 
     name: str
@@ -252,6 +260,7 @@ class Table:
     key: tuple[str, ...] = field(init=False)
     totals: tuple[str, ...] = field(init=False)
     notices: Mapping[str, str] = field(init=False)
+    merges: bool = field(init=False)
 
     def __post_init__(self) -> None:
         said: Mapping[str, Any] = self.model.Config.metadata or {}
@@ -259,6 +268,7 @@ class Table:
         object.__setattr__(self, "key", tuple(said.get("key", ())))
         object.__setattr__(self, "totals", tuple(said.get("totals", ())))
         object.__setattr__(self, "notices", said.get("notices", {}))
+        object.__setattr__(self, "merges", said.get("merge", False))
 
     @property
     def columns(self) -> Mapping[str, Any]:

@@ -11,17 +11,19 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import grpc  # type: ignore[import-untyped]
 from dagster_pyspark import LazyPySparkResource
 from dagster_pyspark.resources import spark_session_from_config
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.settings import Settings, is_secret
 
@@ -160,7 +162,9 @@ def spark_config(settings: Settings) -> dict[str, Any]:
     small Delta commit then takes 11 to 19 s instead of 2 s.
     """
     if settings.spark_remote:
-        return {"spark.remote": settings.spark_remote, **_RUNTIME, **settings.spark_conf}
+        # The master is the server's affair, and Spark refuses to be told both.
+        own = {name: x for name, x in settings.spark_conf.items() if name != "spark.master"}
+        return {"spark.remote": settings.spark_remote, **_RUNTIME, **own}
     return {
         "spark.master": settings.spark_master,
         "spark.app.name": "backfill_assets",
@@ -195,6 +199,7 @@ def connect_server_command(settings: Settings, port: int) -> list[str]:
     """
     conf = {
         **static_config(),
+        "spark.master": settings.spark_master,
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
         "spark.jars": ",".join(map(str, delta_jars(settings.jars))),
@@ -202,7 +207,6 @@ def connect_server_command(settings: Settings, port: int) -> list[str]:
     }
     return [
         str(_spark_home() / "bin" / "spark-submit"),
-        *("--master", settings.spark_master),
         *(word for key, value in conf.items() for word in ("--conf", f"{key}={value}")),
         *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"),
     ]
@@ -254,6 +258,8 @@ class Engine(LazyPySparkResource):
         """
         if "spark.remote" in self.spark_config:
             return self._connected()
+        if self._spark_session is not None:
+            return self._spark_session
         check_java()
         if not self.spark_config["spark.jars"]:
             jars = fetch_delta_jars(Path(self.jars))
@@ -272,11 +278,13 @@ class Engine(LazyPySparkResource):
         shown = re.sub(r"token=[^;]+", "token=***", url)
         try:
             if self._spark_session is None:
-                _await_server(url)
+                await_server(url, _PATIENCE)
             session: SparkSession = super().spark_session
             session.version  # noqa: B018 - the first question to the server
         except (PySparkException, grpc.RpcError, grpc.FutureTimeoutError) as error:
-            said = (str(error) or f"no connection within {_PATIENCE:g} s").splitlines()[0]
+            told = str(error) or f"no connection within {_PATIENCE:g} s"
+            details = re.search(r'details = "(.*)"', told)  # what gRPC itself says, further down
+            said = details[1] if details else told.splitlines()[0]
             raise EngineError(
                 f"the Spark Connect server at SPARK_REMOTE={shown} does not answer "
                 f"({said.replace(url, shown)[:200]}): start it, or unset SPARK_REMOTE to use the "
@@ -285,12 +293,37 @@ class Engine(LazyPySparkResource):
         return session
 
 
-def _await_server(url: str) -> None:
-    """Wait for the server to take a connection, but not as long as Spark's client would."""
+def await_server(url: str, patience: float) -> None:
+    """Wait so many seconds for a server to take a connection; Spark's client would for minutes.
+
+    Raises:
+        grpc.FutureTimeoutError: it did not.
+    """
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
     channel = DefaultChannelBuilder(url).toChannel()
     try:
-        grpc.channel_ready_future(channel).result(timeout=_PATIENCE)
+        grpc.channel_ready_future(channel).result(timeout=patience)
     finally:
         channel.close()
+
+
+@contextmanager
+def keeping() -> Iterator[Callable[[DataFrame], DataFrame]]:
+    """Gives a function that keeps a frame's rows once they are computed, until the end."""
+    kept: list[DataFrame] = []
+
+    def keep(frame: DataFrame) -> DataFrame:
+        # Spark keeps rows by the plan, for all sessions of a server: without something of its own
+        # in the plan, what a killed run had kept would be taken for a file that was mended since.
+        own = uuid4().hex
+        kept.append(frame.where(f"'{own}' = '{own}'").persist())
+        return kept[-1]
+
+    try:
+        yield keep
+    finally:
+        for frame in kept:
+            # If the engine is gone, that is what is to be told, and not this.
+            with suppress(*SPARK_ERRORS, OSError):
+                frame.unpersist()

@@ -18,6 +18,7 @@ from backfill_assets.io_manager import Source
 from backfill_assets.lateness import event_days
 from backfill_assets.partitions import DAY, Window, any_of, windows
 from backfill_assets.schemas import RAW, STAGED
+from backfill_assets.spark import keeping
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def touched(
         return Touched(frozenset(passed), frozenset(passed))
     known = before.ledger.published
     first = passed.keys() - known
-    changed = {day for day, digest in passed.items() if digest != before.ledger.digest(day)}
+    changed = {day for day, digest in passed.items() if digest != before.ledger.content(day)}
     if not changed:
         return Touched()
     # An event day can only be staged once its own log day is there.
@@ -70,15 +71,13 @@ def touched(
     if changed & known:
         old = before.whole.where(changed_days)
         rows = new.exceptAll(old).unionByName(old.exceptAll(new))
-    orders = rows.select("order_id", RAW.partition).distinct().persist()
-    try:
+    with keeping() as keep:
+        orders = keep(rows.select("order_id", RAW.partition).distinct())
         changing = set(first)
         if doubtful:
             whole = before.whole.where(f"NOT ({changed_days})").unionByName(new)
             changing |= _restaged(before.whole, whole, orders, doubtful, window_days, timezone)
         follow = _mentioning(before.whole, orders, later) if later else set()
-    finally:
-        orders.unpersist()
     return Touched(frozenset(changing), frozenset(changed | follow))
 
 

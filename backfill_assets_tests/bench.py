@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
 from functools import partial
 from pathlib import Path
@@ -20,8 +19,6 @@ from statistics import median
 from time import perf_counter
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.window import Window as SqlWindow
 
 from backfill_assets.assets import fact, raw, staging
 from backfill_assets.landing import Landing, read_lines, survey
@@ -29,129 +26,20 @@ from backfill_assets.partitions import Window
 from backfill_assets.schemas import FACT, LATE, RAW, REJECTED, STAGED, Table
 from backfill_assets.settings import load_settings
 from backfill_assets.spark import Engine
+from backfill_assets_tests.bench_backfills import (
+    REWRITE,
+    caps,
+    chunked,
+    engines,
+    history,
+    merging,
+)
+from backfill_assets_tests.bench_jobs import by_hand, timed, write_landing
 from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, order
 
 SPARK = {"spark.driver.memory": "6g"}
-
-
-def write_landing(spark: SparkSession, landing: Path, days: int, orders: int) -> None:
-    """`days` arrival days of `orders` lines each: 3 % sent again, 2 % late, some broken."""
-    n = F.col("id")
-    line_day = (n / orders).cast("int")
-    late = F.when(n % 50 == 0, F.least(line_day, (n / 50 % 10).cast("int"))).otherwise(0)
-    resent = n % 33 == 0
-    order_day = line_day - late
-    stamp = F.timestamp_seconds(
-        F.unix_timestamp(F.lit(str(START)), "yyyy-MM-dd") + order_day * 86400 + (n * 7919 % 86400)
-    )
-    taken = F.timestamp_seconds(
-        F.unix_timestamp(F.lit(str(START)), "yyyy-MM-dd") + line_day * 86400 + 86399
-    )
-    iso = "yyyy-MM-dd'T'HH:mm:ss'Z'"
-    fields = F.struct(
-        F.format_string("o-%010d", F.when(resent, F.greatest(n - 1, F.lit(0))).otherwise(n)).alias(
-            "order_id"
-        ),
-        F.when(n % 97 != 0, F.format_string("c-%06d", n * n % 20011)).alias("customer_id"),
-        F.date_format(stamp, iso).alias("order_ts"),
-        ((n * 31 % 20000 + 1) / 100).cast("decimal(18,2)").cast("string").alias("amount"),
-        F.date_format(taken, iso).alias("ingestion_ts"),
-    )
-    text = F.when(n % 9973 == 0, F.lit('{"order_id": broken')).otherwise(F.to_json(fields))
-    lines = spark.range(days * orders).select(
-        text.alias("value"), F.date_add(F.lit(START), line_day).alias("arrival_date")
-    )
-    lines.repartition(days, "arrival_date").write.partitionBy("arrival_date").mode(
-        "overwrite"
-    ).text(str(landing / "orders"))
-    for path in landing.glob("orders/*/part-*.txt"):
-        path.rename(path.with_suffix(".jsonl"))
-
-
-def by_hand(spark: SparkSession, landing: Path, warehouse: Path, start: date, days: int) -> None:
-    """What an engineer would write in an afternoon: the same tables, no audit, one commit each."""
-    end = start + timedelta(days=days)
-
-    def save(frame: DataFrame, name: str, column: str) -> None:
-        frame.write.format("delta").partitionBy(column).mode("overwrite").option(
-            "replaceWhere", f"{column} >= '{start}' AND {column} < '{end}'"
-        ).save(str(warehouse / name))
-
-    folders = [
-        str(p)
-        for n in range(-1, days)
-        if (p := landing / "orders" / f"arrival_date={start + timedelta(days=n)}").exists()
-    ]
-    schema = (
-        "order_id STRING, customer_id STRING, order_ts TIMESTAMP, amount DECIMAL(18,2), "
-        "ingestion_ts TIMESTAMP"
-    )
-    path = F.col("_metadata.file_path")
-    lines = (
-        spark.read.text(folders)
-        .select(
-            F.regexp_extract(path, r"arrival_date=([0-9-]+)", 1).cast("date").alias("arrival_date"),
-            F.regexp_extract(path, r"(arrival_date=.*)$", 1).alias("source_file"),
-            F.col("value").alias("text"),
-            F.from_json("value", schema).alias("order"),
-        )
-        .select("*", "order.*")
-        .withColumn("version_ts", F.greatest("order_ts", "ingestion_ts"))
-        .withColumn("ahead", F.datediff(F.to_date("version_ts"), "arrival_date"))
-        .withColumn(
-            "good",
-            F.col("order_id").isNotNull()
-            & F.col("order_ts").isNotNull()
-            & F.col("amount").isNotNull()
-            & F.col("ingestion_ts").isNotNull()
-            & (F.col("ahead") <= 1),
-        )
-        .withColumn("log_date", F.date_add("arrival_date", F.greatest("ahead", F.lit(0))))
-        .persist()
-    )
-    inside = (F.col("log_date") >= F.lit(start)) & (F.col("log_date") < F.lit(end))
-    order_columns = ["order_id", "customer_id", "order_ts", "amount", "ingestion_ts"]
-    save(
-        lines.where("good")
-        .where(inside)
-        .select("log_date", "arrival_date", *order_columns, "source_file"),
-        "raw_orders",
-        "log_date",
-    )
-    save(
-        lines.where(
-            ~F.coalesce("good", F.lit(False)) & (F.col("arrival_date") >= F.lit(start))
-        ).select("arrival_date", "source_file", "text", F.lit("bad line").alias("reason")),
-        "raw_orders_rejected",
-        "arrival_date",
-    )
-    lines.unpersist()
-    logged = spark.read.format("delta").load(str(warehouse / "raw_orders"))
-    logged = logged.where(inside).withColumn("event_date", F.to_date("order_ts"))
-    newest = SqlWindow.partitionBy("order_id").orderBy(
-        F.greatest("order_ts", "ingestion_ts").desc(), F.desc("log_date"), F.desc("amount")
-    )
-    before = newest.rowsBetween(SqlWindow.unboundedPreceding, -1)
-    timely = F.datediff("log_date", "event_date") <= 7
-    staged = (
-        logged.withColumn("newer", F.min("log_date").over(before))
-        .where(F.col("newer").isNull() | (F.datediff("newer", "event_date") > 7))
-        .where(timely & (F.col("event_date") >= F.lit(start)) & (F.col("event_date") < F.lit(end)))
-        .select("event_date", *order_columns, "log_date")
-    )
-    save(staged, "stg_orders", "event_date")
-    save(logged.where(~timely), "late_orders", "log_date")
-    staged = spark.read.format("delta").load(str(warehouse / "stg_orders"))
-    sums = (
-        staged.where((F.col("event_date") >= F.lit(start)) & (F.col("event_date") < F.lit(end)))
-        .groupBy(
-            F.col("event_date").alias("run_date"),
-            F.coalesce("customer_id", F.lit("unknown")).alias("customer_id"),
-        )
-        .agg(F.count("*").alias("orders"), F.sum("amount").alias("revenue"))
-    )
-    save(sums, "fact_daily_orders", "run_date")
+PARTS = ("load", "late", "connect", "chunks", "history", "merge", "engines", "caps")
 
 
 def same_transforms(spark: SparkSession, found: Landing, folder: Path, days: Window) -> None:
@@ -174,15 +62,6 @@ def same_transforms(spark: SparkSession, found: Landing, folder: Path, days: Win
     save(fact.daily_orders(staged), FACT)
 
 
-def timed(label: str, work: Callable[[], object]) -> float:
-    """Seconds that the work takes, printed."""
-    began = perf_counter()
-    work()
-    took = perf_counter() - began
-    print(f"  {label:<58}{took:8.1f} s", flush=True)
-    return took
-
-
 def steps(result: object) -> str:
     """Where the seconds of a run went, by step."""
     done = [e for e in result.all_events if e.event_type_value == "STEP_SUCCESS"]
@@ -202,7 +81,8 @@ def one_day_runs(pipeline: Pipeline, label: str) -> float:
 
 
 def _keep(results: list[object], pipeline: Pipeline, first: date, last: date | None = None) -> None:
-    results.append(pipeline.run(first, last))
+    # The same days again and again: without this, nothing would be done from the second run on.
+    results.append(pipeline.run(first, last, tags=REWRITE))
 
 
 def three_late_lines(engine: Engine, root: Path, days: int) -> float:
@@ -263,7 +143,8 @@ def main() -> None:
     parser.add_argument("--days", type=int, default=30)
     parser.add_argument("--orders", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--part", choices=["load", "late", "connect"])
+    parser.add_argument("--runs", type=int, default=30, help="one-day runs on each kind of engine")
+    parser.add_argument("--part", choices=PARTS)
     parser.add_argument("--attach", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     logging.getLogger("dagster").setLevel(logging.CRITICAL)
@@ -278,6 +159,16 @@ def main() -> None:
             finding_late_lines(root / "late")
         if given.part in (None, "connect"):
             on_connect(root)
+        engine = Engine.of(load_settings(spark_conf=SPARK))
+        for name, work in {
+            "chunks": lambda at: chunked(engine, at, 365, 2_000),
+            "history": lambda at: history(engine, at, (30, 365, 1095), 200),
+            "merge": lambda at: merging(engine, at, 500_000),
+            "engines": lambda at: engines(engine, at, given.runs, 2_000),
+            "caps": lambda at: caps(engine, at, 8, 2_000),
+        }.items():
+            if given.part in (None, name):
+                work(root / name)
     finally:
         shutil.rmtree(root, ignore_errors=True)
 

@@ -91,6 +91,7 @@ class Pipeline:
         assets: Sequence[str] = LAYERS,
         *,
         fails: bool = False,
+        tags: Mapping[str, str] | None = None,
     ) -> dg.ExecuteInProcessResult:
         """Materialize a range of days (inclusive) in one run."""
         first = first if isinstance(first, date) else day(first)
@@ -102,6 +103,7 @@ class Pipeline:
             tags={
                 "dagster/asset_partition_range_start": str(first),
                 "dagster/asset_partition_range_end": str(last),
+                **(tags or {}),
             },
             raise_on_error=False,
         )

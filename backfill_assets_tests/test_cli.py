@@ -40,7 +40,7 @@ def refused(capsys, command: str) -> str:
 
 def test_a_bad_setting_is_one_sentence(monkeypatch, capsys):
     monkeypatch.setenv("BACKFILL_ASSETS_START", "20240101")
-    for command in ("jars", "sample", "show", "progress"):
+    for command in ("jars", "sample", "show", "ui", "progress"):
         assert main([command]) == 1
         said = refused(capsys, command)
         assert "BACKFILL_ASSETS_START='20240101': must be a day as YYYY-MM-DD" in said
@@ -56,7 +56,7 @@ def test_no_command(capsys):
 def test_it_is_installed_under_its_name():
     command = Path(sys.executable).with_name("backfill-assets")
     done = subprocess.run([command, "--help"], capture_output=True, text=True, check=True)
-    for word in ("jars", "sample", "cdnow", "show", "progress"):
+    for word in ("jars", "sample", "cdnow", "show", "ui", "progress"):
         assert f"\n    {word} " in done.stdout
 
 
@@ -319,6 +319,22 @@ def test_progress(monkeypatch, capsys):
         "3 checks evaluated, 1 did not pass",
         "  stage_orders ... published nothing; 0 checks evaluated",
     ]
+
+
+def test_progress_of_days_that_need_not_be_computed(monkeypatch, capsys):
+    text = log(
+        *BEGINNING,
+        "*read_landing - raw_orders [2024-01-01...2024-01-21]: 20 days identical, 1 day written",
+        RAW,
+        "*read_landing - raw_orders_rejected [2024-01-01...2024-01-21]: 21 days identical",
+        "*read_landing - STEP_SUCCESS - Finished",
+        "*RUN_SUCCESS - Finished execution of run.",
+    )
+    assert progress(monkeypatch, capsys, text) == (
+        0,
+        "  read_landing ... identical raw_orders 20 days, raw_orders_rejected 21 days; "
+        "published raw_orders 1 day\n",
+    )
 
 
 def test_progress_of_a_run_with_a_failed_day(monkeypatch, capsys):

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -21,37 +20,13 @@ from backfill_assets.lateness import Policy
 from backfill_assets.reprocessing import arrivals, backlog
 from backfill_assets.schemas import RAW, TABLES
 from backfill_assets_tests import conftest
+from backfill_assets_tests.killing import kill, processes
 from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order
 
 BIN = Path(sys.executable).parent
 PROJECT = Path(__file__).parents[1]
 DAYS = 4
 KILLS = 6
-
-
-def processes(home: Path) -> dict[int, str]:
-    """The command lines of what runs for this test, by process id."""
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            environment = (folder / "environ").read_bytes()
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:  # it has ended
-            continue
-        if f"DAGSTER_HOME={home}".encode() in environment:
-            found[int(folder.name)] = command
-    return found
-
-
-def kill(home: Path, *kinds: str) -> None:
-    for pid, command in processes(home).items():
-        if not kinds or any(kind in command for kind in kinds):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster._serdes import serialize_value
 
 from backfill_assets.definitions import build_defs, code_version
+from backfill_assets.executor import one_process_executor
 from backfill_assets.schemas import TABLES
 from backfill_assets.settings import SettingsError, load_settings
 
@@ -218,7 +219,7 @@ def test_every_asset_has_a_freshness_policy_unless_the_calendar_has_an_end():
 def test_a_run_is_one_process():
     repository = build_defs(load_settings()).get_repository_def()
     job = repository.get_implicit_global_asset_job_def()
-    assert job.executor_def is dg.in_process_executor
+    assert job.executor_def is one_process_executor
 
 
 def test_resources_can_be_replaced():

@@ -6,17 +6,19 @@ import json
 import threading
 from collections.abc import Iterable
 from decimal import Decimal
+from uuid import uuid4
 
 import dagster as dg
 import pytest
 from pyspark.sql import functions as F
 
 from backfill_assets.audit import Book, RefusedError
-from backfill_assets.io_manager import Candidate, DeltaIOManager, PublishError
+from backfill_assets.commits import PublishError
+from backfill_assets.io_manager import Built, Candidate, Done, Outcome, Plan
 from backfill_assets.partitions import NotContiguousError, Window, one_window
 from backfill_assets.schemas import FACT, SchemaError
 from backfill_assets.spark import SPARK_ERRORS
-from backfill_assets_tests.pipeline import Pipeline, day
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 
 RECORD = {"run_id": "r1", "asset": FACT.name, "code_version": "c", "config_digest": "d"}
 
@@ -31,11 +33,30 @@ def window(first: int, last: int) -> Window:
     return Window(day(first), day(last + 1))
 
 
-def publish(pipeline: Pipeline, frame, days: Window, *, due: int | None = None, run: str = "r1"):
-    books = {d: Book(rows=due) for d in days} if due is not None else {}
-    return pipeline.io_manager.publish(
-        Candidate(FACT, frame, books), days, {**RECORD, "run_id": run}
-    )
+def candidate(frame, *, due: int | None = None, recipe: str | None = None) -> Candidate:
+    """Rows for any days, which are made of something new unless a recipe is given."""
+    recipe = recipe or uuid4().hex
+
+    def plan(days: Window) -> Plan:
+        books = {d: Book(rows=due) for d in days} if due is not None else {}
+        return Plan(dict.fromkeys(days, recipe), lambda _: Built(frame, books))
+
+    return Candidate(FACT, plan)
+
+
+def publish(
+    pipeline: Pipeline,
+    frame,
+    days: Window,
+    *,
+    run: str = "r1",
+    due: int | None = None,
+    recipe: str | None = None,
+    **how: bool,
+) -> list[Done]:
+    record = {**RECORD, "run_id": run}
+    proposed = candidate(frame, due=due, recipe=recipe)
+    return pipeline.io_manager.publish(proposed, days, record, **how)
 
 
 def content(pipeline: Pipeline) -> set[tuple]:
@@ -62,13 +83,13 @@ def test_an_empty_day_is_published_deliberately(loaded, spark):
 
 
 def test_the_commit_says_what_it_is(loaded, spark):
-    verdicts, version = publish(loaded, facts(spark, [(2, "b", 9), (3, "b", 9)]), window(2, 3))
-    entry = next(e for e in loaded.log(FACT.name).history() if e["version"] == version)
+    done = publish(loaded, facts(spark, [(2, "b", 9), (3, "b", 9)]), window(2, 3))
+    entry = next(e for e in loaded.log(FACT.name).history() if e["version"] == done[0].version)
     said = json.loads(entry["userMetadata"])
     assert {k: said[k] for k in RECORD} == RECORD
     assert said["days"] == ["2024-01-02...2024-01-03"]
     assert said["audit"]["2024-01-02"]["rows"] == 1
-    assert said["audit"]["2024-01-03"]["digest"] == verdicts[1].measured.digest
+    assert said["audit"]["2024-01-03"]["digest"] == done[1].verdict.measured.digest
 
 
 def test_constraints_hold_against_writers_of_any_kind(loaded, spark):
@@ -119,8 +140,8 @@ def test_days_with_a_gap_are_refused():
 
 def test_days_that_fail_keep_their_old_version(loaded, spark):
     frame = facts(spark, [(1, "b", 1), (2, "b", 1), (2, "b", 2), (3, "b", 3)])
-    verdicts, _ = publish(loaded, frame, window(1, 3))
-    assert [v.passed for v in verdicts] == [True, False, True]
+    done = publish(loaded, frame, window(1, 3))
+    assert [d.outcome for d in done] == [Outcome.WRITTEN, Outcome.FAILED, Outcome.WRITTEN]
     assert content(loaded) == {(1, "b", 1), (2, "a", 2), (3, "b", 3)}
     said = json.loads(loaded.log(FACT.name).history(1)[0]["userMetadata"])
     assert said["days"] == ["2024-01-01", "2024-01-03"]
@@ -129,8 +150,8 @@ def test_days_that_fail_keep_their_old_version(loaded, spark):
 
 def test_nothing_is_committed_when_no_day_passes(loaded, spark):
     before = loaded.log(FACT.name).version()
-    verdicts, version = publish(loaded, facts(spark, [(2, "b", 1), (2, "b", 2)]), window(2, 2))
-    assert (verdicts[0].passed, version) == (False, None)
+    (done,) = publish(loaded, facts(spark, [(2, "b", 1), (2, "b", 2)]), window(2, 2))
+    assert (done.outcome, done.version) == (Outcome.FAILED, None)
     assert loaded.log(FACT.name).version() == before
 
 
@@ -224,7 +245,6 @@ def test_a_reader_never_sees_a_day_empty_partial_or_mixed(loaded, spark):
 
 
 def test_a_commit_that_fails_is_told_with_table_days_and_state(loaded, spark, monkeypatch):
-    monkeypatch.setattr(DeltaIOManager, "version", lambda self, table: 0)
     spark.sql(
         f"ALTER TABLE delta.`{loaded.warehouse / FACT.name}` ADD CONSTRAINT few CHECK (orders < 5)"
     )
@@ -245,7 +265,198 @@ def test_reads_are_pinned_to_the_version_of_the_start(loaded, spark):
         ).partitions_def,
         asset_partition_key_range=dg.PartitionKeyRange("2024-01-02", "2024-01-03"),
     )
-    frame = loaded.io_manager.load_input(context).frame
+    frame = loaded.io_manager.load_input(context).now().days(window(2, 3))
     publish(loaded, facts(spark, [(2, "b", 9)]), window(2, 2))
     assert {r["customer_id"] for r in frame.collect()} == {"a"}
     assert {r["run_date"] for r in frame.collect()} == {day(2), day(3)}
+
+
+# --- what need not be done again, and what must not -----------------------------------------------
+
+
+def versions(pipeline: Pipeline) -> int:
+    return pipeline.log(FACT.name).version()
+
+
+def outcomes(done: list[Done]) -> list[str]:
+    return [d.outcome.value for d in done]
+
+
+def never(_: Window) -> Built:
+    raise AssertionError("computed although nothing had changed")
+
+
+def test_days_that_would_be_the_same_are_neither_computed_nor_committed(loaded, spark):
+    frame = facts(spark, [(n, "a", n) for n in (1, 2, 3)])
+    first = publish(loaded, frame, window(1, 3), recipe="one")
+    before = versions(loaded)
+    plan = Plan(dict.fromkeys(window(1, 3), "one"), never)
+    again = loaded.io_manager.publish(
+        Candidate(FACT, lambda _: plan), window(1, 3), {**RECORD, "run_id": "r2"}
+    )
+    assert outcomes(again) == ["identical"] * 3
+    assert versions(loaded) == before
+    # All that a lost run did not tell Dagster of is in the commit's record.
+    for old, new in zip(first, again, strict=True):
+        assert new.version == old.version
+        assert new.verdict.measured == old.verdict.measured
+        assert new.verdict.severity is old.verdict.severity
+
+
+@pytest.mark.parametrize("changed", ["code_version", "config_digest"])
+def test_other_code_or_configuration_computes_anew_and_writes_what_differs(loaded, spark, changed):
+    frame = facts(spark, [(n, "a", n) for n in (1, 2, 3)])
+    publish(loaded, frame, window(1, 3), recipe="one")
+    files = set(loaded.log(FACT.name).file_uris())
+    done = loaded.io_manager.publish(
+        candidate(facts(spark, [(1, "a", 1), (2, "z", 2), (3, "a", 3)]), recipe="one"),
+        window(1, 3),
+        {**RECORD, "run_id": "r2", changed: "other"},
+    )
+    assert outcomes(done) == ["unchanged", "written", "unchanged"]
+    kept = files & set(loaded.log(FACT.name).file_uris())
+    assert len(kept) == len(files) - 1, "a day with the same rows was written again"
+    record = loaded.io_manager.ledger(FACT).latest[day(1)]
+    assert getattr(record, changed) == "other", "the record tells what computed the day last"
+
+
+def test_a_day_that_others_changed_is_not_the_same(loaded, spark):
+    frame = facts(spark, [(n, "a", n) for n in (1, 2, 3)])
+    publish(loaded, frame, window(1, 3), recipe="one")
+    spark.sql(f"DELETE FROM delta.`{loaded.warehouse / FACT.name}` WHERE run_date = '{day(2)}'")
+    # Only the day in question is asked for.
+    done = publish(loaded, facts(spark, [(2, "a", 2)]), window(1, 3), recipe="one")
+    assert outcomes(done) == ["identical", "written", "identical"]
+    assert content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
+
+
+def test_on_demand_everything_is_written_again(loaded, spark):
+    frame = facts(spark, [(n, "a", n) for n in (1, 2, 3)])
+    publish(loaded, frame, window(1, 3), recipe="one")
+    files = set(loaded.log(FACT.name).file_uris())
+    done = publish(loaded, frame, window(1, 3), recipe="one", rewrite=True)
+    assert outcomes(done) == ["written"] * 3
+    assert not files & set(loaded.log(FACT.name).file_uris())
+
+
+def test_a_run_that_was_overtaken_looks_again_and_does_not_put_older_on_newer(loaded, spark):
+    """A slow run reads its input, another publishes newer, then the slow one wants to commit."""
+    reads = []
+
+    def plan(days: Window) -> Plan:
+        reads.append(newest["value"])
+        value = newest["value"]
+
+        def build(_: Window) -> Built:
+            if len(reads) == 1:
+                newest["value"] = "new"
+                publish(loaded, facts(spark, [(2, "new", 1)]), window(2, 2), recipe="new")
+            return Built(facts(spark, [(2, value, 1)]), {})
+
+        return Plan(dict.fromkeys(days, value), build)
+
+    newest = {"value": "old"}
+    before = versions(loaded)
+    done = loaded.io_manager.publish(
+        Candidate(FACT, plan), window(2, 2), {**RECORD, "run_id": "slow"}
+    )
+    assert reads == ["old", "new"]
+    assert outcomes(done) == ["identical"]
+    assert (2, "new", 1) in content(loaded)
+    assert versions(loaded) == before + 1
+
+
+def test_a_run_that_was_overtaken_on_other_days_does_not_compute_again(loaded, spark):
+    built = []
+
+    def build(days: Window) -> Built:
+        if not built:
+            publish(loaded, facts(spark, [(3, "other", 1)]), window(3, 3))
+        built.append(days)
+        return Built(facts(spark, [(2, "mine", 1)]), {})
+
+    plan = Plan({day(2): "mine"}, build)
+    done = loaded.io_manager.publish(
+        Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "slow"}
+    )
+    assert outcomes(done) == ["written"]
+    assert built == [window(2, 2)]
+    assert content(loaded) == {(1, "a", 1), (2, "mine", 1), (3, "other", 1)}
+
+
+# --- merge ----------------------------------------------------------------------------------------
+
+
+def test_a_merge_changes_and_adds_rows_and_is_on_record(loaded, spark):
+    done = publish(
+        loaded, facts(spark, [(2, "a", 7), (2, "b", 1), (3, "a", 3)]), window(2, 3), merge=True
+    )
+    assert outcomes(done) == ["written", "unchanged"]
+    assert content(loaded) == {(1, "a", 1), (2, "a", 7), (2, "b", 1), (3, "a", 3)}
+    newest = loaded.log(FACT.name).history(1)[0]
+    assert newest["operation"] == "MERGE"
+    assert json.loads(newest["userMetadata"])["days"] == ["2024-01-02"]
+    assert loaded.digests()[FACT.name]["2024-01-02"] == done[0].verdict.measured.digest
+    # The settings of the one statement are gone.
+    publish(loaded, facts(spark, [(1, "c", 1)]), window(1, 1))
+    assert loaded.log(FACT.name).history(1)[0]["operation"] == "WRITE"
+
+
+def test_what_a_merge_would_leave_behind_is_caught(loaded, spark):
+    """A merge takes nothing away: customer a is gone from day 2, and would stay."""
+    rows = [(2, "b", 1), (3, "a", 9)]
+    done = publish(loaded, facts(spark, rows), window(2, 3), merge=True)
+    assert outcomes(done) == ["failed", "written"]
+    assert "1 published row(s) are no longer in the source" in done[0].verdict.reasons
+    assert content(loaded) == {(1, "a", 1), (2, "a", 2), (3, "a", 9)}
+    assert outcomes(publish(loaded, facts(spark, rows[:1]), window(2, 2))) == ["written"]
+    assert content(loaded) == {(1, "a", 1), (2, "b", 1), (3, "a", 9)}
+
+
+def test_a_merge_into_a_table_that_is_not_there_yet(pipeline, spark):
+    assert outcomes(publish(pipeline, facts(spark, [(1, "a", 1)]), window(1, 1), merge=True)) == [
+        "written"
+    ]
+    assert content(pipeline) == {(1, "a", 1)}
+
+
+def test_a_merge_that_was_overtaken_looks_again(loaded, spark):
+    """The other run adds a row that this source has not: merging on would leave it."""
+    first = []
+
+    def build(_: Window) -> Built:
+        if not first:
+            first.append(publish(loaded, facts(spark, [(2, "a", 2), (2, "x", 1)]), window(2, 2)))
+        return Built(facts(spark, [(2, "a", 5)]), {})
+
+    plan = Plan({day(2): "mine"}, build)
+    (done,) = loaded.io_manager.publish(
+        Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "slow"}, merge=True
+    )
+    assert "1 published row(s) are no longer in the source" in done.verdict.reasons
+    assert content(loaded) == {(1, "a", 1), (2, "a", 2), (2, "x", 1), (3, "a", 3)}
+
+
+def test_an_unknown_write_mode_is_refused(pipeline):
+    pipeline.land(1, [order("a", 1)])
+    result = pipeline.run(1, tags={"backfill_assets/write_mode": "append"}, fails=True)
+    assert "must be `overwrite` or `merge`" in pipeline.failure(result)
+    assert not (pipeline.warehouse / "raw_orders").exists()
+
+
+def test_the_run_tags_reach_the_write_path(pipeline):
+    pipeline.land(1, [order("a", 1)])
+    pipeline.run(1)
+    versions = {name: pipeline.log(name).version() for name in LAYERS}
+    pipeline.run(1)
+    assert {name: pipeline.log(name).version() for name in LAYERS} == versions
+    tags = {"backfill_assets/rewrite": "true", "backfill_assets/write_mode": "merge"}
+    pipeline.run(1, tags=tags)
+    assert {name: pipeline.log(name).version() for name in LAYERS} == {
+        name: version + 1 for name, version in versions.items()
+    }
+    operations = {name: pipeline.log(name).history(1)[0]["operation"] for name in LAYERS}
+    assert {name for name, done in operations.items() if done == "MERGE"} == {
+        "stg_orders",
+        "fact_daily_orders",
+    }

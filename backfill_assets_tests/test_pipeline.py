@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import dagster as dg
 import pytest
 from dagster import DagsterEventType
@@ -9,7 +11,8 @@ from dagster._core.definitions.asset_checks.asset_check_spec import AssetCheckKe
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 from pyspark.sql import functions as F
 
-from backfill_assets.assets import staging
+from backfill_assets.assets import raw, staging
+from backfill_assets.io_manager import DeltaIOManager
 from backfill_assets.sample.generator import generate
 from backfill_assets.schemas import RAW, STAGED, TABLES
 from backfill_assets_tests.model import run_model
@@ -120,7 +123,7 @@ CORRUPT = {
 
 
 def test_one_bad_day_of_thirty(pipeline, monkeypatch):
-    """29 days published, one not; every day has its verdict; only the bad day is left to launch."""
+    """29 days published, one not, in all layers; only the bad day is left to launch."""
     for n in range(1, 31):
         pipeline.land(n, [order(f"o-{n}", n), order(f"p-{n}", n)])
     pipeline.run(1, 30, ["raw_orders"])
@@ -132,11 +135,12 @@ def test_one_bad_day_of_thirty(pipeline, monkeypatch):
     text = pipeline.failure(result)
     assert "stg_orders[2024-01-15]" in text
     assert "unique_key: 2 row(s) repeat" in text
-    assert "29 other day(s)" in text
+    assert "fact_daily_orders[2024-01-15]  conservation: stg_orders[2024-01-15] failed" in text
     bad = {str(day(15))}
-    assert pipeline.materialized("stg_orders") == set(ALL_DAYS[:30]) - bad
-    assert {str(r["event_date"]) for r in pipeline.rows("stg_orders")} == set(ALL_DAYS[:30]) - bad
-    assert pipeline.materialized("fact_daily_orders") == set(), "built from a failed day"
+    for name in ("stg_orders", "fact_daily_orders"):
+        assert pipeline.materialized(name) == set(ALL_DAYS[:30]) - bad
+        column = TABLES[name].partition
+        assert {str(r[column]) for r in pipeline.rows(name)} == set(ALL_DAYS[:30]) - bad
     count = 0
     for check in STAGED.checks:
         statuses = evaluations(pipeline, "stg_orders", check)
@@ -145,20 +149,48 @@ def test_one_bad_day_of_thirty(pipeline, monkeypatch):
         assert failed == (bad if check in ("unique_key", "conservation") else set())
         count += len(statuses)
     assert count == 30 * len(STAGED.checks)
-    statuses = partition_statuses(pipeline, "stg_orders")
-    failed = {d for d, status in statuses.items() if status == AssetPartitionStatus.FAILED}
-    assert failed == bad, "what a launch of the missing and failed partitions would target"
-    assert all(statuses[d] == AssetPartitionStatus.MATERIALIZED for d in set(statuses) - bad)
+    for name in ("stg_orders", "fact_daily_orders"):
+        statuses = partition_statuses(pipeline, name)
+        failed = {d for d, status in statuses.items() if status == AssetPartitionStatus.FAILED}
+        assert failed == bad, "what a launch of the missing and failed partitions would target"
+        assert all(statuses[d] == AssetPartitionStatus.MATERIALIZED for d in set(statuses) - bad)
 
-    # Downstream alone: the day that its source never published is refused, the others are built.
+    # Downstream alone: the day that its source never published is refused.
     text = pipeline.failure(pipeline.run(14, 16, ["fact_daily_orders"], fails=True))
     assert "stg_orders[2024-01-15] has never been published" in text
-    assert pipeline.materialized("fact_daily_orders") == {str(day(14)), str(day(16))}
+    assert "2024-01-14" not in text
+    # Repeating the failed step alone must not make the run look as if the day were there.
+    steps = [e for e in result.all_events if e.is_step_failure]
+    assert [e.step_key for e in steps] == ["check_days"]
 
     monkeypatch.undo()
     pipeline.run(15, 15, ["stg_orders", "fact_daily_orders"])
     assert pipeline.materialized("stg_orders") == set(ALL_DAYS[:30])
     assert len(pipeline.rows("stg_orders")) == 60
+
+
+@pytest.mark.parametrize("bad", [1, 7, 16])
+def test_a_file_that_makes_spark_itself_fail_fails_its_own_day_alone(pipeline, monkeypatch, bad):
+    days = 16
+    for n in range(1, days + 1):
+        pipeline.land(n, [order("poison" if n == bad else f"o-{n}", n)])
+    honest, attempts = raw.read_orders, []
+
+    def read_orders(lines, timezone):
+        attempts.append(1)
+        bites = F.raise_error(F.lit("the JVM does not like this"))
+        hit = F.when(F.col("order_id") == "poison", bites).otherwise(F.col("order_id"))
+        return honest(lines, timezone).withColumn("order_id", hit.cast("string"))
+
+    monkeypatch.setattr(raw, "read_orders", read_orders)
+    result = pipeline.run(1, days, fails=True)
+    assert len(attempts) <= 2 * math.log2(days) + 1
+    text = pipeline.failure(result)
+    assert f"arrival_date={day(bad)}/part-0.jsonl" in text
+    assert "does not like this" in text
+    for name in LAYERS:
+        assert pipeline.materialized(name) == set(ALL_DAYS[:days]) - {str(day(bad))}, name
+    assert len(pipeline.rows("fact_daily_orders")) == days - 1
 
 
 @pytest.mark.parametrize("check", ["nulls", "conservation"])
@@ -179,6 +211,8 @@ def test_a_frame_of_the_wrong_shape_is_refused_before_any_write(pipeline, monkey
     pipeline.land(1, [order("a", 1)])
     pipeline.run(1, 1, ["raw_orders", "stg_orders"])
     version = pipeline.log("stg_orders").version()
+    pipeline.land(1, [order("b", 1)], "part-1.jsonl")
+    pipeline.run(1, 1, ["raw_orders"])
     monkeypatch.setattr(
         staging, "staged_orders", lambda rows: rows.select("event_date", "order_id")
     )
@@ -237,3 +271,130 @@ def test_the_planned_checks_carry_their_partitions(pipeline):
     assert sorted((e.check_name, e.partition) for e in said if e.partition) == sorted(
         (check, str(day(n))) for check in RAW.checks for n in (1, 2)
     )
+
+
+# --- nothing twice --------------------------------------------------------------------------------
+
+
+def files(pipeline: Pipeline, name: str) -> dict[str, set[str]]:
+    """The data files of each day."""
+    actions = pipeline.log(name).get_add_actions(flatten=True)
+    days = actions.column(f"partition.{TABLES[name].partition}").to_pylist()
+    found: dict[str, set[str]] = {}
+    for when, path in zip(days, actions.column("path").to_pylist(), strict=True):
+        found.setdefault(str(when), set()).add(path)
+    return found
+
+
+def rewritten(before: dict[str, set[str]], after: dict[str, set[str]]) -> set[int]:
+    return {int(d[-2:]) for d in before.keys() | after.keys() if before.get(d) != after.get(d)}
+
+
+def test_only_what_changed_is_written_again(pipeline):
+    for n in range(1, 11):
+        pipeline.land(n, [order(f"o-{n}", n)])
+    names = (*LAYERS, "fact_order_corrections", "fact_daily_orders_current", "arrival_lateness")
+    pipeline.run(1, 10, names)
+    versions = {name: pipeline.log(name).version() for name in names}
+
+    # Nothing has changed: nothing is committed, and Dagster is told so.
+    result = pipeline.run(1, 10, names)
+    assert {name: pipeline.log(name).version() for name in names} == versions
+    seen = [
+        e.asset_observation_data.asset_observation
+        for e in result.all_events
+        if e.event_type_value == "ASSET_OBSERVATION"
+    ]
+    assert len(seen) == 10 * len(names)
+    assert {o.metadata["outcome"].value for o in seen} == {"identical"}
+
+    # Two log days change: one for its own day alone, one for an earlier day as well.
+    pipeline.land(3, [order("new", 3)], "part-1.jsonl")
+    pipeline.land(7, [order("late", 5, ingested=f"{day(7)}T10:00:00Z")], "part-1.jsonl")
+    before = {name: files(pipeline, name) for name in names}
+    pipeline.run(1, 10, names)
+    found = {name: rewritten(before[name], files(pipeline, name)) for name in names}
+    assert found == {
+        "raw_orders": {3, 7},
+        "raw_orders_rejected": set(),
+        "stg_orders": {3, 5},
+        "late_orders": set(),
+        "fact_daily_orders": {3, 5},
+        "fact_order_corrections": set(),
+        "fact_daily_orders_current": {3, 5},
+        "arrival_lateness": {3, 7},
+    }
+    clean = Pipeline(
+        pipeline.io_manager.engine,
+        pipeline.root / "clean",
+        land=False,
+        landing=str(pipeline.landing),
+    )
+    clean.run(1, 10, names)
+    assert pipeline.digests() == clean.digests()
+
+
+def test_a_run_that_died_between_commit_and_events_is_recognized(pipeline, monkeypatch):
+    for n in range(1, 4):
+        pipeline.land(n, [order(f"o-{n}", n), order(f"p-{n}", n, customer=None)])
+
+    def died(*_):
+        raise OSError("killed here")
+
+    monkeypatch.setattr(DeltaIOManager, "_events", died)
+    pipeline.run(1, 3, ["raw_orders"], fails=True)
+    version = pipeline.log("raw_orders").version()
+    assert pipeline.rows("raw_orders")
+    assert pipeline.materialized("raw_orders") == set()
+    monkeypatch.undo()
+
+    pipeline.run(1, 3, ["raw_orders"])
+    assert pipeline.log("raw_orders").version() == version, "committed twice"
+    restored = events(pipeline, "raw_orders")
+    clean = Pipeline(
+        pipeline.io_manager.engine,
+        pipeline.root / "clean",
+        land=False,
+        landing=str(pipeline.landing),
+    )
+    clean.run(1, 3, ["raw_orders"])
+    told = events(clean, "raw_orders")
+
+    def plain_events(found: list) -> list[tuple]:
+        own = {"outcome", "dagster/uri"}
+        return sorted(
+            (e.partition, e.tags, {k: v.value for k, v in e.metadata.items() if k not in own})
+            for e in found
+        )
+
+    assert plain_events(restored) == plain_events(told)
+    assert {e.metadata["outcome"].value for e in restored} == {"identical"}
+    for check in RAW.checks:
+        assert evaluations(pipeline, "raw_orders", check) == evaluations(clean, "raw_orders", check)
+
+
+def test_a_day_that_dagster_takes_for_failed_is_told_again(pipeline, monkeypatch):
+    """Published before, and then a run over it fails for another reason."""
+    pipeline.land(1, [order("a", 1)])
+    pipeline.run(1, 1, ["raw_orders"])
+
+    def died(*_, **__):
+        raise OSError("no space left on this device")
+
+    monkeypatch.setattr(DeltaIOManager, "publish", died)
+    pipeline.run(1, 1, ["raw_orders"], fails=True)
+    key, partitions = dg.AssetKey("raw_orders"), [str(day(1))]
+    node = pipeline.repository.asset_graph.get(key)
+
+    def status():
+        found = pipeline.instance.get_status_by_partition(key, partitions, node.partitions_def)
+        return found[partitions[0]]
+
+    assert status() is AssetPartitionStatus.FAILED
+    monkeypatch.undo()
+    pipeline.run(1, 1, ["raw_orders"])
+    assert status() is AssetPartitionStatus.MATERIALIZED
+    assert [e.metadata["outcome"].value for e in events(pipeline, "raw_orders")] == [
+        "identical",
+        "written",
+    ]

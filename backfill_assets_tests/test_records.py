@@ -187,7 +187,7 @@ def test_no_table_is_an_empty_ledger(url):
     assert found == Ledger(FACT, None, (), (), {})
     assert found.published == found.final == frozenset()
     assert found.latest == {}
-    assert found.digest(day(1)) is None
+    assert found.content(day(1)) == "nothing"
 
 
 def test_an_empty_folder_is_no_table(url):
@@ -257,8 +257,8 @@ def test_the_latest_record_speaks_of_a_day(url):
     assert found.rows == dict.fromkeys(days((1, 4)), 1)
     # Of day 2 the second record does not say that it is final.
     assert found.final == days(1)
-    assert found.digest(day(2)) == "digest of 2024-01-02"
-    assert found.digest(day(5)) is None
+    assert found.content(day(2)) == "digest of 2024-01-02"
+    assert found.content(day(5)) == "nothing"
 
 
 def test_a_day_without_rows_is_published(url):

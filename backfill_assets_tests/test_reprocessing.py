@@ -58,7 +58,6 @@ def loaded(
     logged: Iterable[date],
     touches: Iterable[date] | None = None,
     *,
-    compared: int | None = -1,
     follow: Iterable[date] = (),
     run: str = "",
 ) -> Record:
@@ -68,7 +67,6 @@ def loaded(
         version: the version it made.
         logged: the log days that it published.
         touches: the event days that it says it touches; by default the same days.
-        compared: the version that it was compared with; by default the one before.
         follow: later log days whose corrections change as well.
         run: the run's id.
     """
@@ -77,7 +75,6 @@ def loaded(
         version,
         logged,
         run=run,
-        compared_with=version - 1 if compared == -1 else compared,
         event_days=logged if touches is None else frozenset(touches),
         log_days=logged | frozenset(follow),
     )
@@ -120,7 +117,7 @@ def test_empty_ledgers_have_no_backlog():
 
 
 def test_what_was_never_published_is_behind():
-    raw = ledger(RAW, loaded(0, days((1, 3)), compared=None))
+    raw = ledger(RAW, loaded(0, days((1, 3))))
     found = backlog(ledgers(*both(raw)), POLICY, LATER)
     assert open_days(found, STAGED) == days((1, 3))
     for name in BY_LOG_DAY:
@@ -138,7 +135,7 @@ def test_behind_is_what_was_built_from_an_older_version(built_from, is_behind):
 
 
 def test_version_0_is_a_version():
-    raw = ledger(RAW, loaded(0, days(1), compared=None))
+    raw = ledger(RAW, loaded(0, days(1)))
     assert behind(raw, ledger(STAGED, staged(0, days(1), raw=0))) == set()
     assert behind(raw, ledger(STAGED, record(0, days(1)))) == days(1)
 
@@ -279,65 +276,6 @@ def test_log_days_outside_the_calendar_are_nobodys_business(table):
     assert behind(*both(raw), policy=policy, table=table) == days(2, 3)
 
 
-# --- backlog: a commit that was not compared with what it replaced --------------------------------
-
-
-@pytest.mark.parametrize("compared", [None, 0, 1])
-@pytest.mark.parametrize(("window_days", "expected"), [(0, 4), (1, (3, 4)), (7, (1, 4))])
-def test_an_overtaken_comparison_of_the_same_days_counts_for_all_that_they_may_touch(
-    compared, window_days, expected
-):
-    raw = ledger(
-        RAW, loaded(1, days((1, 5))), loaded(2, days(4)), loaded(3, days(4), (), compared=compared)
-    )
-    stg = ledger(STAGED, staged(0, days((1, 5)), raw=2, final=days((1, 5 - window_days))))
-    found = backlog(ledgers(raw, stg), replace(POLICY, window_days=window_days), LATER)
-    assert found.days(STAGED.name) == days(expected)
-
-
-def test_a_comparison_is_not_overtaken_by_what_changed_no_day():
-    # Versions 2 and 3 are an OPTIMIZE and a constraint.
-    raw = ledger(RAW, loaded(1, days((1, 5))), loaded(4, days(4), days(4), compared=3))
-    stg = ledger(STAGED, staged(0, days((1, 5)), raw=1))
-    assert behind(raw, stg) == days(4)
-    older = ledger(RAW, loaded(1, days((1, 5))), loaded(4, days(4), days(4), compared=1))
-    assert behind(older, stg) == days(4)
-
-
-@pytest.mark.parametrize("compared", [None, 0])
-def test_overtaken_by_its_neighbours(compared):
-    """Two runs load the days of a downtime side by side.
-
-    The second began before the first had committed: to it, days 1 to 3 were not there, so that it
-    does not say that its lines change them. They were staged in between.
-    """
-    raw = ledger(
-        RAW, loaded(1, days((1, 3)), compared=compared), loaded(2, days((4, 6)), compared=compared)
-    )
-    stg = ledger(STAGED, staged(0, days((1, 3)), raw=1))
-    assert behind(raw, stg) >= days((2, 6))
-
-
-def test_overtaken_corrections_of_the_same_day():
-    """The second run saw the log before the first, and found it as it had read the landing."""
-    again = record(3, days(4), compared_with=1, event_days=days(), log_days=days())
-    raw = ledger(RAW, loaded(1, days((1, 5))), loaded(2, days(4), follow=days(5)), again)
-    corrections = ledger(CORRECTIONS, record(0, days((1, 5)), inputs={RAW.name: 2}))
-    assert behind(raw, corrections, table=CORRECTIONS) >= days(4, 5)
-
-
-def test_overtaken_corrections_of_a_later_day():
-    """Day 5 was not there when day 3 was compared; it may tell of the same orders."""
-    raw = ledger(
-        RAW,
-        loaded(1, days(1, 2)),
-        loaded(2, days(5), compared=1),
-        loaded(3, days(3), compared=1),
-    )
-    corrections = ledger(CORRECTIONS, record(0, days(1, 2, 5), inputs={RAW.name: 2}))
-    assert behind(raw, corrections, table=CORRECTIONS) == days(3, 5)
-
-
 def test_a_commit_that_does_not_say_what_it_touches_may_touch_all():
     raw = ledger(RAW, record(1, days((1, 4))), record(2, days(5)))
     stg = ledger(STAGED, staged(0, days((1, 4)), raw=1))
@@ -351,7 +289,7 @@ def test_a_commit_that_does_not_say_which_log_days_it_changes_changes_its_own():
 
 @pytest.mark.parametrize("version", [0, 1, 38])
 def test_a_table_made_anew_is_newer_than_anything_built_from_the_old_one(version):
-    raw = ledger(RAW, loaded(version, days((1, 3)), compared=None))
+    raw = ledger(RAW, loaded(version, days((1, 3))))
     stg = ledger(STAGED, staged(7, days((1, 3)), raw=version + 1))
     assert behind(raw, stg) == days((1, 3))
     again = ledger(STAGED, *stg.records, staged(8, days((1, 3)), raw=version))
@@ -448,8 +386,8 @@ LOUD = [*QUIET[:2], loaded(3, days(3), days(1, 3))]  # here it does
             (STAGED, FACT),
         ),
         ([loaded(1, days(1)), loaded(2, days(3)), loaded(3, days(2), days(1))], [2], [0], ()),
-        ([loaded(1, days((1, 3)), compared=None)], [1], [0], (STAGED, FACT)),
-        ([loaded(1, days((1, 3)), compared=None)], [0], [0], ()),
+        ([loaded(1, days((1, 3)))], [1], [0], (STAGED, FACT)),
+        ([loaded(1, days((1, 3)))], [0], [0], ()),
     ],
 )
 def test_final_is_what_was_built_with_all_that_its_window_brought(raw, stg, facts, expected):
@@ -959,7 +897,6 @@ class World:
                 len(before.records),
                 window,
                 new | (event_days & changes & known),
-                compared=before.version,
                 follow={d for d in follow & before.published if d > window.start},
             )
         )

@@ -218,7 +218,8 @@ def test_the_session_really_has_it(spark):
 
 
 def test_a_connect_session_gets_only_what_can_change_at_run_time():
-    settings = load_settings(spark_remote="sc://h:1", spark_conf={"spark.sql.x": "1"})
+    conf = {"spark.sql.x": "1", "spark.master": "local[2]"}
+    settings = load_settings(spark_remote="sc://h:1", spark_conf=conf)
     config = spark_config(settings)
     assert config["spark.remote"] == "sc://h:1"
     assert config["spark.sql.session.timeZone"] == "UTC"
@@ -235,6 +236,7 @@ def test_the_server_listens_on_loopback_only(tmp_path):
     assert "spark.connect.grpc.binding.address=127.0.0.1" in command
     assert "spark.connect.grpc.binding.port=15099" in command
     assert f"spark.jars={folder / NAMES[0]}" in command
+    assert "spark.master=local[*]" in command
     assert "spark.driver.memory=9g" in command
     assert "spark.driver.memory=3g" not in command
     assert Path(command[0]).is_file()

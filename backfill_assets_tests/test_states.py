@@ -58,7 +58,7 @@ def healthy(
 ) -> dict[str, Ledger]:
     """All tables after a night in which everything went well."""
     logged = frozenset(published)
-    raw = record(0, published, compared_with=None, event_days=logged, log_days=logged)
+    raw = record(0, published, event_days=logged, log_days=logged)
     closes = {STAGED.name: set(final) & logged, FACT.name: set(final) & logged}
     built = [
         record(0, published, inputs=dict.fromkeys(sources, 0), final=closes.get(name, ()))
@@ -217,10 +217,7 @@ def test_days_beyond_what_is_due_are_shown_if_they_are_there():
 
 
 def test_a_day_whose_window_closed_quietly_is_final():
-    raw = [
-        record(n, days(n), compared_with=n - 1, event_days=days(n), log_days=days(n))
-        for n in range(1, 11)
-    ]
+    raw = [record(n, days(n), event_days=days(n), log_days=days(n)) for n in range(1, 11)]
     stg = [record(n, days(n), inputs={RAW.name: n}) for n in range(1, 11)]
     facts = [record(n, days(n), inputs={STAGED.name: n}) for n in range(1, 11)]
     now = situation(ledgers(ledger(RAW, *raw), ledger(STAGED, *stg), ledger(FACT, *facts)))

@@ -14,15 +14,17 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.assets.fact import UNKNOWN_CUSTOMER
-from backfill_assets.assets.publishing import delta_assets, publish, run_window
+from backfill_assets.assets.publishing import delta_assets, publish
 from backfill_assets.assets.versions import greatest_first, in_time, superseded, with_event_day
 from backfill_assets.audit import Book, Verdict
-from backfill_assets.io_manager import Candidate, Remarks, Source
+from backfill_assets.io_manager import Built, Candidate, Input, Plan, Remarks, Source
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
+from backfill_assets.recipes import made_of
 from backfill_assets.records import packed
 from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, RAW
 from backfill_assets.settings import Settings
+from backfill_assets.spark import keeping
 
 _ORDER = ("order_id", "log_date", "order_ts", "ingestion_ts", "amount", "customer_id", "event_date")
 
@@ -151,27 +153,31 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
         },
         code_version=code_version,
     )
-    def correct_orders(context: dg.AssetExecutionContext, raw_orders: Source) -> Iterator:
-        window = run_window(context)
-        log = raw_orders.whole.where(Window(date.min, window.end).predicate("log_date"))
-        log = with_event_day(log, settings.timezone)
-        rows = order_corrections(log, window, settings.window_days, settings.start)
-        rows = rows.where(F.lit(policy.corrects)).persist()
+    def correct_orders(context: dg.AssetExecutionContext, raw_orders: Input) -> Iterator:
+        with keeping() as keep:
 
-        def remarks(before: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
-            days = [v.day for v in verdicts if v.passed]
-            corrected = corrected_days(rows, days)
-            if before is not None:  # those that are no longer corrected change as well
-                corrected |= corrected_days(before.whole, days)
-            return Remarks(said={"run_dates": packed(corrected)})
+            def plan(window: Window) -> Plan:
+                log = raw_orders.now()
 
-        try:
-            yield from publish(
-                context,
-                [Candidate(CORRECTIONS, rows, {}, [raw_orders], scattered=True, remarks=remarks)],
-            )
-        finally:
-            rows.unpersist()
+                def build(days: Window) -> Built:
+                    known = log.days(Window(date.min, days.end))
+                    lines = with_event_day(known, settings.timezone)
+                    found = order_corrections(lines, days, settings.window_days, settings.start)
+                    rows = keep(found.where(F.lit(policy.corrects)))
+
+                    def remarks(before: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
+                        passed = [v.day for v in verdicts if v.passed]
+                        corrected = corrected_days(rows, passed)
+                        if before is not None:  # those no longer corrected change as well
+                            corrected |= corrected_days(before.whole, passed)
+                        return Remarks(said={"run_dates": packed(corrected)})
+
+                    return Built(rows, {}, scattered=True, remarks=remarks)
+
+                recipes = made_of(CORRECTIONS.name, {RAW.name: log.ledger}, window, policy)
+                return Plan(recipes, build, [log])
+
+            yield from publish(context, [Candidate(CORRECTIONS, plan)])
 
     @delta_assets(
         settings,
@@ -194,18 +200,25 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
     )
     def sum_current_orders(
         context: dg.AssetExecutionContext,
-        fact_daily_orders: Source,
-        fact_order_corrections: Source,
+        fact_daily_orders: Input,
+        fact_order_corrections: Input,
     ) -> Iterator:
-        window = run_window(context)
-        facts = fact_daily_orders.frame
-        corrections = fact_order_corrections.whole.where(window.predicate("run_date"))
-        rows = current_orders(facts, corrections).persist()
-        try:
-            due = current_books(facts, corrections, rows, window)
-            sources = [fact_daily_orders, fact_order_corrections]
-            yield from publish(context, [Candidate(CURRENT, rows, due, sources, scattered=True)])
-        finally:
-            rows.unpersist()
+        with keeping() as keep:
+
+            def plan(window: Window) -> Plan:
+                sources = [fact_daily_orders.now(), fact_order_corrections.now()]
+
+                def build(days: Window) -> Built:
+                    facts = sources[0].days(days)
+                    corrections = sources[1].whole.where(days.predicate("run_date"))
+                    rows = keep(current_orders(facts, corrections))
+                    return Built(
+                        rows, current_books(facts, corrections, rows, days), scattered=True
+                    )
+
+                ledgers = {source.table.name: source.ledger for source in sources}
+                return Plan(made_of(CURRENT.name, ledgers, window, policy), build, sources)
+
+            yield from publish(context, [Candidate(CURRENT, plan)])
 
     return [correct_orders, sum_current_orders]

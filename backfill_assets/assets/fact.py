@@ -8,12 +8,15 @@ import dagster as dg
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.publishing import delta_assets, publish, run_window
+from backfill_assets.assets.publishing import delta_assets, publish
 from backfill_assets.audit import Book, Verdict
-from backfill_assets.io_manager import Candidate, Remarks, Source
+from backfill_assets.io_manager import Built, Candidate, Input, Plan, Remarks, Source
+from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
+from backfill_assets.recipes import made_of
 from backfill_assets.schemas import FACT, STAGED
 from backfill_assets.settings import Settings
+from backfill_assets.spark import keeping
 
 UNKNOWN_CUSTOMER = "unknown"
 
@@ -47,6 +50,7 @@ def books(staged: DataFrame, window: Window) -> dict[date, Book]:
 
 def build(settings: Settings, code_version: str) -> dg.AssetsDefinition:
     """`fact_daily_orders`, from the same days of `stg_orders`."""
+    policy = Policy.of(settings)
 
     @delta_assets(
         settings,
@@ -62,18 +66,24 @@ def build(settings: Settings, code_version: str) -> dg.AssetsDefinition:
         },
         code_version=code_version,
     )
-    def sum_orders(context: dg.AssetExecutionContext, stg_orders: Source) -> Iterator:
-        window = run_window(context)
-        rows = daily_orders(stg_orders.frame).persist()
+    def sum_orders(context: dg.AssetExecutionContext, stg_orders: Input) -> Iterator:
+        with keeping() as keep:
 
-        def remarks(_: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
-            return Remarks({v.day for v in verdicts if v.passed} & stg_orders.ledger.final)
+            def plan(window: Window) -> Plan:
+                orders = stg_orders.now()
 
-        try:
-            due = books(stg_orders.frame, window)
-            fact = Candidate(FACT, rows, due, [stg_orders], scattered=True, remarks=remarks)
-            yield from publish(context, [fact])
-        finally:
-            rows.unpersist()
+                def build(days: Window) -> Built:
+                    staged = orders.days(days)
+                    rows = keep(daily_orders(staged))
+
+                    def remarks(_: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
+                        return Remarks({v.day for v in verdicts if v.passed} & orders.ledger.final)
+
+                    return Built(rows, books(staged, days), scattered=True, remarks=remarks)
+
+                recipes = made_of(FACT.name, {STAGED.name: orders.ledger}, window, policy)
+                return Plan(recipes, build, [orders])
+
+            yield from publish(context, [Candidate(FACT, plan)])
 
     return sum_orders

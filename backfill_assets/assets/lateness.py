@@ -9,15 +9,18 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
-from backfill_assets.assets.publishing import delta_assets, publish, run_window
+from backfill_assets.assets.publishing import delta_assets, publish
 from backfill_assets.assets.versions import in_time, with_event_day
 from backfill_assets.audit import Book
 from backfill_assets.dashboard import COMPARED, DASHBOARD, key_figures, page, write
-from backfill_assets.io_manager import Candidate, Source
+from backfill_assets.io_manager import Built, Candidate, Input, Plan
+from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
+from backfill_assets.recipes import made_of
 from backfill_assets.records import load_log
 from backfill_assets.schemas import LATENESS, RAW, REJECTED
 from backfill_assets.settings import Settings
+from backfill_assets.spark import keeping
 
 
 def arrival_lateness(
@@ -192,7 +195,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, int | float]:
 
 def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
     """`arrival_lateness`, from the raw log, and the page `lateness_dashboard` on all its days."""
-    window_days = settings.window_days
+    window_days, policy = settings.window_days, Policy.of(settings)
     of_lines = [(RAW.name, "log_date"), (RAW.name, "order_ts")]
     with_amount = [*of_lines, (RAW.name, "amount")]
     in_minutes = [*of_lines, (RAW.name, "ingestion_ts")]
@@ -222,30 +225,36 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
         code_version=code_version,
     )
     def measure_lateness(
-        context: dg.AssetExecutionContext, raw_orders: Source, raw_orders_rejected: Source
+        context: dg.AssetExecutionContext,
+        raw_orders: Input,
+        raw_orders_rejected: Input,
     ) -> Iterator:
-        window = run_window(context)
-        read = window.widened(before=window_days)
-        log = raw_orders.whole.where(read.predicate("log_date"))
-        raw, rejected = with_event_day(log, settings.timezone), raw_orders_rejected.frame
-        frame = arrival_lateness(raw, rejected, window, window_days).persist()
-        try:
-            rows = {row["log_date"]: row.asDict() for row in frame.collect()}
-            unknown = {
-                d for d in read if d >= settings.start and d not in raw_orders.ledger.published
-            }
-            due = books(rows, raw, rejected, window, window_days, unknown)
-            candidate = Candidate(
-                LATENESS,
-                frame,
-                due,
-                [raw_orders, raw_orders_rejected],
-                scattered=True,
-                numbers={day: numbers(row) for day, row in rows.items()},
-            )
-            yield from publish(context, [candidate])
-        finally:
-            frame.unpersist()
+        with keeping() as keep:
+
+            def plan(window: Window) -> Plan:
+                log, unread = raw_orders.now(), raw_orders_rejected.now()
+
+                def build(days: Window) -> Built:
+                    read = days.widened(before=window_days)
+                    raw = with_event_day(log.days(read), settings.timezone)
+                    rejected = unread.days(days)
+                    frame = keep(arrival_lateness(raw, rejected, days, window_days))
+                    rows = {row["log_date"]: row.asDict() for row in frame.collect()}
+                    unknown = {
+                        d for d in read if d >= settings.start and d not in log.ledger.published
+                    }
+                    return Built(
+                        frame,
+                        books(rows, raw, rejected, days, window_days, unknown),
+                        scattered=True,
+                        numbers={day: numbers(row) for day, row in rows.items()},
+                    )
+
+                sources = [log, unread]
+                ledgers = {source.table.name: source.ledger for source in sources}
+                return Plan(made_of(LATENESS.name, ledgers, window, policy), build, sources)
+
+            yield from publish(context, [Candidate(LATENESS, plan)])
 
     return [measure_lateness, _dashboard(settings, code_version)]
 
@@ -267,6 +276,8 @@ def _dashboard(settings: Settings, code_version: str) -> dg.AssetsDefinition:
         ],
         # It has no days; but Dagster's command line takes a range only if every asset has this.
         backfill_policy=dg.BackfillPolicy.single_run(),
+        # Two runs at once would write the one page; dagster.yaml lets one in at a time.
+        pool=DASHBOARD,
     )
     def draw_lateness(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         url = settings.table(LATENESS.name)

@@ -10,9 +10,9 @@ from dagster._core.definitions.source_asset import (
     SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION as EVENTS_ARE_OURS,
 )
 
-from backfill_assets.checks import check_specs, failure_text
+from backfill_assets.checks import check_specs
 from backfill_assets.io_manager import Candidate
-from backfill_assets.partitions import Window, backfill_policy, daily_partitions, one_window
+from backfill_assets.partitions import backfill_policy, daily_partitions
 from backfill_assets.schemas import Table
 from backfill_assets.settings import Settings
 
@@ -84,36 +84,31 @@ def _out(
     )
 
 
-def run_window(context: dg.AssetExecutionContext) -> Window:
-    """The days of this run.
-
-    Raises:
-        dagster.Failure: the run has none, as when the UI executes checks by themselves.
-    """
+def _refuse_without_days(context: dg.AssetExecutionContext) -> None:
+    """Refuse a run that has no days, as when the UI executes checks by themselves."""
     if not context.has_partition_key and not context.has_partition_key_range:
         raise dg.Failure(
             "The checks are the audit of a day that is about to be published and cannot run by "
             "themselves: materialize the days instead. Nothing was written.",
             allow_retries=False,
         )
-    return one_window(context.partition_keys)
 
 
 def publish(
     context: dg.AssetExecutionContext, candidates: Iterable[Candidate]
 ) -> Iterator[dg.Output]:
-    """Hand the candidates to the IO manager, then fail the step if a day was not published.
+    """Hand the candidates to the IO manager.
 
-    Failing comes last, so that the days that passed are published, in every table of the step.
     Dagster would stamp one materialization on every day of the range, with one data version; the
     IO manager has logged the days one by one, and this metadata key keeps Dagster from adding its
-    own.
+    own. A day that was not published does not fail the step, or the later steps would be skipped
+    for the good days too: `automation` fails the run when all steps are through.
 
     Raises:
-        dagster.Failure: naming table, days and reasons; not retried, as the input is the same.
+        dagster.Failure: the run has no days.
     """
+    _refuse_without_days(context)
     wanted = context.op_execution_context.selected_output_names
-    failures = []
     for candidate in candidates:
         table = candidate.table
         if table.name not in wanted:
@@ -123,8 +118,3 @@ def publish(
             output_name = f"{table.name}_{check}"
             if output_name in wanted:
                 yield dg.Output(None, output_name=output_name)
-        failed = [verdict for verdict in candidate.verdicts if not verdict.passed]
-        if failed:
-            failures.append(failure_text(table, failed, len(candidate.verdicts) - len(failed)))
-    if failures:
-        raise dg.Failure("\n\n".join(failures), allow_retries=False)

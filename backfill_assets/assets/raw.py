@@ -3,25 +3,35 @@
 What a field means is decided here: timestamps, money, log days. Reading files is `landing`'s part.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
+from functools import cache
 from typing import Any
 
 import dagster as dg
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.publishing import delta_assets, publish, run_window
+from backfill_assets.assets.publishing import delta_assets, publish
 from backfill_assets.assets.versions import business_day
 from backfill_assets.audit import Book, Verdict
-from backfill_assets.io_manager import Candidate, Remarks, Source
-from backfill_assets.landing import CONTROL_FILE, Landing, read_from, read_lines, survey
+from backfill_assets.io_manager import Built, Candidate, Plan, Remarks, Source
+from backfill_assets.landing import (
+    CONTROL_FILE,
+    Landing,
+    contents,
+    read_from,
+    read_lines,
+    readable,
+    survey,
+)
 from backfill_assets.partitions import DAY, Window
+from backfill_assets.recipes import landed
 from backfill_assets.records import packed
 from backfill_assets.schemas import RAW, REJECTED
 from backfill_assets.settings import Settings
-from backfill_assets.spark import Engine
+from backfill_assets.spark import Engine, keeping
 from backfill_assets.touched import Touched, touched
 
 # `\z` is the very end; `$` would let a line end follow.
@@ -186,7 +196,7 @@ def books(read: DataFrame, landing: Landing, window: Window) -> dict[str, dict[d
     raw, rejected = {}, {}
     for day in window:
         own, held_over = seen.get(day, none), seen.get(day - DAY, none)["early"]
-        landed = landing.lines.get(day, 0)
+        landed = landing.lines(day)
         entries = {
             "landed": landed,
             "rejected": own["rejected"],
@@ -231,13 +241,10 @@ def _control_problems(landing: Landing, day: date, own: Mapping) -> list[str]:
     return said
 
 
-def _said(
-    found: Landing, before: Source | None, verdicts: Sequence[Verdict], changes: Touched
-) -> dict[str, Any]:
+def _said(found: Landing, verdicts: Sequence[Verdict], changes: Touched) -> dict[str, Any]:
     """What a commit of raw tells those who follow it; `reprocessing` reads it."""
     return {
         "landing": {str(v.day): read_from(found.contents, v.day) for v in verdicts if v.passed},
-        "compared_with": before.ledger.version if before else None,
         "event_days": packed(changes.event_days),
         "log_days": packed(changes.log_days),
     }
@@ -254,29 +261,53 @@ def build(settings: Settings, code_version: str) -> dg.AssetsDefinition:
         code_version=code_version,
     )
     def read_landing(context: dg.AssetExecutionContext, engine: Engine) -> Iterator:
-        window = run_window(context)
-        spark = engine.spark_session
-        # The folder of the day before holds the early lines of the first day.
-        found = survey(spark, settings.landing, window.widened(before=1))
-        arrived, logged = window.predicate("arrival_date"), window.predicate("log_date")
-        # No filter before this: Spark would push it down and parse every line for it once more.
-        read = read_orders(read_lines(spark, found), settings.timezone).persist()
+        with keeping() as keep:
 
-        def remarks(before: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
-            changes = touched(before, raw, verdicts, settings.window_days, settings.timezone)
-            return Remarks(said=_said(found, before, verdicts, changes))
+            @cache
+            def read(
+                days: Window, _listed: Hashable
+            ) -> tuple[Landing, DataFrame, dict[str, dict[date, Book]]]:
+                """One reading for both tables, as long as the same files are there."""
+                spark = engine.spark_session
+                # The folder of the day before holds the early lines of the first day.
+                found = survey(spark, settings.landing, days.widened(before=1))
 
-        try:
-            due = books(read, found, window)
-            raw, rejected = raw_orders(read).where(logged), rejected_orders(read).where(arrived)
+                def parse(part: Landing) -> tuple[DataFrame, dict[str, dict[date, Book]]]:
+                    # No filter before this: Spark would push it down and parse all once more.
+                    lines = keep(read_orders(read_lines(spark, part), settings.timezone))
+                    return lines, books(lines, part, days)
+
+                return found, *readable(found, parse)
+
+            def plan_raw(window: Window) -> Plan:
+                listed = contents(settings.landing, window.widened(before=1))
+
+                def build(days: Window) -> Built:
+                    found, lines, due = read(days, tuple(listed.items()))
+                    rows = raw_orders(lines).where(days.predicate("log_date"))
+
+                    def remarks(before: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
+                        w, zone = settings.window_days, settings.timezone
+                        return Remarks(
+                            said=_said(found, verdicts, touched(before, rows, verdicts, w, zone))
+                        )
+
+                    return Built(rows, due[RAW.name], remarks=remarks)
+
+                return Plan(landed(listed, window), build)
+
+            def plan_rejected(window: Window) -> Plan:
+                listed = contents(settings.landing, window.widened(before=1))
+
+                def build(days: Window) -> Built:
+                    _, lines, due = read(days, tuple(listed.items()))
+                    rows = rejected_orders(lines).where(days.predicate("arrival_date"))
+                    return Built(rows, due[REJECTED.name])
+
+                return Plan(landed(listed, window), build)
+
             yield from publish(
-                context,
-                [
-                    Candidate(RAW, raw, due[RAW.name], remarks=remarks),
-                    Candidate(REJECTED, rejected, due[REJECTED.name]),
-                ],
+                context, [Candidate(RAW, plan_raw), Candidate(REJECTED, plan_rejected)]
             )
-        finally:
-            read.unpersist()
 
     return read_landing

@@ -11,14 +11,16 @@ import dagster as dg
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.publishing import delta_assets, publish, run_window
+from backfill_assets.assets.publishing import delta_assets, publish
 from backfill_assets.assets.versions import in_time, ranked, staged_orders, with_event_day
 from backfill_assets.audit import Book, Severity, Verdict
-from backfill_assets.io_manager import Candidate, Remarks, Source
-from backfill_assets.lateness import Policy, log_days_mapping
+from backfill_assets.io_manager import Built, Candidate, Input, Plan, Remarks, Source
+from backfill_assets.lateness import Policy, log_days, log_days_mapping
 from backfill_assets.partitions import Window
+from backfill_assets.recipes import made_of
 from backfill_assets.schemas import LATE, RAW, STAGED
 from backfill_assets.settings import Settings
+from backfill_assets.spark import keeping
 
 
 def late_orders(raw: DataFrame, window_days: int, *, keep: bool = True) -> DataFrame:
@@ -103,32 +105,29 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
         lineage=lineage,
         code_version=code_version,
     )
-    def stage_orders(context: dg.AssetExecutionContext, raw_orders: Source) -> Iterator:
-        window = run_window(context)
-        raw = with_event_day(raw_orders.frame, settings.timezone)
-        rows = ranked(raw, window, window_days).persist()
+    def stage_orders(context: dg.AssetExecutionContext, raw_orders: Input) -> Iterator:
+        with keeping() as keep:
 
-        def remarks(_: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
-            loaded = raw_orders.ledger.published
-            return Remarks({v.day for v in verdicts if v.passed and policy.is_final(v.day, loaded)})
+            def plan(window: Window) -> Plan:
+                log = raw_orders.now()
 
-        try:
-            books = staged_books(raw, rows, window, window_days)
-            yield from publish(
-                context,
-                [
-                    Candidate(
-                        STAGED,
-                        staged_orders(rows),
-                        books,
-                        [raw_orders],
-                        scattered=True,
-                        remarks=remarks,
-                    )
-                ],
-            )
-        finally:
-            rows.unpersist()
+                def build(days: Window) -> Built:
+                    logged = log.days(log_days(days, window_days))
+                    raw = with_event_day(logged, settings.timezone)
+                    rows = keep(ranked(raw, days, window_days))
+
+                    def remarks(_: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
+                        loaded = log.ledger.published
+                        passed = (v.day for v in verdicts if v.passed)
+                        return Remarks({d for d in passed if policy.is_final(d, loaded)})
+
+                    due = staged_books(raw, rows, days, window_days)
+                    return Built(staged_orders(rows), due, scattered=True, remarks=remarks)
+
+                recipes = made_of(STAGED.name, {RAW.name: log.ledger}, window, policy)
+                return Plan(recipes, build, [log])
+
+            yield from publish(context, [Candidate(STAGED, plan)])
 
     @delta_assets(
         settings,
@@ -143,26 +142,31 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
         },
         code_version=code_version,
     )
-    def keep_late_orders(context: dg.AssetExecutionContext, raw_orders: Source) -> Iterator:
-        window = run_window(context)
-        raw = with_event_day(raw_orders.frame, settings.timezone)
-        rows = late_orders(raw, window_days, keep=policy.corrects).persist()
-        try:
-            books = late_books(raw, window, window_days, keep=policy.corrects)
+    def keep_late_orders(context: dg.AssetExecutionContext, raw_orders: Input) -> Iterator:
+        with keeping() as keep:
 
-            def remarks(_: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
-                entries = {v.day: v.book.entries for v in verdicts if v.passed}
-                late = {
-                    str(day): [entry["late"], str(entry["late amount"])]
-                    for day, entry in entries.items()
-                    if entry["late"]
-                }
-                return Remarks(said={"late": late})
+            def plan(window: Window) -> Plan:
+                log = raw_orders.now()
 
-            yield from publish(
-                context, [Candidate(LATE, rows, books, [raw_orders], remarks=remarks)]
-            )
-        finally:
-            rows.unpersist()
+                def build(days: Window) -> Built:
+                    raw = with_event_day(log.days(days), settings.timezone)
+                    rows = keep(late_orders(raw, window_days, keep=policy.corrects))
+                    due = late_books(raw, days, window_days, keep=policy.corrects)
+                    return Built(rows, due, remarks=_say_what_is_late)
+
+                recipes = made_of(LATE.name, {RAW.name: log.ledger}, window, policy)
+                return Plan(recipes, build, [log])
+
+            yield from publish(context, [Candidate(LATE, plan)])
 
     return [stage_orders, keep_late_orders]
+
+
+def _say_what_is_late(_: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
+    entries = {v.day: v.book.entries for v in verdicts if v.passed}
+    late = {
+        str(day): [entry["late"], str(entry["late amount"])]
+        for day, entry in entries.items()
+        if entry["late"]
+    }
+    return Remarks(said={"late": late})

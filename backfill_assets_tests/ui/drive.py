@@ -108,6 +108,12 @@ class Server:
         """The ids of a backfill's runs."""
         return {run["runId"] for run in self.ask(_BACKFILL, id=backfill)["runs"]}
 
+    def materialized(self, asset: str, backfill: str) -> int:
+        """How many days of an asset a backfill has built so far."""
+        runs = self.runs(backfill)
+        events = self.ask(_MATERIALIZED, asset={"path": [asset]})["assetMaterializations"]
+        return len({event["partition"] for event in events if event["runId"] in runs})
+
     def until_done(self, backfill: str, minutes: float) -> None:
         """Wait for a backfill to end.
 
@@ -198,6 +204,17 @@ class Pages:
         self.text("Succeeded", 2)  # the tag, and the head of the column
         self.text("100% completed", len(assets))
         self.shoot(picture)
+
+    def follow(self, backfill: str, days: Days, minutes: float) -> None:
+        """Pictures of a backfill of many runs, on its way and in the end."""
+        self.open(f"/runs/b/{backfill}")
+        while self.server.materialized(ALL[0], backfill) < len(days) / 2:
+            time.sleep(1)
+        self.shoot("long-backfill-running")
+        self.open(f"/runs/b/{backfill}?tab=runs")
+        self.see("//*[contains(text(), 'Started')]")
+        self.shoot("long-backfill-runs")
+        self.watch(backfill, ALL, minutes, "long-backfill-complete")
 
     def tour(self, backfill: str, days: Days) -> None:
         """Pictures of a day's materialization, of a day's checks, and of a run."""
@@ -328,6 +345,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--page", type=Path, help="only the pictures of late data: the lateness page"
     )
+    parser.add_argument(
+        "--long", type=Days.parse, help="only one launch, of this range, in runs of a few days"
+    )
     parser.add_argument("--minutes", type=float, default=30, help="patience with one backfill")
     given = parser.parse_args(arguments)
     given.shots.mkdir(parents=True, exist_ok=True)
@@ -337,6 +357,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.page:
             with browsing(server, given.shots) as pages:
                 pages.late(given.page)
+            return 0
+        if given.long:
+            with browsing(server, given.shots) as pages:
+                backfill = pages.launch(ALL, given.long)
+                pages.follow(backfill, given.long, given.minutes)
+            print(verify(server, backfill, ALL, given.long))
             return 0
         with browsing(server, given.shots) as pages:
             whole = pages.launch(ALL, given.days, "launch-dialog")

@@ -1,0 +1,225 @@
+"""The commit: days of one Delta table replaced or merged, unless another commit of ours came first.
+
+How Delta is made to do that is known here and nowhere else. What is committed, and what the commit
+says of itself, is decided by `io_manager`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+from uuid import uuid4
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from backfill_assets.partitions import any_of, windows
+from backfill_assets.records import Ledger, read_ledger
+from backfill_assets.retries import engine_lost
+from backfill_assets.schemas import Table
+from backfill_assets.spark import SPARK_ERRORS
+
+#: Delta's names for "somebody else committed first"; over Connect only the message carries them.
+_CONFLICTS = (
+    "ConcurrentAppend",
+    "ConcurrentDelete",
+    "ConcurrentWrite",
+    "ConcurrentTransaction",
+    "MetadataChanged",
+    "ProtocolChanged",
+    "DELTA_CONCURRENT",
+    "DELTA_METADATA_CHANGED",
+    "DELTA_PROTOCOL_CHANGED",
+    "DELTA_TABLE_ALREADY_EXISTS",
+    "DELTA_CONSTRAINT_ALREADY_EXISTS",
+    "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION",
+    "FileAlreadyExistsException",
+)
+#: The commits are the record of what was published, and when; Delta would drop them after a month.
+_PROPERTIES = "'delta.logRetentionDuration' = 'interval 36500 days'"
+#: Whose commits are numbered: Delta knows the last number of each writing application.
+_APPLICATION = "backfill_assets"
+
+
+class PublishError(RuntimeError):
+    """A commit did not come about; the table is as it was."""
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Commits to one table.
+
+    Attributes:
+        spark: the session.
+        url: where the table lives.
+        table: which one it is.
+    """
+
+    spark: SparkSession
+    url: str
+    table: Table
+
+    def commit(
+        self,
+        frame: DataFrame,
+        days: Sequence[date],
+        said: Mapping[str, Any],
+        since: Ledger,
+        *,
+        scattered: bool = False,
+        merge: bool = False,
+    ) -> int | None:
+        """Make the days what the frame has, in one commit; with no days, it is for the record.
+
+        Args:
+            frame: rows of these days, and maybe of others, which are left out.
+            days: the days to write.
+            said: what the commit is to say of itself.
+            since: the ledger on which all this rests.
+            scattered: whether a day's rows lie in many Spark partitions.
+            merge: change, add and leave rows by their natural key, rather than replace the days.
+
+        Returns:
+            The version that it made; none if another commit of ours came after that ledger.
+
+        Raises:
+            PublishError: the table is as it was.
+        """
+        found = windows(days)
+        said = {**said, "days": [str(w) for w in found], "commit_id": uuid4().hex}
+        try:
+            if since.version is None:
+                self._create()
+                since = read_ledger(self.url, self.table)
+                if since.records:
+                    return None
+            # Delta passes over a write whose number is not above that of the last one: this is how
+            # a commit depends on none having come in between.
+            number = (since.version or 0) + 1
+            rows = frame.where(any_of(found, self.table.partition)) if days else frame.limit(0)
+            if days and merge:
+                self._merge(rows, days, json.dumps(said), number)
+            else:
+                if days and scattered:
+                    rows = rows.hint("rebalance", self.table.partition)
+                self._overwrite(rows, days, json.dumps(said), number)
+        except SPARK_ERRORS as error:
+            if engine_lost(error):
+                raise
+            if not _is_conflict(error):
+                shown = ", ".join(map(str, found)) or "for the record"
+                raise PublishError(
+                    f"{self.table.name} [{shown}]: the commit failed and the table is as it was "
+                    f"({gist(error)}). Launch these days again."
+                ) from error
+        records = read_ledger(self.url, self.table).records
+        ours = (r.version for r in reversed(records) if r.commit_id == said["commit_id"])
+        return next(ours, None)
+
+    def _overwrite(self, rows: DataFrame, days: Sequence[date], said: str, number: int) -> None:
+        writer = rows.write.format("delta").option("userMetadata", said)
+        writer = writer.option("txnAppId", _APPLICATION).option("txnVersion", number)
+        if days:
+            predicate = any_of(windows(days), self.table.partition)
+            writer = writer.mode("overwrite").option("replaceWhere", predicate)
+        else:
+            writer = writer.mode("append")
+        writer.save(self.url)
+
+    def _merge(self, rows: DataFrame, days: Sequence[date], said: str, number: int) -> None:
+        table, view = self.table, f"merge_{uuid4().hex}"
+        columns = (table.partition, *table.key)
+        same_key = " AND ".join(f"t.`{name}` = s.`{name}`" for name in dict.fromkeys(columns))
+        # Literal days: a merge that may touch any day conflicts with the writers of every day.
+        days_only = any_of(windows(days), table.partition, of="t")
+        same = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in table.columns)
+        rows.createOrReplaceTempView(view)
+        with self._settings(
+            {
+                "spark.databricks.delta.commitInfo.userMetadata": said,
+                "spark.databricks.delta.write.txnAppId": _APPLICATION,
+                "spark.databricks.delta.write.txnVersion": str(number),
+            }
+        ):
+            self.spark.sql(
+                f"MERGE INTO delta.`{self.url}` t USING `{view}` s "
+                f"ON {same_key} AND ({days_only}) "
+                f"WHEN MATCHED AND NOT ({same}) THEN UPDATE SET * "
+                "WHEN NOT MATCHED THEN INSERT *"
+            )
+        self.spark.catalog.dropTempView(view)
+
+    @contextmanager
+    def _settings(self, values: Mapping[str, str]) -> Iterator[None]:
+        """Settings of the session for one statement, which has no options of its own."""
+        for name, value in values.items():
+            self.spark.conf.set(name, value)
+        try:
+            yield
+        finally:
+            for name in values:
+                self.spark.conf.unset(name)
+
+    def leftover(self, frame: DataFrame, days: Sequence[date], at: int) -> dict[date, int]:
+        """By day, the rows of the table whose key is not in the frame: a merge would leave them.
+
+        Args:
+            frame: the rows to merge.
+            days: the days in question.
+            at: the table's version.
+        """
+        table = self.table
+        columns = list(dict.fromkeys((table.partition, *table.key)))
+        there = self.spark.read.format("delta").option("versionAsOf", at).load(self.url)
+        there = there.where(any_of(windows(days), table.partition))
+        lost = there.join(frame.select(*columns), columns, "left_anti")
+        counts = lost.groupBy(table.partition).agg(F.count(F.lit(1)).alias("rows")).collect()
+        return {row[table.partition]: row["rows"] for row in counts}
+
+    def _create(self) -> None:
+        """Create the empty table, constraints included; harmless if somebody else just did."""
+        spark, table = self.spark, self.table
+        columns = ", ".join(
+            f"`{f.name}` {f.dataType.simpleString()}{'' if f.nullable else ' NOT NULL'} "
+            f"COMMENT '{_quoted(table.columns[f.name].description)}'"
+            for f in table.struct
+        )
+        target = f"delta.`{self.url}`"
+        spark.sql(
+            f"CREATE TABLE IF NOT EXISTS {target} ({columns}) USING DELTA "
+            f"PARTITIONED BY (`{table.partition}`) "
+            f"TBLPROPERTIES ({_PROPERTIES})"
+        )
+        if read_ledger(self.url, table).version is None:
+            # A creation that was killed left a log without a commit; CREATE TABLE takes it for one.
+            empty = spark.createDataFrame([], table.struct).write.format("delta")
+            empty.partitionBy(table.partition).mode("append").save(self.url)
+            spark.sql(f"ALTER TABLE {target} SET TBLPROPERTIES ({_PROPERTIES})")
+            for field in table.struct:
+                if not field.nullable:  # too late for NOT NULL, which only CREATE TABLE takes
+                    rule = f"{field.name} IS NOT NULL"
+                    spark.sql(
+                        f"ALTER TABLE {target} ADD CONSTRAINT {field.name}_required CHECK ({rule})"
+                    )
+        for name, rule in table.constraints.items():
+            spark.sql(f"ALTER TABLE {target} ADD CONSTRAINT {name} CHECK ({rule})")
+
+
+def _is_conflict(error: Exception) -> bool:
+    text = str(error)
+    return any(name in text for name in _CONFLICTS)
+
+
+def gist(error: Exception) -> str:
+    """The line of a Spark error that tells: the one with an error class, or else the first."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return next((line for line in lines if re.search(r"\[[A-Z_]{6,}", line)), lines[0])[:300]
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("'", "\\'")

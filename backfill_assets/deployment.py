@@ -1,0 +1,309 @@
+"""One machine's deployment: `dagster dev` and one warm Spark engine that all of its runs share.
+
+The engine is a Spark Connect server on loopback. It is restarted when it dies, and nothing of the
+deployment outlives the process that runs `deploy`. How a session attaches to it is for `spark.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import dagster as dg
+import grpc  # type: ignore[import-untyped]
+
+from backfill_assets.settings import PREFIX, Settings, SettingsError
+from backfill_assets.spark import (
+    EngineError,
+    await_server,
+    check_java,
+    connect_server_command,
+)
+
+#: Seconds between two looks at what runs, between two probes of a server, and until one failed.
+_TICK = 0.5
+_PROBE_EVERY = 10.0
+_PATIENCE = 3.0
+#: So many failed probes in a row (more than three minutes) are a server that hangs. A busy one
+#: takes a connection at once, as that needs none of Spark's threads.
+_MOST_UNHEARD = 60
+#: A server that does not answer for so many seconds died right after its start.
+_STEADY = 60.0
+_MOST_DEATHS = 3
+#: What ends a process group, and the seconds that it has for it; what is left then is killed.
+#: `dagster dev` takes SIGINT for Ctrl-C; its workers then record their runs as failed.
+_END_OF_UI = ((signal.SIGINT, 60.0), (signal.SIGTERM, 15.0))
+_END_OF_SERVER = ((signal.SIGTERM, 30.0),)
+#: Days in a run, unless the user has decided: all runs share one engine, and its memory.
+_PARTITIONS_PER_RUN = "31"
+#: Spark's own name; both its server and its client read the token from there.
+_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
+
+Say = Callable[[str], None]
+
+
+def deploy(settings: Settings, port: int, say: Say) -> int:
+    """Run the deployment until it is told to end, or `dagster dev` ends.
+
+    Args:
+        settings: the deployment's settings; with `spark_remote`, no engine is started. Without,
+            the Delta jars have been fetched.
+        port: the port of the Dagster UI.
+        say: prints a line for the person at the terminal.
+
+    Returns:
+        The exit status of `dagster dev`, or 0 if a signal ended the deployment.
+
+    Raises:
+        EngineError: there can be no engine here, or it died too often.
+        SettingsError: there is no place for its log.
+    """
+    dagster = str(Path(sys.executable).with_name("dagster"))
+    ui = [dagster, "dev", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(port)]
+    if settings.spark_remote:
+        return supervise(ui, os.environ, None)
+    if not os.environ.get("DAGSTER_HOME"):
+        raise SettingsError("DAGSTER_HOME is not set: it names the folder of Dagster's own data")
+    check_java()
+    # Where the machine has a proxy, gRPC would ask that even for a server on the machine itself.
+    os.environ.setdefault("no_grpc_proxy", "localhost")
+    # Two processes that make the databases of a new instance at the same time spoil them.
+    dg.DagsterInstance.get().dispose()
+    log = Path(os.environ["DAGSTER_HOME"], "spark-connect.log").resolve()
+    server = Server(partial(connect_server_command, settings), log, say)
+    days = f"{PREFIX}PARTITIONS_PER_RUN"
+    environment = {
+        **os.environ,
+        **server.environment,
+        days: os.environ.get(days) or _PARTITIONS_PER_RUN,
+    }
+    return supervise(ui, environment, server)
+
+
+def supervise(ui: Sequence[str], environment: Mapping[str, str], server: Server | None) -> int:
+    """Start the server, then the UI; look after both until one is over or a signal comes."""
+    running = None
+    with _signals() as received:
+        try:
+            while not received:
+                if server is not None:
+                    server.tend()
+                if running is None and (server is None or server.ready):
+                    running = Group(ui, environment)
+                if running is not None and (status := running.status()) is not None:
+                    # As a shell tells it: a process that a signal ended has 128 and the signal.
+                    return status if status >= 0 else 128 - status
+                time.sleep(_TICK)
+            return 0
+        finally:
+            # Runs that are told to end still talk to the server meanwhile.
+            if running is not None:
+                running.end(_END_OF_UI)
+            if server is not None:
+                server.end()
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """The signals received so far that tell a deployment to end."""
+    received: list[int] = []
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # Also where SIGINT was ignored, as in a script's background: the children would ignore it
+        # too, and not end. What `nohup` was asked for stays.
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, lambda found, _: received.append(found))
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+#: Becomes the command, and leaves a guard behind, outside of the command's process group. The guard
+#: waits for a byte; the end of the pipe instead means that nobody is left to end the group.
+_GUARDED = """
+import os, signal, sys
+group = os.getpid()
+if os.fork() == 0:
+    os.setsid()
+    if not os.read(0, 1):
+        os.killpg(group, signal.SIGKILL)
+    os._exit(0)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+class Group:
+    """A command and all that it starts: a process group that does not outlive this process.
+
+    (The kernel's own way, PR_SET_PDEATHSIG, reaches the command alone, and not what it started.)
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path | None = None
+    ) -> None:
+        with contextlib.ExitStack() as stack:
+            out = stack.enter_context(log.open("ab")) if log else None
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _GUARDED, *command],
+                env=environment,
+                cwd=log.parent if log else None,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+
+    def status(self) -> int | None:
+        """The exit status of the command, or none while it runs."""
+        return self._process.poll()
+
+    def end(self, ways: Sequence[tuple[signal.Signals, float]]) -> None:
+        """End what still runs of the group, and wait until it has ended."""
+        for number, seconds in (*ways, (signal.SIGKILL, 5.0)):
+            deadline = time.monotonic() + seconds
+            if self._send(number):
+                while self._send(0) and time.monotonic() < deadline:
+                    time.sleep(0.1)
+        self._process.wait()
+        assert self._process.stdin is not None
+        # Closing the pipe is enough where the guard was killed.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(b".")
+            self._process.stdin.close()
+
+    def _send(self, number: int) -> bool:
+        """Send a signal to the group; whether anything is left of it."""
+        self._process.poll()  # what has ended and nobody asked for still counts as running
+        try:
+            os.killpg(self._process.pid, number)
+        except (ProcessLookupError, PermissionError):  # the latter is macOS's word for it
+            return False
+        return True
+
+
+class Server:
+    """A Spark Connect server that is watched, and restarted on the same port with the same token.
+
+    Attributes:
+        ready: whether it has answered since it was last started.
+        url: where it is.
+        token: what a client must show. It is no part of the URL, which Dagster shows.
+    """
+
+    def __init__(self, command: Callable[[int], Sequence[str]], log: Path, say: Say) -> None:
+        """Nothing is started yet.
+
+        Args:
+            command: the command that serves on a port; it finds the token in its environment.
+            log: the file that takes its output; it runs in that folder.
+            say: prints a line for the person at the terminal.
+        """
+        port, self._held = _free_port()
+        self.url = f"sc://localhost:{port}"
+        self.token = secrets.token_urlsafe(32)
+        self.ready = False
+        self._command, self._log, self._say = command(port), log, say
+        self._group: Group | None = None
+        self._deaths = 0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a client needs to attach to it."""
+        return {
+            "SPARK_REMOTE": self.url,
+            _TOKEN: self.token,
+            # Spark's client leaves its session to a timeout of an hour otherwise.
+            "SPARK_CONNECT_RELEASE_SESSION_ON_EXIT": "true",
+        }
+
+    def tend(self) -> None:
+        """See whether it runs and answers; if not, start it.
+
+        Raises:
+            EngineError: it died too often right after its start.
+        """
+        if self._group is None:
+            self._say(f"Starting the Spark engine at {self.url}, its log is {self._log} ...")
+            self._start()
+        elif (status := self._group.status()) is not None:
+            self._restart(f"ended with status {status}")
+        elif time.monotonic() >= self._probe_at:
+            self._probe()
+
+    def end(self) -> None:
+        """Stop it, and wait until it has ended."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.end(_END_OF_SERVER)
+
+    def _start(self) -> None:
+        self.ready = False
+        self._unheard = 0
+        self._probe_at = 0.0
+        # To Spark, a SPARK_REMOTE that is empty is a server, too.
+        own = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
+        self._group = Group(self._command, {**own, _TOKEN: self.token}, self._log)
+
+    def _probe(self) -> None:
+        try:
+            await_server(self.url, _PATIENCE)
+        except grpc.FutureTimeoutError:
+            # How long a start takes is the machine's affair: it ends with an answer or a death.
+            self._unheard += self.ready
+            if self._unheard >= _MOST_UNHEARD:
+                self._restart("does not answer any more")
+            return
+        now = time.monotonic()
+        self._unheard = 0
+        self._probe_at = now + _PROBE_EVERY
+        if not self.ready:
+            self.ready, self._ready_at = True, now
+            self._say("The Spark engine is ready.")
+        if now - self._ready_at >= _STEADY:
+            self._deaths = 0
+
+    def _restart(self, why: str) -> None:
+        self._deaths += 1
+        self.end()
+        if self._deaths >= _MOST_DEATHS:
+            raise EngineError(
+                f"the Spark engine {why}, {self._deaths} times in a row right after its start: see "
+                f"{self._log}"
+            )
+        self._say(f"The Spark engine {why}: restarting it ...")
+        self._start()
+
+
+def _free_port() -> tuple[int, socket.socket | None]:
+    """A port that is free on loopback, and what keeps it free on that of IPv6, where there is one.
+
+    `localhost` means ::1 first: nobody else is to listen there, and be shown the token.
+    """
+    while True:
+        # Below the range that outgoing connections take theirs of: one of those could have the port
+        # when the server is restarted, even a client's own attempt to reach it.
+        port = random.randint(15002, 32767)
+        held = None
+        try:
+            with socket.socket() as candidate:
+                candidate.bind(("127.0.0.1", port))
+            held = socket.socket(socket.AF_INET6)
+            held.bind(("::1", port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                continue
+        return port, held

@@ -1,0 +1,217 @@
+"""The parts of `make bench` about long backfills: engines, chunks, history, replay, merge, cap."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from uuid import uuid4
+
+import dagster as dg
+from pyspark.sql import functions as F
+
+from backfill_assets.io_manager import REWRITE_TAG, Built, Candidate, Plan
+from backfill_assets.partitions import Window, windows
+from backfill_assets.schemas import STAGED
+from backfill_assets.spark import Engine
+from backfill_assets_tests.bench_jobs import by_hand, timed, write_landing
+from backfill_assets_tests.connect_server import connect_server
+from backfill_assets_tests.pipeline import LAYERS, START, Pipeline
+
+PROJECT = Path(__file__).parents[1]
+DAY = timedelta(days=1)
+REWRITE = {REWRITE_TAG: "true"}
+
+
+def _days(first: int, count: int) -> Window:
+    return Window(START + first * DAY, START + (first + count) * DAY)
+
+
+# --- one engine or many ---------------------------------------------------------------------------
+
+
+class Shell:
+    """Runs as the command line starts them: a process each, on an instance of their own."""
+
+    def __init__(self, root: Path, landing: Path, environment: Mapping[str, str]) -> None:
+        self.home = root / "home"
+        self.home.mkdir(parents=True)
+        shutil.copy(PROJECT / "dagster.yaml", self.home)
+        self.environment = {
+            **os.environ,
+            "DAGSTER_HOME": str(self.home),
+            "BACKFILL_ASSETS_LANDING": str(landing),
+            "BACKFILL_ASSETS_WAREHOUSE": str(root / "warehouse"),
+            "BACKFILL_ASSETS_START": str(START),
+            "BACKFILL_ASSETS_END": str(START + 400 * DAY),
+            **environment,
+        }
+
+    def run(self, days: Window) -> float:
+        """Seconds from the start of the process to its end."""
+        select = ["--select", " or ".join(f"key:{name}" for name in LAYERS)]
+        range_ = ["--partition-range", f"{days.start}...{days.end - DAY}"]
+        command = [Path(sys.executable).with_name("dagster"), "asset", "materialize"]
+        began = perf_counter()
+        subprocess.run(
+            [*map(str, command), "-m", "backfill_assets.definitions", *select, *range_],
+            env=self.environment,
+            check=True,
+            capture_output=True,
+        )
+        return perf_counter() - began
+
+    def in_steps(self) -> float:
+        """Seconds that the steps of the last run took: Spark's part, and telling Dagster of it."""
+        with dg.DagsterInstance.from_config(str(self.home)) as instance:
+            (run,) = instance.get_runs(limit=1)
+            stats = instance.get_run_step_stats(run.run_id)
+            return sum((s.end_time or 0) - (s.start_time or 0) for s in stats)
+
+
+def engines(engine: Engine, root: Path, runs: int, orders: int) -> None:
+    """One-day runs on a warm shared engine, with an engine each, and one run for all days."""
+    landing = root / "landing"
+    write_landing(engine.spark_session, landing, runs, orders)
+    with connect_server(root, {}) as url:
+        warm = Shell(root / "warm", landing, {"SPARK_REMOTE": url})
+        warm.run(_days(0, 1))
+        shutil.rmtree(root / "warm" / "warehouse")
+        taken, shares = [], []
+        for n in range(runs):
+            taken.append(warm.run(_days(n, 1)))
+            shares.append(taken[-1] / warm.in_steps())
+    print(f"  warm shared engine: {median(taken):.1f} s a one-day run (median of {runs})")
+    cold = Shell(root / "cold", landing, {})
+    each = [cold.run(_days(n, 1)) for n in range(runs)]
+    print(f"  an engine each: {median(each):.1f} s a one-day run (median of {runs})")
+    whole = Shell(root / "whole", landing, {}).run(_days(0, runs))
+    print(f"  one run of {runs} days: {whole:.1f} s")
+    print(
+        f"\n(a) {runs} one-day runs on a warm engine : with an engine each : one run = "
+        f"{sum(taken) / whole:.1f} : {sum(each) / whole:.1f} : 1\n"
+        f"(e) one-day run on the warm engine, process and all : its steps = {median(shares):.2f}",
+        flush=True,
+    )
+
+
+def caps(engine: Engine, root: Path, chunks: int, orders: int) -> None:
+    """Throughput on one warm engine with so many runs at a time."""
+    landing, size = root / "landing", 4
+    write_landing(engine.spark_session, landing, chunks * size, orders)
+    speeds = {}
+    with connect_server(root, {}) as url:
+        Shell(root / "first", landing, {"SPARK_REMOTE": url}).run(_days(0, size))
+        for cap in (1, 2, 4, 8):
+            shell = Shell(root / f"cap-{cap}", landing, {"SPARK_REMOTE": url})
+            began = perf_counter()
+            with ThreadPoolExecutor(cap) as pool:
+                list(pool.map(shell.run, _days(0, chunks * size).split(size)))
+            speeds[cap] = 60 * chunks * size / (perf_counter() - began)
+            print(f"  cap {cap}: {speeds[cap]:.0f} days a minute", flush=True)
+    said = " : ".join(f"{speed / speeds[1]:.2f}" for speed in speeds.values())
+    print(f"\n(g) throughput with 1, 2, 4 and 8 runs at a time = {said}", flush=True)
+
+
+# --- chunks, history, replay ----------------------------------------------------------------------
+
+
+def chunked(engine: Engine, root: Path, days: int, orders: int) -> None:
+    """A year in chunks, by us and by hand, and in one piece by hand; then again, with no change."""
+    spark = engine.spark_session
+    ours = Pipeline(engine, root, end=START + (days + 30) * DAY)
+    write_landing(spark, ours.landing, days, orders)
+    chunks = _days(0, days).split(31)
+    ours.run(chunks[0].start, chunks[0].start)  # warms up
+    by_hand(spark, ours.landing, root / "warm-up", START, 1)
+
+    def load() -> None:
+        for chunk in chunks:
+            ours.run(chunk.start, chunk.end - DAY)
+
+    def loop() -> None:
+        for chunk in chunks:
+            by_hand(spark, ours.landing, root / "loop", chunk.start, len(chunk))
+
+    mine = timed(f"ours: {days} days in chunks of 31", load)
+    versions = {name: ours.log(name).version() for name in LAYERS}
+    again = timed("ours: the same chunks again, nothing changed", load)
+    commits = sum(ours.log(name).version() - versions[name] for name in LAYERS)
+    hand = timed("by hand: the same chunks in a loop", loop)
+    whole = timed(
+        "by hand: one job", lambda: by_hand(spark, ours.landing, root / "whole", START, days)
+    )
+    print(
+        f"\n(b) {days} days in chunks : a loop by hand : one job by hand = "
+        f"{mine / whole:.2f} : {hand / whole:.2f} : 1\n"
+        f"(d) replay of {days} days with no change : first load = {again / mine:.3f}, "
+        f"{commits} commits",
+        flush=True,
+    )
+
+
+def history(engine: Engine, root: Path, lengths: tuple[int, ...], orders: int) -> None:
+    """Seconds of a one-day run when so many days are in the tables already."""
+    taken = {}
+    for length in lengths:
+        ours = Pipeline(engine, root / str(length), end=START + (length + 30) * DAY)
+        write_landing(engine.spark_session, ours.landing, length, orders)
+        timed(f"{length} days loaded", partial(ours.run, START, START + (length - 1) * DAY))
+        day = START + (length // 2) * DAY
+        each = []
+        for n in range(4):  # the first one warms up
+            each.append(timed(f"one day of {length} ({n})", partial(ours.run, day, tags=REWRITE)))
+        taken[length] = median(each[1:])
+    said = " : ".join(f"{seconds / taken[lengths[0]]:.2f}" for seconds in taken.values())
+    print(f"\n(c) a day with {', '.join(map(str, lengths))} days there = {said}", flush=True)
+
+
+# --- merge ----------------------------------------------------------------------------------------
+
+
+def merging(engine: Engine, root: Path, rows: int) -> None:
+    """Merge against overwrite of one day, by the share of its rows that changed."""
+    spark = engine.spark_session
+    pipeline = Pipeline(engine, root)
+    n = F.col("id")
+    base = spark.range(rows).select(
+        F.lit(START).alias("event_date"),
+        F.format_string("o-%09d", n).alias("order_id"),
+        F.format_string("c-%06d", n % 20011).alias("customer_id"),
+        F.lit(f"{START} 10:00:00").cast("timestamp").alias("order_ts"),
+        (n % 1000).cast("decimal(18,2)").alias("amount"),
+        F.lit(f"{START} 10:00:00").cast("timestamp").alias("ingestion_ts"),
+        F.lit(START).alias("log_date"),
+    )
+    record = {"run_id": "bench", "code_version": "c", "config_digest": "d"}
+    day = windows([START])[0]
+    rounds = iter(range(1, 1000))
+
+    def publish(share: float, *, merge: bool) -> Callable[[], object]:
+        changed = F.when(n % 1000 < share * 1000, next(rounds)).otherwise(0)
+        amount = (F.col("amount") + changed).cast("decimal(18,2)")
+        numbered = base.withColumn("id", F.substring("order_id", 3, 9).cast("long"))
+        frame = numbered.withColumn("amount", amount).drop("id").repartition(4)
+        plan = Plan(dict.fromkeys(day, uuid4().hex), lambda _: Built(frame, {}))
+        proposed = Candidate(STAGED, lambda _: plan)
+        return lambda: pipeline.io_manager.publish(proposed, day, record, merge=merge)
+
+    publish(1, merge=False)()
+    ratios = {}
+    for share in (0.001, 0.1, 1.0):
+        pairs = []
+        for _ in range(3):
+            merged = timed(f"merge, {share:.1%} changed", publish(share, merge=True))
+            replaced = timed(f"overwrite, {share:.1%} changed", publish(share, merge=False))
+            pairs.append(merged / replaced)
+        ratios[share] = median(pairs)
+    said = ", ".join(f"{ratio:.2f} ({share:.1%} changed)" for share, ratio in ratios.items())
+    print(f"\n(f) merge : overwrite of a day of {rows:,} rows = {said}", flush=True)

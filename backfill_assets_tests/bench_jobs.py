@@ -1,0 +1,142 @@
+"""What the benches share: landing data by Spark, the job that one would write by hand, a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date, timedelta
+from pathlib import Path
+from time import perf_counter
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window as SqlWindow
+
+from backfill_assets_tests.pipeline import START
+
+
+def write_landing(spark: SparkSession, landing: Path, days: int, orders: int) -> None:
+    """`days` arrival days of `orders` lines each: 3 % sent again, 2 % late, some broken."""
+    n = F.col("id")
+    line_day = (n / orders).cast("int")
+    late = F.when(n % 50 == 0, F.least(line_day, (n / 50 % 10).cast("int"))).otherwise(0)
+    resent = n % 33 == 0
+    order_day = line_day - late
+    stamp = F.timestamp_seconds(
+        F.unix_timestamp(F.lit(str(START)), "yyyy-MM-dd") + order_day * 86400 + (n * 7919 % 86400)
+    )
+    taken = F.timestamp_seconds(
+        F.unix_timestamp(F.lit(str(START)), "yyyy-MM-dd") + line_day * 86400 + 86399
+    )
+    iso = "yyyy-MM-dd'T'HH:mm:ss'Z'"
+    fields = F.struct(
+        F.format_string("o-%010d", F.when(resent, F.greatest(n - 1, F.lit(0))).otherwise(n)).alias(
+            "order_id"
+        ),
+        F.when(n % 97 != 0, F.format_string("c-%06d", n * n % 20011)).alias("customer_id"),
+        F.date_format(stamp, iso).alias("order_ts"),
+        ((n * 31 % 20000 + 1) / 100).cast("decimal(18,2)").cast("string").alias("amount"),
+        F.date_format(taken, iso).alias("ingestion_ts"),
+    )
+    text = F.when(n % 9973 == 0, F.lit('{"order_id": broken')).otherwise(F.to_json(fields))
+    lines = spark.range(days * orders).select(
+        text.alias("value"), F.date_add(F.lit(START), line_day).alias("arrival_date")
+    )
+    lines.repartition(days, "arrival_date").write.partitionBy("arrival_date").mode(
+        "overwrite"
+    ).text(str(landing / "orders"))
+    for path in landing.glob("orders/*/part-*.txt"):
+        path.rename(path.with_suffix(".jsonl"))
+
+
+def by_hand(spark: SparkSession, landing: Path, warehouse: Path, start: date, days: int) -> None:
+    """What an engineer would write in an afternoon: the same tables, no audit, one commit each."""
+    end = start + timedelta(days=days)
+
+    def save(frame: DataFrame, name: str, column: str) -> None:
+        frame.write.format("delta").partitionBy(column).mode("overwrite").option(
+            "replaceWhere", f"{column} >= '{start}' AND {column} < '{end}'"
+        ).save(str(warehouse / name))
+
+    folders = [
+        str(p)
+        for n in range(-1, days)
+        if (p := landing / "orders" / f"arrival_date={start + timedelta(days=n)}").exists()
+    ]
+    schema = (
+        "order_id STRING, customer_id STRING, order_ts TIMESTAMP, amount DECIMAL(18,2), "
+        "ingestion_ts TIMESTAMP"
+    )
+    path = F.col("_metadata.file_path")
+    lines = (
+        spark.read.text(folders)
+        .select(
+            F.regexp_extract(path, r"arrival_date=([0-9-]+)", 1).cast("date").alias("arrival_date"),
+            F.regexp_extract(path, r"(arrival_date=.*)$", 1).alias("source_file"),
+            F.col("value").alias("text"),
+            F.from_json("value", schema).alias("order"),
+        )
+        .select("*", "order.*")
+        .withColumn("version_ts", F.greatest("order_ts", "ingestion_ts"))
+        .withColumn("ahead", F.datediff(F.to_date("version_ts"), "arrival_date"))
+        .withColumn(
+            "good",
+            F.col("order_id").isNotNull()
+            & F.col("order_ts").isNotNull()
+            & F.col("amount").isNotNull()
+            & F.col("ingestion_ts").isNotNull()
+            & (F.col("ahead") <= 1),
+        )
+        .withColumn("log_date", F.date_add("arrival_date", F.greatest("ahead", F.lit(0))))
+        .persist()
+    )
+    inside = (F.col("log_date") >= F.lit(start)) & (F.col("log_date") < F.lit(end))
+    order_columns = ["order_id", "customer_id", "order_ts", "amount", "ingestion_ts"]
+    save(
+        lines.where("good")
+        .where(inside)
+        .select("log_date", "arrival_date", *order_columns, "source_file"),
+        "raw_orders",
+        "log_date",
+    )
+    save(
+        lines.where(
+            ~F.coalesce("good", F.lit(False)) & (F.col("arrival_date") >= F.lit(start))
+        ).select("arrival_date", "source_file", "text", F.lit("bad line").alias("reason")),
+        "raw_orders_rejected",
+        "arrival_date",
+    )
+    lines.unpersist()
+    logged = spark.read.format("delta").load(str(warehouse / "raw_orders"))
+    logged = logged.where(inside).withColumn("event_date", F.to_date("order_ts"))
+    newest = SqlWindow.partitionBy("order_id").orderBy(
+        F.greatest("order_ts", "ingestion_ts").desc(), F.desc("log_date"), F.desc("amount")
+    )
+    before = newest.rowsBetween(SqlWindow.unboundedPreceding, -1)
+    timely = F.datediff("log_date", "event_date") <= 7
+    staged = (
+        logged.withColumn("newer", F.min("log_date").over(before))
+        .where(F.col("newer").isNull() | (F.datediff("newer", "event_date") > 7))
+        .where(timely & (F.col("event_date") >= F.lit(start)) & (F.col("event_date") < F.lit(end)))
+        .select("event_date", *order_columns, "log_date")
+    )
+    save(staged, "stg_orders", "event_date")
+    save(logged.where(~timely), "late_orders", "log_date")
+    staged = spark.read.format("delta").load(str(warehouse / "stg_orders"))
+    sums = (
+        staged.where((F.col("event_date") >= F.lit(start)) & (F.col("event_date") < F.lit(end)))
+        .groupBy(
+            F.col("event_date").alias("run_date"),
+            F.coalesce("customer_id", F.lit("unknown")).alias("customer_id"),
+        )
+        .agg(F.count("*").alias("orders"), F.sum("amount").alias("revenue"))
+    )
+    save(sums, "fact_daily_orders", "run_date")
+
+
+def timed(label: str, work: Callable[[], object]) -> float:
+    """Seconds that the work takes, printed."""
+    began = perf_counter()
+    work()
+    took = perf_counter() - began
+    print(f"  {label:<58}{took:8.1f} s", flush=True)
+    return took

@@ -1,0 +1,205 @@
+"""A long backfill on the real deployment, whose processes are killed again and again.
+
+As a user has it: `backfill-assets ui`, a launch in Dagster, and at most one more launch of what is
+missing. The long form is `make torture`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+import dagster as dg
+import pytest
+
+from backfill_assets.schemas import TABLES
+from backfill_assets_tests import conftest
+from backfill_assets_tests.killing import kill, processes
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
+
+PROJECT = Path(__file__).parents[1]
+DAYS = int(os.environ.get("BACKFILL_TEST_KILL_DAYS", "8"))
+KILLS = int(os.environ.get("BACKFILL_TEST_KILLS", "4"))
+CHUNK = max(3, DAYS // 12)
+#: What each kind of process has in its command line.
+KINDS = {
+    "run worker": "spawn_main",
+    "daemon": "dagster._daemon",
+    "code server": "dagster api grpc",
+    "engine": "SparkConnectServer",
+}
+_LAUNCH = """mutation ($params: LaunchBackfillParams!) { launchPartitionBackfill(
+  backfillParams: $params) { __typename ... on LaunchBackfillSuccess { backfillId }
+  ... on PythonError { message } } }"""
+_STATUS = """query ($id: String!) { partitionBackfillOrError(backfillId: $id) {
+  ... on PartitionBackfill { status error { message } } } }"""
+
+
+class Deployment:
+    """`backfill-assets ui` on an instance of its own, started again when it has ended."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.home = pipeline.root / "home"
+        self.home.mkdir()
+        shutil.copy(PROJECT / "dagster.yaml", self.home)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.environment = {
+            **os.environ,
+            "DAGSTER_HOME": str(self.home),
+            "BACKFILL_ASSETS_LANDING": str(pipeline.landing),
+            "BACKFILL_ASSETS_WAREHOUSE": str(pipeline.warehouse),
+            "BACKFILL_ASSETS_START": str(pipeline.settings.start),
+            "BACKFILL_ASSETS_END": str(pipeline.settings.end),
+            "BACKFILL_ASSETS_PARTITIONS_PER_RUN": str(CHUNK),
+            "BACKFILL_ASSETS_SPARK_MASTER": "local[2]",
+            "BACKFILL_ASSETS_SPARK_CONF": json.dumps(conftest.SMALL),
+        }
+        self.process: subprocess.Popen | None = None
+
+    def tend(self) -> None:
+        """Start it, if it does not run."""
+        if self.process is not None and self.process.poll() is None:
+            return
+        with (self.home / "deployment.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    str(Path(sys.executable).with_name("backfill-assets")),
+                    "ui",
+                    "--port",
+                    str(self.port),
+                ],
+                env=self.environment,
+                cwd=PROJECT,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def ask(self, query: str, **variables: Any) -> Any:
+        """What GraphQL answers, once there is somebody to answer."""
+        while True:
+            self.tend()
+            try:
+                request = Request(
+                    f"http://127.0.0.1:{self.port}/graphql",
+                    json.dumps({"query": query, "variables": variables}).encode(),
+                    {"Content-Type": "application/json"},
+                )
+                with urlopen(request, timeout=60) as answer:
+                    said = json.load(answer)
+            except (URLError, OSError, json.JSONDecodeError):
+                time.sleep(1)
+                continue
+            assert "errors" not in said, said
+            (value,) = said["data"].values()
+            return value
+
+    def launch(self, days: list[str]) -> str:
+        """Launch a backfill of the layers over days; its id."""
+        params = {
+            "partitionNames": days,
+            "assetSelection": [{"path": [name]} for name in LAYERS],
+        }
+        while True:
+            said = self.ask(_LAUNCH, params=params)
+            if said["__typename"] == "LaunchBackfillSuccess":
+                return said["backfillId"]
+            time.sleep(1)  # the code server is on its way
+
+    def status(self, backfill: str) -> str:
+        said = self.ask(_STATUS, id=backfill)
+        assert said["error"] is None, said
+        return said["status"]
+
+    def kill(self, kind: str, chance: random.Random) -> bool:
+        """Kill one process of a kind, if there is one."""
+        found = [pid for pid, command in processes(self.home).items() if KINDS[kind] in command]
+        if not found:
+            return False
+        try:
+            os.kill(chance.choice(found), signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def stop(self) -> None:
+        """Stop it as a user does."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(timeout=180)
+
+
+def missing(home: Path, days: list[str]) -> list[str]:
+    """The days that some table lacks, as Dagster knows them."""
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        done = [instance.get_materialized_partitions(dg.AssetKey(name)) for name in LAYERS]
+    return [d for d in days if any(d not in found for found in done)]
+
+
+def committed_twice(pipeline: Pipeline) -> list[tuple[str, str]]:
+    """Days that were committed more than once from the same input."""
+    found = []
+    for name in LAYERS:
+        records = pipeline.io_manager.ledger(TABLES[name]).records
+        times = Counter((d, record.days[d].made_of) for record in records for d in record.days)
+        found += [(name, str(d)) for (d, _), count in times.items() if count > 1]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="kills engines of its own")
+def test_killed_again_and_again(engine, spark, tmp_path):
+    end = day(DAYS + 1)
+    pipeline = Pipeline(engine, tmp_path, end=end)
+    for n in range(1, DAYS + 1):
+        pipeline.land(n, [order(f"o-{n}-{i}", n, customer=f"c{i % 3}") for i in range(20)])
+    days = [str(day(n)) for n in range(1, DAYS + 1)]
+    clean = Pipeline(engine, tmp_path / "clean", land=False, landing=str(pipeline.landing), end=end)
+    clean.run(1, DAYS)
+    chance, launches, killed = random.Random(11), 1, Counter[str]()
+    deployment = Deployment(pipeline)
+    try:
+        backfill = deployment.launch(days)
+        order_of_kills = [kind for n in range(KILLS) for kind in [list(KINDS)[n % len(KINDS)]]]
+        chance.shuffle(order_of_kills)
+        while (status := deployment.status(backfill)) not in ("COMPLETED_SUCCESS",):
+            if status in ("COMPLETED_FAILED", "COMPLETED", "FAILED"):
+                left = missing(deployment.home, days)
+                if not left:
+                    break
+                assert launches < 2, f"more than one click: {left}"
+                launches += 1
+                backfill = deployment.launch(left)
+            if order_of_kills:
+                time.sleep(chance.uniform(2, 15))
+                if deployment.kill(order_of_kills[-1], chance):
+                    killed[order_of_kills.pop()] += 1
+            else:
+                time.sleep(1)
+    finally:
+        deployment.stop()
+        left_over = set(processes(deployment.home))
+        kill(deployment.home)
+    assert not left_over, "the deployment left processes behind"
+    assert sum(killed.values()) == KILLS, f"the backfill was over after {killed}"
+    assert missing(deployment.home, days) == []
+    assert committed_twice(pipeline) == []
+    found, expected = pipeline.digests(), clean.digests()
+    assert {name: found[name] for name in LAYERS} == expected
+    print(f"{DAYS} days, chunks of {CHUNK}, killed {dict(killed)}, {launches} launch(es)")
+    print({name: len(pipeline.io_manager.ledger(TABLES[name]).records) for name in LAYERS})

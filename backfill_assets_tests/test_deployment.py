@@ -1,0 +1,465 @@
+"""The deployment: what it starts, restarts and ends; small fakes stand for Spark and Dagster."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from backfill_assets import deployment
+from backfill_assets.cli import main
+from backfill_assets.deployment import Server, deploy, supervise
+from backfill_assets.settings import SettingsError, load_settings
+from backfill_assets.spark import EngineError
+from backfill_assets_tests import conftest
+from backfill_assets_tests.test_daemon import BIN, PROJECT, kill, processes
+
+TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
+PER_RUN = "BACKFILL_ASSETS_PARTITIONS_PER_RUN"
+
+#: What both fakes begin with: a line in the diary, by which the tests know who lived when.
+BEGINNING = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+diary = Path(os.environ["DIARY"])
+def note(*words):
+    with diary.open("a") as out:
+        out.write(" ".join(map(str, words)) + "\\n")
+def noted(word):
+    return [line.split()[1:] for line in diary.read_text().splitlines() if line.split()[0] == word]
+"""
+SERVE = """
+from concurrent.futures import ThreadPoolExecutor
+import grpc
+def serve():
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_insecure_port(f"127.0.0.1:{sys.argv[1]}")
+    server.start()
+    note("serving", os.getpid(), *sys.argv[1:], os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"])
+    signal.sigwait([signal.SIGTERM])
+    note("server-told")
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+"""
+#: A child of the UI's, as its daemon and its runs are.
+FAMILY = """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+note("ui", os.getpid())
+note("child", child.pid)
+"""
+
+
+@pytest.fixture
+def diary(monkeypatch, tmp_path) -> Path:
+    """Where the fakes write; the deployment is made quick to look and to give up."""
+    for name, value in {
+        "_TICK": 0.02,
+        "_PROBE_EVERY": 0.05,
+        "_PATIENCE": 0.3,
+        "_END_OF_UI": ((signal.SIGINT, 20.0), (signal.SIGTERM, 20.0)),
+        "_END_OF_SERVER": ((signal.SIGTERM, 20.0),),
+    }.items():
+        monkeypatch.setattr(deployment, name, value)
+    path = tmp_path / "diary"
+    path.touch()
+    monkeypatch.setenv("DIARY", str(path))
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    return path
+
+
+def noted(diary: Path, word: str) -> list[list[str]]:
+    lines = [line.split() for line in diary.read_text().splitlines()]
+    return [line[1:] for line in lines if line[0] == word]
+
+
+def fake(code: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-c", BEGINNING + code, *map(str, arguments)]
+
+
+class Fake(Server):
+    """A server whose code is a test's own; what it says is kept, and in the diary as well."""
+
+    def __init__(self, tmp_path: Path, code: str = "serve()") -> None:
+        self.said: list[str] = []
+        self.log = tmp_path / "home" / "server.log"
+        self.log.parent.mkdir()
+        super().__init__(lambda port: fake(SERVE + code, port), self.log, self.say)
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+        with Path(os.environ["DIARY"]).open("a") as diary:
+            diary.write(f"said {text}\n")
+
+
+def run(ui: str, server: Server | None) -> int:
+    own = server.environment if server else {}
+    return supervise(fake(ui), {**os.environ, **own}, server)
+
+
+def alive(pid: int | str) -> bool:
+    """Whether a process runs; one that only nobody has asked for has ended."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """The suite's time limit ends what never comes."""
+    while not condition():
+        time.sleep(0.02)
+
+
+def all_gone(diary: Path) -> bool:
+    people = [*noted(diary, "serving"), *noted(diary, "ui"), *noted(diary, "child")]
+    return not any(alive(person[0]) for person in people)
+
+
+# What it starts.
+
+
+def test_the_ui_starts_when_the_server_answers_and_knows_where_it_is(diary, tmp_path):
+    server = Fake(tmp_path)
+    ui = f"note('found', os.environ['SPARK_REMOTE'], os.environ[{TOKEN!r}])"
+    assert run(ui + "; note('before', *noted('serving')[0])", server) == 0
+    assert noted(diary, "found") == [[server.url, server.token]]
+    pid, port, token = noted(diary, "serving")[0]
+    assert noted(diary, "before") == [[pid, port, token]]
+    assert server.url == f"sc://localhost:{port}"
+    assert token == server.token
+    assert server.said == [
+        f"Starting the Spark engine at {server.url}, its log is {server.log} ...",
+        "The Spark engine is ready.",
+    ]
+    assert all_gone(diary)
+
+
+@pytest.mark.parametrize(("ends", "status"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137)])
+def test_the_exit_status_of_the_ui(diary, tmp_path, ends, status):
+    assert run(FAMILY + ends, Fake(tmp_path)) == status
+    assert noted(diary, "server-told") == [[]]
+    assert all_gone(diary)
+
+
+def test_the_port_is_none_that_a_client_could_take(diary, tmp_path):
+    server = Fake(tmp_path)
+    port = int(server.url.rpartition(":")[2])
+    assert 15002 <= port < 32768
+    try:
+        other = socket.create_server(("::1", port), family=socket.AF_INET6)
+    except OSError:  # held by the server, or there is no IPv6 here
+        return
+    other.close()
+    pytest.fail("somebody else could listen where `localhost` leads first")
+
+
+def test_a_server_that_is_not_there_yet_is_waited_for(diary, tmp_path, monkeypatch):
+    monkeypatch.setattr(deployment, "_PATIENCE", 0.05)
+    monkeypatch.setattr(deployment, "_MOST_UNHEARD", 1)
+    server = Fake(tmp_path, "note('serving', os.getpid()); time.sleep(2); serve()")
+    assert run("note('ui', os.getpid())", server) == 0
+    assert len(noted(diary, "serving")) == 2  # from one process
+    assert server.said[1:] == ["The Spark engine is ready."]
+
+
+# What it restarts.
+
+
+def test_a_server_that_dies_is_restarted(diary, tmp_path):
+    server = Fake(tmp_path)
+    ui = """
+os.kill(int(noted("serving")[0][0]), signal.SIGKILL)
+while len(noted("serving")) < 2: time.sleep(0.02)
+"""
+    assert run(ui, server) == 0
+    first, second = noted(diary, "serving")
+    assert first[0] != second[0]
+    assert first[1:] == second[1:]  # port and token
+    assert "The Spark engine ended with status -9: restarting it ..." in server.said
+    assert all_gone(diary)
+
+
+def test_a_server_that_hangs_is_restarted(diary, tmp_path, monkeypatch):
+    monkeypatch.setattr(deployment, "_PATIENCE", 0.5)
+    monkeypatch.setattr(deployment, "_MOST_UNHEARD", 2)
+    monkeypatch.setattr(deployment, "_END_OF_SERVER", ((signal.SIGTERM, 0.2),))
+    server = Fake(tmp_path)
+    ui = """
+os.kill(int(noted("serving")[0][0]), signal.SIGSTOP)
+while len(noted("serving")) < 2: time.sleep(0.02)
+"""
+    assert run(ui, server) == 0
+    assert "The Spark engine does not answer any more: restarting it ..." in server.said
+    assert all_gone(diary)
+
+
+def test_one_missed_probe_is_nothing(diary, tmp_path, monkeypatch):
+    monkeypatch.setattr(deployment, "_PATIENCE", 0.1)
+    server = Fake(tmp_path)
+    ui = """
+pid = int(noted("serving")[0][0])
+for _ in range(3):
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(0.4)
+    os.kill(pid, signal.SIGCONT)
+    time.sleep(0.4)
+"""
+    assert run(ui, server) == 0
+    assert len(noted(diary, "serving")) == 1
+
+
+def test_a_server_that_dies_at_once_ends_it(diary, tmp_path):
+    server = Fake(tmp_path, "note('tried'); print('no heap'); sys.exit(7)")
+    with pytest.raises(EngineError) as caught:
+        run(FAMILY, server)
+    assert len(noted(diary, "tried")) == 3
+    assert server.log.read_text() == "no heap\n" * 3
+    assert str(server.log) in str(caught.value)
+    assert "ended with status 7" in str(caught.value)
+    assert noted(diary, "ui") == []
+
+
+@pytest.mark.parametrize(("steady", "deaths"), [(60.0, 3), (0.0, 6)])
+def test_only_deaths_right_after_a_start_are_counted(diary, tmp_path, monkeypatch, steady, deaths):
+    monkeypatch.setattr(deployment, "_STEADY", steady)
+    server = Fake(tmp_path)
+    ui = (
+        FAMILY
+        + """
+for n in range(6):
+    os.kill(int(noted("serving")[n][0]), signal.SIGKILL)
+    while diary.read_text().count("is ready") < n + 2: time.sleep(0.02)
+"""
+    )
+    if deaths == 6:
+        assert run(ui, server) == 0
+    else:
+        with pytest.raises(EngineError, match="3 times in a row"):
+            run(ui, server)
+    assert len(noted(diary, "serving")) == (7 if deaths == 6 else 3)
+    assert all_gone(diary)
+
+
+# How it ends.
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_all_the_ui_first(diary, tmp_path, number):
+    before = signal.getsignal(number)
+    ui = (
+        FAMILY
+        + f"""
+try:
+    os.kill(os.getppid(), {int(number)})
+    time.sleep(600)
+except KeyboardInterrupt:
+    time.sleep(0.5)
+    note("ui-told", *noted("server-told"))
+"""
+    )
+    assert run(ui, Fake(tmp_path)) == 0
+    assert diary.read_text().splitlines()[-2:] == ["ui-told", "server-told"]
+    assert all_gone(diary)
+    assert signal.getsignal(number) == before
+
+
+def test_what_does_not_want_to_end_is_killed(diary, tmp_path, monkeypatch):
+    monkeypatch.setattr(deployment, "_END_OF_UI", ((signal.SIGINT, 0.2), (signal.SIGTERM, 0.2)))
+    deaf = "for n in (signal.SIGINT, signal.SIGTERM): signal.signal(n, signal.SIG_IGN)\n"
+    ui = deaf + FAMILY + "os.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(600)"
+    assert run(ui, Fake(tmp_path)) == 0
+    assert all_gone(diary)
+
+
+def test_nohup_is_respected(diary, tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        ui = "os.kill(os.getppid(), signal.SIGHUP); time.sleep(0.5); sys.exit(4)"
+        assert run(ui, None) == 4
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_it(diary, tmp_path, number):
+    """In a script's background, where SIGINT is ignored; a kill is the guards' affair."""
+    code = f"""
+from pathlib import Path
+from backfill_assets_tests.test_deployment import FAMILY, Fake, run
+run(FAMILY + "time.sleep(600)", Fake(Path({str(tmp_path)!r})))
+"""
+    command = ["bash", "-c", 'trap "" INT; exec "$@"', "-", sys.executable, "-c", code]
+    process = subprocess.Popen(command, cwd=PROJECT)
+    wait_for(lambda: noted(diary, "child") or process.poll() is not None)
+    assert not all_gone(diary)
+    process.send_signal(number)
+    assert process.wait() == (-9 if number == signal.SIGKILL else 0)
+    wait_for(lambda: all_gone(diary))
+
+
+# What is deployed.
+
+
+@pytest.fixture
+def supervised(monkeypatch, tmp_path) -> list[tuple]:
+    """What would be run, without Java and jars."""
+    found: list[tuple] = []
+    monkeypatch.setattr(deployment, "supervise", lambda *given: found.append(given) or 0)
+    monkeypatch.setattr(deployment, "check_java", lambda: None)
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    monkeypatch.setenv("no_grpc_proxy", "")  # the deployment sets it, and that is taken back
+    monkeypatch.delenv("no_grpc_proxy")
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    monkeypatch.delenv(PER_RUN, raising=False)
+    return found
+
+
+def test_dagster_gets_a_server_of_its_own(supervised, monkeypatch):
+    monkeypatch.setenv("SPARK_REMOTE", "")
+    assert deploy(load_settings(), 3010, print) == 0
+    ((ui, environment, server),) = supervised
+    assert ui[1:] == ["dev", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", "3010"]
+    assert Path(ui[0]).is_file()
+    assert environment["SPARK_REMOTE"] == server.url
+    assert environment[TOKEN] == server.token
+    assert environment[PER_RUN] == "31"
+    assert environment["no_grpc_proxy"] == "localhost"
+    assert server.token not in " ".join([*ui, *server._command, server.url])
+
+
+@pytest.mark.parametrize(("users", "found"), [("5", "5"), ("", "31")])
+def test_the_users_days_in_a_run(supervised, monkeypatch, users, found):
+    monkeypatch.setenv(PER_RUN, users)
+    deploy(load_settings(), 3000, print)
+    assert supervised[0][1][PER_RUN] == found
+
+
+def test_the_users_server_is_used(supervised, monkeypatch):
+    monkeypatch.setenv("SPARK_REMOTE", "sc://cluster:15002")
+    monkeypatch.delenv("DAGSTER_HOME")
+    assert main(["ui"]) == 0
+    ((ui, environment, server),) = supervised
+    assert server is None
+    assert environment == dict(os.environ)
+    assert ui[-1] == "3000"
+
+
+def test_without_a_home_there_is_no_log(supervised, monkeypatch):
+    monkeypatch.delenv("DAGSTER_HOME")
+    with pytest.raises(SettingsError, match="DAGSTER_HOME is not set"):
+        deploy(load_settings(), 3000, print)
+
+
+def test_without_java(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    assert main(["ui"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("backfill-assets ui: Spark needs Java 17 or 21 and there is none")
+    assert said.count("\n") == 1
+
+
+# The real thing.
+
+CLIENT = """
+from backfill_assets.settings import load_settings
+from backfill_assets.spark import Engine, EngineError
+try:
+    spark = Engine.of(load_settings()).spark_session
+    print(spark.range(4).count(), spark.conf.get("spark.sql.extensions"))
+except EngineError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def home(tmp_path) -> Iterator[Path]:
+    """A Dagster home; whatever names it in its environment is ended with the test."""
+    path = tmp_path / "home"
+    path.mkdir()
+    for name, folder in (("dagster.yaml", path), ("workspace.yaml", tmp_path)):
+        shutil.copy(PROJECT / name, folder)
+    yield path
+    kill(path)
+
+
+def one(home: Path, command: str) -> int:
+    """The process with this command; what it was started by and what guards it are not it."""
+    found = [pid for pid, words in processes(home).items() if command in words]
+    return next(pid for pid in found if "os.fork" not in processes(home)[pid])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_real_thing(home, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    said = tmp_path / "said"
+    own = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
+    small = json.dumps({**conftest.SMALL, "spark.master": "local[2]"})
+    with said.open("wb") as out:
+        supervisor = subprocess.Popen(
+            [str(BIN / "backfill-assets"), "ui", "--port", str(port)],
+            env={**own, "DAGSTER_HOME": str(home), "BACKFILL_ASSETS_SPARK_CONF": small},
+            cwd=tmp_path,
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        wait_for(
+            lambda: (
+                b"Serving dagster-webserver" in said.read_bytes() or supervisor.poll() is not None
+            )
+        )
+        assert supervisor.poll() is None, said.read_text()
+        variables = Path(f"/proc/{one(home, 'dagster dev')}/environ").read_bytes().split(b"\0")
+        environment = dict(text.decode().split("=", 1) for text in variables if text)
+        token = environment[TOKEN]
+        assert environment[PER_RUN] == "31"
+
+        def client(**changed: str) -> str:
+            done = subprocess.run(
+                [sys.executable, "-W", "ignore", "-c", CLIENT],
+                env={**environment, **changed},
+                cwd=PROJECT,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            return done.stdout
+
+        right = "4 io.delta.sql.DeltaSparkSessionExtension\n"
+        assert client() == right
+        assert client(
+            **{TOKEN: "", "SPARK_REMOTE": f"{environment['SPARK_REMOTE']}/;token={token}"}
+        )
+        assert "Invalid authentication token" in client(**{TOKEN: "wrong"})
+        del environment[TOKEN]
+        assert "No authentication token provided" in client()
+        environment[TOKEN] = token
+
+        os.kill(one(home, "SparkConnectServer"), signal.SIGKILL)
+        wait_for(lambda: said.read_text().count("The Spark engine is ready.") == 2)
+        assert "The Spark engine ended with status -9: restarting it ..." in said.read_text()
+        assert client() == right
+
+        assert not any(token in command for command in processes(home).values())
+        assert token not in said.read_text()
+        files = [path for path in home.rglob("*") if path.is_file()]
+        assert home / "spark-connect.log" in files
+        assert not [path for path in files if token.encode() in path.read_bytes()]
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+    wait_for(lambda: not processes(home))

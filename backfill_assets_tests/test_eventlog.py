@@ -1,0 +1,106 @@
+"""The event log with open connections keeps what Dagster's own would, in the same files."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections import Counter
+
+import dagster as dg
+import pytest
+from dagster._core.test_utils import instance_for_test
+
+from backfill_assets.eventlog import LocalEventLog
+
+OURS = {"event_log_storage": {"module": "backfill_assets.eventlog", "class": "LocalEventLog"}}
+DAYS = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-03-01")
+
+
+@dg.asset(partitions_def=DAYS)
+def numbers() -> int:
+    return 1
+
+
+def write(instance: dg.DagsterInstance, key: str) -> dg.ExecuteInProcessResult:
+    return dg.materialize([numbers], instance=instance, partition_key=key)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    return str(tmp_path)
+
+
+def test_what_it_writes_the_default_storage_reads_and_the_other_way_round(home):
+    with instance_for_test(temp_dir=home, overrides=OURS) as instance:
+        assert isinstance(instance.event_log_storage, LocalEventLog)
+        run = write(instance, "2024-01-01").run_id
+    with instance_for_test(temp_dir=home) as instance:
+        assert instance.get_materialized_partitions(dg.AssetKey("numbers")) == {"2024-01-01"}
+        expected = [log.message for log in instance.all_logs(run)]
+        assert expected
+        write(instance, "2024-01-02")
+    with instance_for_test(temp_dir=home, overrides=OURS) as instance:
+        assert instance.get_materialized_partitions(dg.AssetKey("numbers")) == {
+            "2024-01-01",
+            "2024-01-02",
+        }
+        assert [log.message for log in instance.all_logs(run)] == expected
+
+
+def test_connections_stay_open(home, monkeypatch):
+    opened: Counter[str] = Counter()
+    connect = sqlite3.connect
+
+    def counting(database, *args, **kwargs):
+        opened[str(database)] += 1
+        return connect(database, *args, **kwargs)
+
+    monkeypatch.setattr(sqlite3.dbapi2, "connect", counting)
+    with instance_for_test(temp_dir=home, overrides=OURS) as instance:
+        write(instance, "2024-01-01")
+        opened.clear()
+        run = write(instance, "2024-01-02")
+        events = len(instance.all_logs(run.run_id))
+    log = {name: count for name, count in opened.items() if "/history/runs/" in name}
+    assert events > 10
+    assert log
+    # Its first use looks whether the run's database is there.
+    assert max(log.values()) <= 3, log
+
+
+def test_no_more_than_a_few_databases_stay_open(home, monkeypatch):
+    monkeypatch.setattr("backfill_assets.eventlog._OPEN", 2)
+    with instance_for_test(temp_dir=home, overrides=OURS) as instance:
+        runs = [write(instance, key).run_id for key in DAYS.get_partition_keys()[:4]]
+        assert len(instance.event_log_storage._engines) == 2
+        for run in runs:
+            assert any(log.dagster_event for log in instance.all_logs(run))
+        instance.event_log_storage.dispose()
+        assert not instance.event_log_storage._engines
+        assert instance.all_logs(runs[0])
+
+
+def test_threads_and_storages_side_by_side_lose_nothing(home):
+    """As the workers of several runs write to one index."""
+    keys = DAYS.get_partition_keys()
+    with (
+        instance_for_test(temp_dir=home, overrides=OURS) as one,
+        dg.DagsterInstance.from_ref(one.get_ref()) as two,
+    ):
+
+        def work(instance: dg.DagsterInstance, some: list[str]) -> None:
+            for key in some:
+                instance.report_runless_asset_event(
+                    dg.AssetMaterialization("numbers", partition=key)
+                )
+
+        threads = [
+            threading.Thread(target=work, args=(instance, keys[n::4]))
+            for n, instance in enumerate((one, one, two, two))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert one.get_materialized_partitions(dg.AssetKey("numbers")) == set(keys)

@@ -1,0 +1,215 @@
+"""Runs whose process is gone are noticed, and no others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import date
+from pathlib import Path
+from types import SimpleNamespace
+
+import dagster as dg
+import pytest
+from dagster._core.instance.config import PoolGranularity
+from dagster._core.launcher import WorkerStatus
+from dagster._core.storage.dagster_run import DagsterRunStatus
+from dagster._core.test_utils import create_run_for_test
+from dagster._daemon.monitoring.run_monitoring import (
+    execute_run_monitoring_iteration,
+    monitor_started_run,
+)
+from dagster._utils.log import get_dagster_logger
+
+from backfill_assets.automation import _run_request
+from backfill_assets.definitions import build_defs
+from backfill_assets.launcher import LOCKS, PROCESS_TAG, WatchingRunLauncher, is_alive, sign_on
+from backfill_assets.partitions import Window
+from backfill_assets.reprocessing import Request
+from backfill_assets.settings import load_settings
+
+PROJECT = Path(__file__).parents[1]
+#: A run's process: it works until its standard input ends.
+WORKER = """
+import os, subprocess, sys, time
+import dagster as dg
+from backfill_assets.automation import _run_request
+from backfill_assets.definitions import build_defs
+from backfill_assets.launcher import sign_on
+
+with dg.DagsterInstance.from_config(sys.argv[1]) as instance:
+    instance.add_run_tags(sys.argv[2], sign_on(instance, sys.argv[2]))
+    {more}
+    print("signed on", flush=True)
+    sys.stdin.read()
+"""
+#: What outlives its parent: a JVM, a fork.
+CHILDREN = """subprocess.Popen(["sleep", "600"])
+    if os.fork() == 0:
+        time.sleep(600)"""
+
+
+@pytest.fixture
+def instance(tmp_path) -> Iterator[dg.DagsterInstance]:
+    """The instance of dagster.yaml, without the patience."""
+    home = tmp_path / "home"
+    home.mkdir()
+    text = (PROJECT / "dagster.yaml").read_text()
+    launcher = "class: WatchingRunLauncher\n"
+    assert launcher in text
+    impatient = text.replace(launcher, f"{launcher}  config:\n    grace_seconds: 0\n")
+    (home / "dagster.yaml").write_text(impatient)
+    with dg.DagsterInstance.from_config(str(home)) as found:
+        yield found
+
+
+def started(instance: dg.DagsterInstance, **tags: str) -> str:
+    return create_run_for_test(instance, status=DagsterRunStatus.STARTED, tags=tags).run_id
+
+
+def run_of(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRun:
+    run = instance.get_run_by_id(run_id)
+    assert run is not None
+    return run
+
+
+def health(instance: dg.DagsterInstance, run_id: str) -> WorkerStatus:
+    return instance.run_launcher.check_run_worker_health(run_of(instance, run_id)).status
+
+
+def monitor(instance: dg.DagsterInstance) -> None:
+    """One look of the daemon's run monitoring."""
+    context = SimpleNamespace(instance=instance, create_request_context=lambda: None)
+    errors = execute_run_monitoring_iteration(context, get_dagster_logger())  # type: ignore
+    assert not [error for error in errors if error]
+
+
+@contextmanager
+def worker(instance: dg.DagsterInstance, run_id: str, more: str = "") -> Iterator[subprocess.Popen]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WORKER.format(more=more), instance.root_directory, run_id],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"signed on\n"
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its children as well
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def test_a_killed_process_is_noticed_and_its_run_is_retried(instance):
+    run_id, other = started(instance), started(instance)
+    with worker(instance, run_id, CHILDREN) as process:
+        assert health(instance, run_id) is WorkerStatus.RUNNING
+        monitor(instance)
+        assert run_of(instance, run_id).status is DagsterRunStatus.STARTED
+        process.kill()
+        process.wait()
+        # What it started lives on, and must not pass for it.
+        assert health(instance, run_id) is WorkerStatus.NOT_FOUND
+        monitor(instance)
+    run = run_of(instance, run_id)
+    assert run.status is DagsterRunStatus.FAILURE
+    assert run.tags["dagster/will_retry"] == "true"
+    assert run_of(instance, other).status is DagsterRunStatus.STARTED
+
+
+def test_a_run_that_ends_while_it_is_looked_at_stays_as_it_ended(instance):
+    run_id = started(instance)
+    with worker(instance, run_id) as process:
+        (seen,) = instance.get_run_records()
+        instance.report_dagster_event(
+            dg.DagsterEvent(dg.DagsterEventType.RUN_SUCCESS.value, seen.dagster_run.job_name),
+            run_id,
+        )
+        process.stdin.close()
+        process.wait()
+    assert health(instance, run_id) is WorkerStatus.NOT_FOUND
+    monitor_started_run(instance, None, seen, get_dagster_logger())  # type: ignore
+    assert run_of(instance, run_id).status is DagsterRunStatus.SUCCESS
+
+
+def test_a_process_that_signs_on_after_a_killed_one_is_not_taken_for_it(instance):
+    """Whatever its process id: what counts is which run it works on."""
+    first, second = started(instance), started(instance)
+    with worker(instance, first):
+        pass
+    with worker(instance, second):
+        assert health(instance, first) is WorkerStatus.NOT_FOUND
+        assert health(instance, second) is WorkerStatus.RUNNING
+
+
+def test_in_doubt_a_run_is_alive(instance, tmp_path):
+    run_id = started(instance)
+    with worker(instance, run_id):
+        pass
+    tag = run_of(instance, run_id).tags[PROCESS_TAG]
+    assert is_alive(instance, run_of(instance, run_id)) is False
+    # A run of other code, and a retry that has the tags of the run before and not begun yet.
+    for run in (started(instance), started(instance, **{PROCESS_TAG: tag})):
+        assert is_alive(instance, run_of(instance, run)) is None
+        assert health(instance, run) is WorkerStatus.RUNNING
+    # Another machine, whose runs are in the same database: it has a file of its own.
+    other = SimpleNamespace(root_directory=str(tmp_path))
+    assert is_alive(other, run_of(instance, run_id)) is None  # type: ignore
+
+
+def test_runs_of_this_process_are_alive(instance):
+    run_id = started(instance)
+    instance.add_run_tags(run_id, sign_on(instance, run_id))
+    assert health(instance, run_id) is WorkerStatus.RUNNING
+
+
+def test_a_run_goes_on_where_nothing_can_be_locked(instance, caplog):
+    Path(instance.root_directory, LOCKS).mkdir()
+    run_id = started(instance)
+    assert sign_on(instance, run_id) == {}
+    assert "nobody will notice" in caplog.text
+    assert health(instance, run_id) is WorkerStatus.RUNNING
+
+
+def test_a_run_is_given_up_only_after_a_while(instance):
+    run_id = started(instance)
+    with worker(instance, run_id):
+        pass
+    patient = WatchingRunLauncher()
+    patient.register_instance(instance)
+    looks = [patient.check_run_worker_health(run_of(instance, run_id)).status for _ in range(2)]
+    assert looks == [WorkerStatus.RUNNING] * 2
+
+
+def test_the_instance_of_the_project(instance):
+    assert isinstance(instance.run_launcher, WatchingRunLauncher)
+    assert instance.run_monitoring_enabled and instance.run_retries_enabled
+    assert instance.run_retries_max_retries == 2
+    assert not instance.run_retries_retry_on_asset_or_op_failure
+    # What did not start may have lost its code server as well, which its retry needs.
+    assert instance.run_monitoring_start_timeout_seconds > 90
+    assert instance.run_monitoring_settings["free_slots_after_run_end_seconds"]
+    concurrency = instance.get_concurrency_config()
+    assert concurrency.run_queue_config.max_concurrent_runs == 4
+    assert concurrency.run_queue_config.max_user_code_failure_retries
+    assert concurrency.pool_config.pool_granularity is PoolGranularity.OP
+    assert concurrency.pool_config.default_pool_limit == 1
+
+
+def test_what_goes_first_and_what_goes_alone():
+    request = Request(("fact_daily_orders",), Window(date(2024, 1, 1), date(2024, 1, 3)), "key")
+    assert int(_run_request(request).tags["dagster/priority"]) > 0
+    repository = build_defs(load_settings()).get_repository_def()
+    pools = {
+        key.to_user_string(): assets.op.pool
+        for key, assets in repository.assets_defs_by_key.items()
+        if assets.op.pool
+    }
+    assert pools == {"lateness_dashboard": "lateness_dashboard"}

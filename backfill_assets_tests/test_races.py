@@ -1,0 +1,77 @@
+"""A nightly run and a backfill that meet on the same days, again and again, while files land."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Iterator
+from datetime import date
+
+import pytest
+
+from backfill_assets.records import Record
+from backfill_assets.schemas import RAW, TABLES
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
+
+RACES = int(os.environ.get("BACKFILL_TEST_RACES", "4"))
+DAYS = 2
+
+
+def builds(records: list[Record]) -> Iterator[tuple[date, list[Record]]]:
+    """By day, the commits that speak of it, in order."""
+    for d in sorted({d for record in records for d in record.days}):
+        yield d, [record for record in records if d in record.days]
+
+
+@pytest.mark.timeout(60 * max(10, RACES))
+def test_nightly_against_backfill(engine, spark, tmp_path):
+    nightly, backfill = Pipeline(engine, tmp_path), Pipeline(engine, tmp_path)
+    chance = random.Random(5)
+    for race in range(RACES):
+        lands = [(n, f"{race}-{n}-{k}") for n in range(1, DAYS + 1) for k in (0, 1)]
+        for n, name in lands[::2]:
+            nightly.land(n, [order(f"o-{name}", n)], f"{name}.jsonl")
+        errors: list[BaseException] = []
+
+        def run(pipeline: Pipeline, wait: float, errors=errors) -> None:
+            threading.Event().wait(wait)
+            try:
+                pipeline.run(1, DAYS)
+            except BaseException as error:  # noqa: BLE001 - handed to the asserting thread
+                errors.append(error)
+
+        both = [
+            threading.Thread(target=run, args=(pipeline, chance.uniform(0, 1.5)))
+            for pipeline in (nightly, backfill)
+        ]
+        for thread in both:
+            thread.start()
+        threading.Event().wait(chance.uniform(0, 4))
+        for n, name in lands[1::2]:
+            nightly.land(n, [order(f"o-{name}", n)], f"{name}.jsonl")
+        for thread in both:
+            thread.join()
+        assert errors == [], f"race {race}: a conflict surfaced"
+
+    for name in LAYERS:
+        records = list(nightly.io_manager.ledger(TABLES[name]).records)
+        for d, found in builds(records):
+            recipes = [record.days[d].made_of for record in found]
+            assert len(recipes) == len(set(recipes)), f"{name}[{d}] was committed twice"
+            for source in {s for record in found for s in record.inputs}:
+                versions = [record.inputs[source] for record in found]
+                assert versions == sorted(versions), f"{name}[{d}]: older {source} on newer"
+            if name == RAW.name:
+                # Files are only added: what was read later has more of them.
+                files = [record.said["landing"][str(d)][1] for record in found]
+                counts = [0 if f == "none" else int(f.partition("-")[0]) for f in files]
+                assert counts == sorted(counts), f"{name}[{d}]: an older listing on a newer one"
+    nightly.run(1, DAYS)
+    clean = Pipeline(engine, tmp_path / "clean", land=False, landing=str(nightly.landing))
+    clean.run(1, DAYS)
+    assert nightly.digests() == clean.digests()
+    assert {str(r["order_id"]) for r in nightly.rows("stg_orders")} == {
+        f"o-{race}-{n}-{k}" for race in range(RACES) for n in range(1, DAYS + 1) for k in (0, 1)
+    }
+    assert day(1) in nightly.io_manager.ledger(RAW).published

@@ -1,0 +1,362 @@
+"""What is worth another attempt gets one, and what is not does not."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import dagster as dg
+import grpc
+import pytest
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.execution.api import execute_run
+from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
+from dagster._core.storage.dagster_run import DagsterRunStatus
+from dagster._core.storage.tags import PARENT_RUN_ID_TAG, ROOT_RUN_ID_TAG
+from dagster._core.utils import make_new_backfill_id
+from dagster._time import get_current_timestamp
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from pyspark.errors import AnalysisException, PySparkRuntimeError, PySparkValueError
+from pyspark.errors.exceptions.connect import SparkConnectGrpcException
+from pyspark.sql import functions as F
+
+from backfill_assets import spark as engines
+from backfill_assets.commits import PublishError
+from backfill_assets.executor import one_process_executor
+from backfill_assets.launcher import PROCESS_TAG
+from backfill_assets.retries import LOST_TAG, RETRY_ON_FAILURE, engine_lost, retry_later
+from backfill_assets.settings import load_settings
+from backfill_assets_tests.test_daemon import BIN, PROJECT, kill
+
+HANDLE = "The handle ab67369f is invalid. "
+
+
+def raised(act: Callable[[], object]) -> Exception:
+    with pytest.raises(Exception) as found:
+        act()
+    return found.value
+
+
+def wrapped(error: Exception, cause: Exception) -> Exception:
+    def act() -> None:
+        raise error from cause
+
+    return raised(act)
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def nobody_there() -> Exception:
+    return raised(lambda: socket.create_connection(("127.0.0.1", closed_port())))
+
+
+def unavailable() -> Exception:
+    with closing(grpc.insecure_channel(f"127.0.0.1:{closed_port()}")) as channel:
+        return raised(lambda: channel.unary_unary("/x/y")(b"", timeout=20))
+
+
+class Java(Py4JJavaError):
+    """An exception that the JVM told of, without a JVM."""
+
+    def __init__(self, text: str) -> None:
+        Exception.__init__(self, text)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+# The texts are those of a JVM and of a Connect server that were killed in the middle of a query.
+@pytest.mark.parametrize(
+    "error",
+    [
+        Py4JNetworkError("Error while sending or receiving"),
+        wrapped(
+            PublishError("the commit failed"), Py4JNetworkError("Answer from Java side is empty")
+        ),
+        Py4JError("An error occurred while calling o51.save"),
+        ConnectionResetError(104, "Connection reset by peer"),
+        SparkConnectGrpcException(f"[INVALID_HANDLE.SESSION_NOT_FOUND] {HANDLE}Session not found."),
+        SparkConnectGrpcException(f"[INVALID_HANDLE.SESSION_CHANGED] {HANDLE}Restarted."),
+        SparkConnectGrpcException(f"[INVALID_HANDLE.OPERATION_NOT_FOUND] {HANDLE}"),
+        PySparkRuntimeError(
+            errorClass="RESPONSE_ALREADY_RECEIVED",
+            messageParameters={"error_type": "INVALID_HANDLE.SESSION_NOT_FOUND"},
+        ),
+        PySparkRuntimeError(errorClass="NO_ACTIVE_SESSION", messageParameters={}),
+        Java("java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext."),
+        Java("org.apache.spark.SparkException: Job 3 cancelled because SparkContext was shut down"),
+        Java("Lost task 0.3 in stage 1.0: ExecutorLostFailure (executor 1 exited)"),
+    ],
+    ids=str,
+)
+def test_a_lost_engine(error):
+    assert engine_lost(error)
+
+
+def test_a_lost_engine_as_the_network_tells():
+    assert engine_lost(nobody_there())
+    assert engine_lost(wrapped(RuntimeError("it failed"), nobody_there()))
+    assert engine_lost(unavailable())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("bad"),
+        PySparkValueError("bad"),
+        AnalysisException("[DELTA_REPLACE_WHERE_MISMATCH] rows outside of the predicate"),
+        PublishError("ConcurrentAppendException"),
+        Py4JError("An error occurred while calling o5.x. Trace:\npy4j.Py4JException: no method x"),
+        Java(
+            "An error occurred while calling o51.save.\n: java.lang.ArithmeticException\n\tat x.y"
+        ),
+        engines.EngineError("Spark needs Java 17 or 21 and there is none on the PATH"),
+        wrapped(dg.Failure("not published"), Py4JNetworkError("Answer from Java side is empty")),
+        None,
+    ],
+    ids=str,
+)
+def test_what_would_fail_again(error):
+    assert not engine_lost(error)
+
+
+def test_a_failing_task_of_a_real_engine(spark):
+    rows = spark.range(1).select(F.raise_error(F.lit("bad")))
+    assert not engine_lost(raised(rows.collect))
+    assert not engine_lost(raised(rows.write.format("noop").mode("overwrite").save))
+
+
+def test_a_server_that_does_not_answer(monkeypatch):
+    monkeypatch.setattr(engines, "_PATIENCE", 0.2)
+    engine = engines.Engine.of(load_settings(spark_remote=f"sc://127.0.0.1:{closed_port()}"))
+    error = raised(lambda: engine.spark_session)
+    assert isinstance(error, engines.EngineError)
+    assert engine_lost(error)
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    retries = {"enabled": True, "max_retries": 2, "retry_on_asset_or_op_failure": False}
+    with dg.instance_for_test(overrides={"run_retries": retries}) as found:
+        yield found
+
+
+def run(
+    instance: dg.DagsterInstance, error: Exception | None, tags: dict | None = None
+) -> dg.DagsterRun:
+    """A run with one step that fails like this."""
+
+    @dg.op
+    def step() -> None:
+        if error:
+            raise error
+
+    @dg.job(executor_def=one_process_executor)
+    def work() -> None:
+        step()
+
+    created = instance.create_run_for_job(
+        work,
+        tags=tags or {},
+        parent_run_id=(tags or {}).get(PARENT_RUN_ID_TAG),
+        root_run_id=(tags or {}).get(ROOT_RUN_ID_TAG),
+    )
+    execute_run(InMemoryJob(work), created, instance)
+    found = instance.get_run_by_id(created.run_id)
+    assert found is not None
+    return found
+
+
+def again(instance: dg.DagsterInstance, first: dg.DagsterRun, error: Exception) -> dg.DagsterRun:
+    """The retry of a run, with the tags that Dagster gives it."""
+    ids = {PARENT_RUN_ID_TAG: first.run_id, ROOT_RUN_ID_TAG: first.run_id}
+    kept = {k: v for k, v in first.tags.items() if k not in ("dagster/will_retry", PROCESS_TAG)}
+    return run(instance, error, {**kept, **ids})
+
+
+def test_only_a_run_that_lost_its_engine_is_retried(instance):
+    assert run(instance, None).status is DagsterRunStatus.SUCCESS
+    assert run(instance, ValueError("bad")).tags["dagster/will_retry"] == "false"
+    assert run(instance, dg.Failure("not published")).tags["dagster/will_retry"] == "false"
+    lost = run(instance, ConnectionRefusedError(111, "Connection refused"))
+    assert lost.tags["dagster/will_retry"] == "true"
+    assert lost.tags["dagster/retry_strategy"] == "ALL_STEPS"
+
+
+def test_a_retry_is_judged_by_its_own_failure(instance):
+    lost = run(instance, ConnectionRefusedError(111, "Connection refused"))
+    assert again(instance, lost, ValueError("bad")).tags["dagster/will_retry"] == "false"
+    lost_again = again(instance, lost, BrokenPipeError(32, "Broken pipe"))
+    assert lost_again.tags[LOST_TAG] == lost_again.run_id
+
+
+def test_the_wish_of_a_person_stands(instance):
+    wish = {RETRY_ON_FAILURE: "true", "dagster/retry_strategy": "FROM_FAILURE"}
+    found = run(instance, ValueError("bad"), wish)
+    assert found.tags["dagster/will_retry"] == "true"
+    assert found.tags["dagster/retry_strategy"] == "FROM_FAILURE"
+    retry_later(instance, found.run_id)
+    assert LOST_TAG not in instance.get_run_by_id(found.run_id).tags
+
+
+ASSETS = '''
+import os, time
+from pathlib import Path
+import dagster as dg
+from backfill_assets.commits import PublishError
+from backfill_assets.executor import one_process_executor
+
+DAYS = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-01-07")
+FAILED = Path(os.environ["DAGSTER_HOME"], "failed")
+
+def first_time(context) -> bool:
+    """Whether this was not tried before; leaves the process id where the test finds it."""
+    mark = FAILED / f"{context.asset_key.to_user_string()}-{context.partition_key_range.start}"
+    seen = mark.exists()
+    mark.write_text(str(os.getpid()))
+    return not seen
+
+def days(runs):
+    return dg.asset(partitions_def=DAYS, backfill_policy=runs)
+
+@days(dg.BackfillPolicy.multi_run(2))
+def killed(context) -> None:
+    if first_time(context) and context.partition_key_range.start == "2024-01-03":
+        time.sleep(600)
+
+@days(dg.BackfillPolicy.single_run())
+def transient(context) -> None:
+    if first_time(context):
+        raise ConnectionRefusedError(111, "Connection refused")
+
+@days(dg.BackfillPolicy.single_run())
+def permanent(context) -> None:
+    raise ValueError("the data is bad")
+
+defs = dg.Definitions([killed, transient, permanent], executor=one_process_executor)
+'''
+
+
+class Daemon:
+    """A real daemon with a code server, on assets without Spark."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        home.mkdir()
+        (home / "failed").mkdir()
+        text = (PROJECT / "dagster.yaml").read_text()
+        (home / "dagster.yaml").write_text(
+            text.replace("interval_seconds: 30", "interval_seconds: 2")
+        )
+        self.code = home / "trivial.py"
+        self.code.write_text(ASSETS)
+        # Two processes that create the database at the same time spoil it.
+        self.instance = dg.DagsterInstance.from_config(str(home))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        process = subprocess.Popen(
+            [str(BIN / "dagster-daemon"), "run", "-f", str(self.code)],
+            env={**os.environ, "DAGSTER_HOME": str(self.home)},
+            cwd=self.home,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            yield
+        finally:
+            kill(self.home)
+            process.wait()
+
+    def backfill(self, asset: str) -> str:
+        """Ask for all days, as the UI does."""
+        spec = importlib.util.spec_from_file_location("trivial", self.code)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        backfill = PartitionBackfill.from_asset_partitions(
+            backfill_id=make_new_backfill_id(),
+            asset_graph=module.defs.resolve_asset_graph(),
+            partition_names=list(module.DAYS.get_partition_keys()),
+            asset_selection=[dg.AssetKey(asset)],
+            backfill_timestamp=get_current_timestamp(),
+            tags={},
+            dynamic_partitions_store=self.instance,
+            all_partitions=False,
+            title=None,
+            description=None,
+            run_config=None,
+        )
+        self.instance.add_backfill(backfill)
+        return backfill.backfill_id
+
+    def ended(self, backfill_id: str) -> BulkActionStatus:
+        """How the backfill ended."""
+
+        def status() -> BulkActionStatus | None:
+            found = self.instance.get_backfill(backfill_id)
+            assert found is not None
+            return None if found.status is BulkActionStatus.REQUESTED else found.status
+
+        return self.until(status)
+
+    def runs(self, backfill_id: str) -> list[tuple[str, str]]:
+        """The backfill's runs as they were asked for: first day, status."""
+        runs = self.instance.get_runs(
+            dg.RunsFilter(tags={"dagster/backfill": backfill_id}), ascending=True
+        )
+        return [(r.tags["dagster/asset_partition_range_start"], r.status.value) for r in runs]
+
+    def until(self, look: Callable):
+        """What it finds, as soon as it finds something."""
+        deadline = time.monotonic() + 420
+        while not (found := look()):
+            assert time.monotonic() < deadline, "nothing came of it"
+            time.sleep(0.5)
+        return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.filterwarnings("ignore")
+def test_a_real_daemon_retries_what_is_worth_it(tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    daemon = Daemon(home)
+    with daemon.instance, daemon.running():
+        transient, permanent = daemon.backfill("transient"), daemon.backfill("permanent")
+        assert daemon.ended(transient) is BulkActionStatus.COMPLETED_SUCCESS
+        assert daemon.runs(transient) == [("2024-01-01", "FAILURE"), ("2024-01-01", "SUCCESS")]
+        assert daemon.ended(permanent) is BulkActionStatus.COMPLETED_FAILED
+        assert daemon.runs(permanent) == [("2024-01-01", "FAILURE")]
+
+        killed = daemon.backfill("killed")
+        pid = daemon.until(lambda: mark(home, "killed-2024-01-03"))
+        # The chunks were asked for in the order of the days.
+        assert [day for day, _ in daemon.runs(killed)] == ["2024-01-01", "2024-01-03", "2024-01-05"]
+        os.kill(int(pid), signal.SIGKILL)
+        kill(home, "api grpc")  # and who would have noticed
+        assert daemon.ended(killed) is BulkActionStatus.COMPLETED_SUCCESS
+        assert daemon.runs(killed) == [
+            ("2024-01-01", "SUCCESS"),
+            ("2024-01-03", "FAILURE"),
+            ("2024-01-05", "SUCCESS"),
+            ("2024-01-03", "SUCCESS"),
+        ]
+
+
+def mark(home: Path, name: str) -> str:
+    path = home / "failed" / name
+    return path.read_text() if path.exists() else ""
