@@ -60,9 +60,11 @@ test: $(VENV)/.installed-dev ## install what the tests need and run them
 	@$(BIN)/backfill-assets jars
 	@$(BIN)/python -m pytest $(ARGS)
 
-torture: $(VENV)/.installed-dev ## the long tests: a daemon killed again and again, 120 nights of CDNOW
+torture: $(VENV)/.installed-dev ## the long tests (hours): everything killed, 100 races, 120 nights of CDNOW
 	@$(BIN)/backfill-assets jars
-	@BACKFILL_TEST_NIGHTS=120 BACKFILL_TEST_HISTORIES=5 $(BIN)/python -m pytest --timeout 7200 -m 'slow or nights' $(ARGS)
+	@BACKFILL_TEST_NIGHTS=120 BACKFILL_TEST_HISTORIES=5 BACKFILL_TEST_RACES=100 \
+		BACKFILL_TEST_KILL_DAYS=180 BACKFILL_TEST_KILLS=20 \
+		$(BIN)/python -m pytest -s --timeout 14400 -m 'slow or torture' $(ARGS)
 
 check: $(VENV)/.installed-dev ## lint, format and type checks
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

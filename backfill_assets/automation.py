@@ -181,7 +181,7 @@ class _Look:
 
 
 def busy(instance: dg.DagsterInstance) -> dict[str, frozenset[str]]:
-    """What the runs and backfills that are under way build: asset names, by the id of each."""
+    """What waits for the runs and backfills that are under way: tables, by the id of each."""
     unfinished = [status for status in dg.DagsterRunStatus if status not in FINISHED_STATUSES]
     found = {
         run.run_id: _names(run.asset_selection)
@@ -189,7 +189,8 @@ def busy(instance: dg.DagsterInstance) -> dict[str, frozenset[str]]:
     }
     for status in (BulkActionStatus.REQUESTED, BulkActionStatus.CANCELING):
         for backfill in instance.get_backfills(status=status):
-            found[backfill.backfill_id] = _names(backfill.asset_selection)
+            # All that follows: until it has ended, its next run may change the inputs again.
+            found[backfill.backfill_id] = frozenset(TABLES)
     return found
 
 

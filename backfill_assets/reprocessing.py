@@ -270,8 +270,8 @@ def rebuild_requests(
     Args:
         behind: the backlog.
         per_run: at most so many days a run.
-        busy: by the id of a run or backfill that is under way, the tables that it builds. Where
-            one of them changed an input, it is itself about to build what follows.
+        busy: by the id of a run or backfill that is under way, the tables that wait for it where
+            it changed one of their inputs: it is about to build them, or to change more.
     """
 
     def ready(table: str, reason: Behind) -> bool:

@@ -278,7 +278,7 @@ class Engine(LazyPySparkResource):
         shown = re.sub(r"token=[^;]+", "token=***", url)
         try:
             if self._spark_session is None:
-                await_server(url, _PATIENCE)
+                _await_server(url)
             session: SparkSession = super().spark_session
             session.version  # noqa: B018 - the first question to the server
         except (PySparkException, grpc.RpcError, grpc.FutureTimeoutError) as error:
@@ -293,8 +293,8 @@ class Engine(LazyPySparkResource):
         return session
 
 
-def await_server(url: str, patience: float) -> None:
-    """Wait so many seconds for a server to take a connection; Spark's client would for minutes.
+def _await_server(url: str) -> None:
+    """Wait for the server to take a connection, but not as long as Spark's client would.
 
     Raises:
         grpc.FutureTimeoutError: it did not.
@@ -303,7 +303,7 @@ def await_server(url: str, patience: float) -> None:
 
     channel = DefaultChannelBuilder(url).toChannel()
     try:
-        grpc.channel_ready_future(channel).result(timeout=patience)
+        grpc.channel_ready_future(channel).result(timeout=_PATIENCE)
     finally:
         channel.close()
 

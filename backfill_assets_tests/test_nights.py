@@ -25,7 +25,7 @@ from backfill_assets_tests.model import run_model
 from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day
 from backfill_assets_tests.test_cdnow import MASTER
 
-pytestmark = [pytest.mark.nights, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.torture, pytest.mark.timeout(14400)]
 DAY = timedelta(days=1)
 #: A short window, so that days close while the history goes on.
 W, DAYS = 1, 4

@@ -14,7 +14,7 @@ from backfill_assets.records import Record
 from backfill_assets.schemas import RAW, TABLES
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 
-RACES = int(os.environ.get("BACKFILL_TEST_RACES", "4"))
+RACES = int(os.environ.get("BACKFILL_TEST_RACES", "3"))
 DAYS = 2
 
 
@@ -24,6 +24,7 @@ def builds(records: list[Record]) -> Iterator[tuple[date, list[Record]]]:
         yield d, [record for record in records if d in record.days]
 
 
+@pytest.mark.torture
 @pytest.mark.timeout(60 * max(10, RACES))
 def test_nightly_against_backfill(engine, spark, tmp_path):
     nightly, backfill = Pipeline(engine, tmp_path), Pipeline(engine, tmp_path)
