@@ -12,7 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from dagster_pyspark import LazyPySparkResource
 
 from backfill_assets import spark as module
 from backfill_assets.settings import load_settings
@@ -246,10 +245,9 @@ def test_an_empty_spark_remote_is_no_server(monkeypatch):
     """Spark itself would take an empty variable for the address of a server."""
     monkeypatch.setenv("SPARK_REMOTE", "")
     monkeypatch.setattr(module, "check_java", lambda: None)
-    monkeypatch.setattr(Engine, "_init_session", lambda self: None)
-    monkeypatch.setattr(LazyPySparkResource, "_spark_session", "a session", raising=False)
+    start = lambda self: setattr(self, "_spark_session", "a session")  # noqa: E731
+    monkeypatch.setattr(Engine, "_init_session", start)
     engine = Engine(spark_config={"spark.jars": "x.jar"}, jars="/j")
-    object.__setattr__(engine, "_spark_session", "a session")
     assert engine.spark_session == "a session"
     assert "SPARK_REMOTE" not in os.environ
 
