@@ -36,7 +36,7 @@ from backfill_assets.reprocessing import (
     load_requests,
     rebuild_requests,
 )
-from backfill_assets.schemas import FACT, LATENESS, RAW, TABLES
+from backfill_assets.schemas import FACT, LATENESS, RAW, REJECTED, TABLES
 from backfill_assets.settings import Settings
 from backfill_assets.states import (
     Situation,
@@ -131,8 +131,10 @@ class _Look:
 
     def loads(self, today: date) -> list[Request]:
         """The runs that load what has landed."""
-        raw = read_ledger(self.settings.table(RAW.name), RAW)
-        found = arrivals(raw, contents(self.settings.landing), self.policy, today)
+        raw, rejected = (
+            read_ledger(self.settings.table(table.name), table) for table in (RAW, REJECTED)
+        )
+        found = arrivals(raw, contents(self.settings.landing), self.policy, today, rejected)
         return load_requests(found, self.settings.partitions_per_run)
 
     def rebuilds(self, today: date, instance: dg.DagsterInstance) -> list[Request]:
@@ -150,7 +152,9 @@ class _Look:
         return Situation(
             ledgers=ledgers,
             backlog=backlog(ledgers, self.policy, now.date()),
-            arrivals=arrivals(ledgers[RAW.name], landed, self.policy, now.date()),
+            arrivals=arrivals(
+                ledgers[RAW.name], landed, self.policy, now.date(), ledgers[REJECTED.name]
+            ),
             failed={name: self.failed(name, instance) for name in TABLES},
             policy=self.policy,
             today=now.date(),

@@ -99,8 +99,9 @@ class Writer:
                 if since.records:
                     return None
             # Delta passes over a write whose number is not above that of the last one: this is how
-            # a commit depends on none having come in between.
-            number = (since.version or 0) + 1
+            # a commit depends on none of ours having come in between. Counted from our last one,
+            # as commits of other kinds (an OPTIMIZE) have no number.
+            number = (since.records[-1].version if since.records else 0) + 1
             rows = frame.where(any_of(found, self.table.partition)) if days else frame.limit(0)
             if days and merge:
                 self._merge(rows, days, json.dumps(said), number)
@@ -166,7 +167,9 @@ class Writer:
                 self.spark.conf.unset(name)
 
     def leftover(self, frame: DataFrame, days: Sequence[date], at: int) -> dict[date, int]:
-        """By day, the rows of the table whose key is not in the frame: a merge would leave them.
+        """By day, the rows of the table that a merge would leave although they do not belong there.
+
+        Their key is not in the frame, or they are there more than once.
 
         Args:
             frame: the rows to merge.
@@ -177,9 +180,14 @@ class Writer:
         columns = list(dict.fromkeys((table.partition, *table.key)))
         there = self.spark.read.format("delta").option("versionAsOf", at).load(self.url)
         there = there.where(any_of(windows(days), table.partition))
-        lost = there.join(frame.select(*columns), columns, "left_anti")
-        counts = lost.groupBy(table.partition).agg(F.count(F.lit(1)).alias("rows")).collect()
-        return {row[table.partition]: row["rows"] for row in counts}
+        keys = frame.select(*columns).distinct().withColumn("_wanted", F.lit(1))
+        copies = there.groupBy(*columns).agg(F.count(F.lit(1)).alias("copies"))
+        wrong = copies.join(keys, columns, "left").select(
+            table.partition,
+            (F.col("copies") - F.coalesce("_wanted", F.lit(0))).alias("wrong"),
+        )
+        counts = wrong.groupBy(table.partition).agg(F.sum("wrong").alias("wrong")).collect()
+        return {row[table.partition]: row["wrong"] for row in counts if row["wrong"]}
 
     def _create(self) -> None:
         """Create the empty table, constraints included; harmless if somebody else just did."""

@@ -125,6 +125,7 @@ class Built:
         numbers: figures for the UI by day, besides those of the audit.
         remarks: what the commit is to say of itself besides, given the table as it is (none while
             there is none) and the verdicts of all days.
+        provisional: days that must be computed again even if their inputs look the same.
     """
 
     frame: DataFrame
@@ -132,6 +133,7 @@ class Built:
     scattered: bool = False
     numbers: Mapping[date, Mapping[str, Any]] = field(default_factory=dict)
     remarks: Callable[[Source | None, Sequence[Verdict]], Remarks] | None = None
+    provisional: Collection[date] = ()
 
 
 @dataclass(frozen=True)
@@ -385,8 +387,8 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             for day, rows in left.items():
                 book = books.get(day, Book())
                 said = (
-                    f"{rows} published row(s) are no longer in the source, and a merge would leave "
-                    "them; launch the day without merge"
+                    f"{rows} published row(s) are not (or no longer so often) in the source, and a "
+                    "merge would leave them; launch the day without merge"
                 )
                 books[day] = replace(book, problems=[*book.problems, said])
         verdicts = judge(table, hull, found, books, _trailing(ledger, hull))
@@ -416,6 +418,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             said = {
                 **record,
                 "inputs": inputs,
+                "since": ledger.version,
                 **_summary(verdicts, audited),
                 "final": packed(remarks.final),
                 "said": remarks.said,
@@ -603,10 +606,15 @@ def _latest_materializations(
 
 
 def _summary(verdicts: Sequence[Verdict], audited: _Audited) -> dict[str, Any]:
+    built = audited.built
     return {
         "audit": {
             str(v.day): asdict(
-                published(v, audited.made_of[v.day], audited.built.numbers.get(v.day, {}))
+                published(
+                    v,
+                    "" if v.day in built.provisional else audited.made_of[v.day],
+                    built.numbers.get(v.day, {}),
+                )
             )
             for v in verdicts
             if v.passed

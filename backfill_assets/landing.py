@@ -209,7 +209,7 @@ def readable(found: Landing, work: Callable[[Landing], Result]) -> Result:
 
     Such a file is taken out and named, and the others are tried again; so one broken file never
     hides the rest. Where Spark does not say which one it is, it is found by halves: N files take
-    log2(N) attempts besides the first and the last.
+    log2(N) + 1 attempts besides the first and the last.
 
     Args:
         found: the files; those that cannot be read are dropped from it.
@@ -225,23 +225,32 @@ def readable(found: Landing, work: Callable[[Landing], Result]) -> Result:
             if not found.files or engine_lost(error):
                 raise
             file = _named_in(str(error), found.files) or _poisoned(found, work)
+            if file is None:
+                raise
             found.drop(file, _cause(str(error)))
 
 
-def _poisoned(found: Landing, work: Callable[[Landing], Any]) -> LandingFile:
-    """The first of the files that make the work fail, of which there is at least one."""
-    files = sorted(found.files, key=lambda file: file.source_file)
-    while len(files) > 1:
-        half, rest = files[: len(files) // 2], files[len(files) // 2 :]
+def _poisoned(found: Landing, work: Callable[[Landing], Any]) -> LandingFile | None:
+    """The first of the files that make the work fail; none if it is not one of them by itself.
+
+    So it is when all of them are too much, or when there is no space left.
+    """
+
+    def fails(files: list[LandingFile]) -> bool:
         try:
-            work(replace(found, files=half))
+            work(replace(found, files=files))
         except SPARK_ERRORS as error:
             if engine_lost(error):
                 raise
-            files = half
-        else:
-            files = rest
-    return files[0]
+            return True
+        return False
+
+    files, alone = sorted(found.files, key=lambda file: file.source_file), False
+    while len(files) > 1:
+        half, rest = files[: len(files) // 2], files[len(files) // 2 :]
+        alone = fails(half)
+        files = half if alone else rest
+    return files[0] if alone or fails(files) else None
 
 
 #: What `contents` says of an arrival day that has no folder.
@@ -302,9 +311,11 @@ def _relative(info: pafs.FileInfo, base: str) -> str:
 
 def _arrival_day(folder: str) -> date | None:
     try:
-        return date.fromisoformat(folder.removeprefix("arrival_date="))
+        day = date.fromisoformat(folder.removeprefix("arrival_date="))
     except ValueError:
         return None
+    # Python reads more as a day than a run would look for.
+    return day if folder == f"arrival_date={day}" else None
 
 
 def _summary(infos: Iterable[pafs.FileInfo]) -> str:

@@ -89,7 +89,9 @@ def _current(ledgers: Ledgers, _: Policy) -> Callable[[date], list[str]]:
     for record in corrections.records:
         for day in record.days_said("run_dates") if record.version in stands else ():
             of[day].append(_digest(stands[record.version]))
-    return lambda day: [facts.content(day), *of.get(day, [])]
+    # What others wrote there may speak of any day.
+    others = [f"version {other.version}" for other in corrections.foreign]
+    return lambda day: [facts.content(day), *of.get(day, []), *others]
 
 
 def _lateness(ledgers: Ledgers, policy: Policy) -> Callable[[date], list[str]]:

@@ -68,6 +68,8 @@ class Record:
         final: those of the days that will not change any more unless a person rebuilds them.
         said: what the asset itself added, by name.
         commit_id: tells this commit from every other.
+        since: the version that it was compared with; none if there was no table.
+        written: those of the days whose files it wrote; the others had these rows already.
     """
 
     version: int
@@ -81,6 +83,14 @@ class Record:
     final: frozenset[date]
     said: Mapping[str, Any]
     commit_id: str = ""
+    since: int | None = None
+    written: frozenset[date] | None = None
+
+    def vouches(self, day: date) -> int:
+        """The version as of which the day is what the record says."""
+        if self.written is None or day in self.written:
+            return self.version
+        return -1 if self.since is None else self.since
 
     def days_said(self, name: str) -> frozenset[date]:
         """Days that the asset recorded under a name."""
@@ -169,7 +179,7 @@ class Ledger:
     def stands(self, day: date) -> Published | None:
         """The day as it was last published; none if never, or if others have changed it since."""
         record = self.latest.get(day)
-        if record is None or self._foreign.get(day, -1) > record.version:
+        if record is None or self._foreign.get(day, -1) > record.vouches(day):
             return None
         return record.days[day]
 
@@ -303,6 +313,8 @@ def _record(entry: Mapping[str, Any]) -> Record | None:
             final=frozenset(unpacked(said.get("final", ()))),
             said=said.get("said", {}),
             commit_id=said.get("commit_id", ""),
+            since=said.get("since"),
+            written=frozenset(unpacked(said["days"])) if "since" in said else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

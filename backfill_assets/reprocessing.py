@@ -15,7 +15,7 @@ from datetime import date
 from backfill_assets.landing import NOT_LANDED, read_from
 from backfill_assets.lateness import Policy, log_days
 from backfill_assets.partitions import DAY, Window, windows
-from backfill_assets.recipes import made_of
+from backfill_assets.recipes import landed, made_of
 from backfill_assets.records import Ledger, Record
 from backfill_assets.schemas import (
     CORRECTIONS,
@@ -181,8 +181,14 @@ def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], b
         wanted = max((v for v in changes[day] if v <= closed_by), default=closed_by)
         if table == FACT.name:
             of = record.inputs.get(STAGED.name, -1)
-            built = [r.inputs.get(RAW.name, -1) for r in builds[day] if r.version <= of]
-            return bool(built) and built[-1] >= wanted
+            old = [r for r in builds[day] if r.version <= of][-1:]
+            # Staged again since with the same rows, the day needs no new facts.
+            same = [
+                r
+                for r in builds[day]
+                if old and r.version > of and r.days[day].digest == old[0].days[day].digest
+            ]
+            return any(r.inputs.get(RAW.name, -1) >= wanted for r in [*old, *same])
         return record.inputs.get(RAW.name, -1) >= wanted
 
     return closes
@@ -204,11 +210,18 @@ class Arrivals:
     absent: frozenset[date]
 
 
-def arrivals(raw: Ledger, contents: Mapping[date, str], policy: Policy, today: date) -> Arrivals:
+def arrivals(
+    raw: Ledger,
+    contents: Mapping[date, str],
+    policy: Policy,
+    today: date,
+    rejected: Ledger | None = None,
+) -> Arrivals:
     """Which log days have landed and are not loaded as they are.
 
     Args:
         raw: the ledger of `raw_orders`.
+        rejected: that of `raw_orders_rejected`, which a run may have failed to publish with it.
         contents: what is in the landing, as `landing.contents` says it.
         policy: the late-data policy.
         today: a log day must be over to be loaded. One without a folder is loaded as an empty day
@@ -234,7 +247,15 @@ def arrivals(raw: Ledger, contents: Mapping[date, str], policy: Policy, today: d
                 gone.append(day)
             else:
                 load[day] = "+".join(now)
+        elif rejected is not None and _lags(rejected, day, landed(contents, [day])[day]):
+            load[day] = "+".join([*now, REJECTED.name])
     return Arrivals(load, gone, frozenset(absent))
+
+
+def _lags(table: Ledger, day: date, recipe: str) -> bool:
+    """Whether a day is not published as its recipe asks; where no recipe is on record, it is."""
+    published = table.stands(day)
+    return published is None or published.made_of not in ("", recipe)
 
 
 def _files(content: str) -> int:

@@ -73,7 +73,10 @@ def touched(
         rows = new.exceptAll(old).unionByName(old.exceptAll(new))
     with keeping() as keep:
         orders = keep(rows.select("order_id", RAW.partition).distinct())
-        changing = set(first)
+        # What others did to the log is in no recipe of what was staged before.
+        strange = {day for day in changed & known if before.ledger.stands(day) is None}
+        changing = {d for w in windows(strange) for d in event_days(w, window_days)} & doubtful
+        changing |= first
         if doubtful:
             whole = before.whole.where(f"NOT ({changed_days})").unionByName(new)
             changing |= _restaged(before.whole, whole, orders, doubtful, window_days, timezone)

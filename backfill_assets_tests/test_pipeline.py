@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime, timezone
 
 import dagster as dg
 import pytest
@@ -13,6 +14,7 @@ from pyspark.sql import functions as F
 
 from backfill_assets.assets import raw, staging
 from backfill_assets.io_manager import DeltaIOManager
+from backfill_assets.partitions import days_of_run
 from backfill_assets.sample.generator import generate
 from backfill_assets.schemas import RAW, STAGED, TABLES
 from backfill_assets_tests.model import run_model
@@ -169,7 +171,7 @@ def test_one_bad_day_of_thirty(pipeline, monkeypatch):
     assert len(pipeline.rows("stg_orders")) == 60
 
 
-@pytest.mark.parametrize("bad", [1, 7, 16])
+@pytest.mark.parametrize("bad", [7, 16])
 def test_a_file_that_makes_spark_itself_fail_fails_its_own_day_alone(pipeline, monkeypatch, bad):
     days = 16
     for n in range(1, days + 1):
@@ -191,6 +193,24 @@ def test_a_file_that_makes_spark_itself_fail_fails_its_own_day_alone(pipeline, m
     for name in LAYERS:
         assert pipeline.materialized(name) == set(ALL_DAYS[:days]) - {str(day(bad))}, name
     assert len(pipeline.rows("fact_daily_orders")) == days - 1
+
+    # The file can be read later, though it looks the same: the day after may lack its early lines.
+    monkeypatch.undo()
+    pipeline.now = datetime(2024, 1, days + 1, 3, tzinfo=timezone.utc)
+    asked = {
+        d
+        for request in pipeline.tick_schedule()
+        if "raw_orders+" in request.run_key
+        for d in days_of_run(request.tags) or ()
+    }
+    after = {day(bad + 1)} if bad < days else set()
+    assert asked == {day(bad)} | after
+    ledger = pipeline.io_manager.ledger(RAW)
+    assert {d for d in ledger.published if ledger.stands(d).made_of == ""} == after
+    pipeline.run(1, days)
+    assert len(pipeline.rows("fact_daily_orders")) == days
+    ledger = pipeline.io_manager.ledger(RAW)
+    assert all(ledger.stands(d).made_of for d in ledger.published)
 
 
 @pytest.mark.parametrize("check", ["nulls", "conservation"])

@@ -244,10 +244,24 @@ def _control_problems(landing: Landing, day: date, own: Mapping) -> list[str]:
 def _said(found: Landing, verdicts: Sequence[Verdict], changes: Touched) -> dict[str, Any]:
     """What a commit of raw tells those who follow it; `reprocessing` reads it."""
     return {
-        "landing": {str(v.day): read_from(found.contents, v.day) for v in verdicts if v.passed},
+        "landing": {str(v.day): _read_for(found, v.day) for v in verdicts if v.passed},
         "event_days": packed(changes.event_days),
         "log_days": packed(changes.log_days),
     }
+
+
+def _read_for(found: Landing, day: date) -> list[str]:
+    """What a log day was read from; marked where the day before could not be read to its end.
+
+    So it is read again until that can: a file that was locked looks no different afterwards.
+    """
+    before, own = read_from(found.contents, day)
+    return [f"{before}?" if found.broken_on(day - DAY) else before, own]
+
+
+def provisional(found: Landing, days: Window) -> frozenset[date]:
+    """The log days that may lack early lines, as the day before could not be read to its end."""
+    return frozenset(day for day in days if found.broken_on(day - DAY))
 
 
 def build(settings: Settings, code_version: str) -> dg.AssetsDefinition:
@@ -292,7 +306,9 @@ def build(settings: Settings, code_version: str) -> dg.AssetsDefinition:
                             said=_said(found, verdicts, touched(before, rows, verdicts, w, zone))
                         )
 
-                    return Built(rows, due[RAW.name], remarks=remarks)
+                    return Built(
+                        rows, due[RAW.name], remarks=remarks, provisional=provisional(found, days)
+                    )
 
                 return Plan(landed(listed, window), build)
 
