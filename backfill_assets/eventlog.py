@@ -48,9 +48,20 @@ class LocalEventLog(SqliteEventLogStorage):
     def from_config_value(
         cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
     ) -> LocalEventLog:
-        """The storage that the configuration asks for."""
-        default = Path(os.environ.get("DAGSTER_HOME", ""), "history", "runs")
-        return cls(base_dir=config_value.get("base_dir") or str(default), inst_data=inst_data)
+        """The storage that the configuration asks for.
+
+        Raises:
+            DagsterInvariantViolationError: neither it nor the environment says where.
+        """
+        base_dir = config_value.get("base_dir")
+        if not base_dir:
+            home = os.environ.get("DAGSTER_HOME")
+            if not home:
+                raise dg.DagsterInvariantViolationError(
+                    "The event log needs DAGSTER_HOME, or a base_dir in dagster.yaml."
+                )
+            base_dir = str(Path(home, "history", "runs"))
+        return cls(base_dir=base_dir, inst_data=inst_data)
 
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:

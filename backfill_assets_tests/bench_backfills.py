@@ -71,7 +71,8 @@ class Shell:
 
     def in_steps(self) -> float:
         """Seconds that the steps of the last run took: Spark's part, and telling Dagster of it."""
-        with dg.DagsterInstance.from_config(str(self.home)) as instance:
+        os.environ["DAGSTER_HOME"] = str(self.home)
+        with dg.DagsterInstance.get() as instance:
             (run,) = instance.get_runs(limit=1)
             stats = instance.get_run_step_stats(run.run_id)
             return sum((s.end_time or 0) - (s.start_time or 0) for s in stats)

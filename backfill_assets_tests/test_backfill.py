@@ -160,10 +160,10 @@ def committed_twice(pipeline: Pipeline) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.torture
+@pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="kills engines of its own")
-def test_killed_again_and_again(engine, spark, tmp_path):
+def test_killed_again_and_again(engine, spark, tmp_path, monkeypatch):
     end = day(DAYS + 1)
     pipeline = Pipeline(engine, tmp_path, end=end)
     for n in range(1, DAYS + 1):
@@ -173,6 +173,7 @@ def test_killed_again_and_again(engine, spark, tmp_path):
     clean.run(1, DAYS)
     chance, launches, killed = random.Random(11), 1, Counter[str]()
     deployment = Deployment(pipeline)
+    monkeypatch.setenv("DAGSTER_HOME", str(deployment.home))
     try:
         backfill = deployment.launch(days)
         order_of_kills = [list(KINDS)[n % len(KINDS)] for n in range(KILLS)]

@@ -104,3 +104,9 @@ def test_threads_and_storages_side_by_side_lose_nothing(home):
         for thread in threads:
             thread.join()
         assert one.get_materialized_partitions(dg.AssetKey("numbers")) == set(keys)
+
+
+def test_without_a_place_it_says_so(monkeypatch):
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    with pytest.raises(dg.DagsterInvariantViolationError, match="needs DAGSTER_HOME"):
+        LocalEventLog.from_config_value(None, {})
