@@ -53,7 +53,7 @@ CHILDREN = """subprocess.Popen(["sleep", "600"])
 
 
 @pytest.fixture
-def instance(tmp_path) -> Iterator[dg.DagsterInstance]:
+def instance(tmp_path, monkeypatch) -> Iterator[dg.DagsterInstance]:
     """The instance of dagster.yaml, without the patience."""
     home = tmp_path / "home"
     home.mkdir()
@@ -62,7 +62,8 @@ def instance(tmp_path) -> Iterator[dg.DagsterInstance]:
     assert launcher in text
     impatient = text.replace(launcher, f"{launcher}  config:\n    grace_seconds: 0\n")
     (home / "dagster.yaml").write_text(impatient)
-    with dg.DagsterInstance.from_config(str(home)) as found:
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    with dg.DagsterInstance.get() as found:
         yield found
 
 
