@@ -24,12 +24,12 @@ from backfill_assets.alerts import Incident
 from backfill_assets.checks import failure_text
 from backfill_assets.dashboard import DASHBOARD
 from backfill_assets.incidents import incidents
+from backfill_assets.io_manager import latest_materializations
 from backfill_assets.landing import contents
 from backfill_assets.lateness import Policy
-from backfill_assets.partitions import DAY, Window, daily_partitions, days_of_run, windows
-from backfill_assets.records import read_ledger
+from backfill_assets.partitions import DAY, Window, daily_partitions, windows
+from backfill_assets.records import Ledgers, read_ledger
 from backfill_assets.reprocessing import (
-    Ledgers,
     Request,
     arrivals,
     backlog,
@@ -370,31 +370,49 @@ def _day_checks(look: _Look) -> dg.AssetChecksDefinition:
                     metadata=found.metadata,
                 )
         names = [name for name in TABLES if any(key.asset_key.path == [name] for key in wanted)]
-        failed = context.resources.io_manager.failed(context.run.run_id)
-        if failed := failed or _failed_before(look, context, names):
+        if failed := _not_published(context, names):
             raise dg.Failure(failure_text(failed), allow_retries=False)
 
     return check_days
 
 
-def _failed_before(
-    look: _Look, context: dg.AssetCheckExecutionContext, names: Sequence[str]
+def _not_published(
+    context: dg.AssetCheckExecutionContext, names: Sequence[str]
 ) -> dict[str, dict[date, str]]:
-    """What the run left failed that this one repeats from its failed step on.
+    """The days that a run left failed, with the reasons, by table.
 
-    Repeating nothing but this check must not make the run look as if its days were published.
+    A run that repeats another one from its failed step on computes only some tables, or none: what
+    the runs before it left failed in the others must not look as if it were published.
     """
-    run = context.run
-    if run.parent_run_id is None:
-        return {}
-    days = days_of_run(run.tags) or ()
-    why = f"failed in run {run.parent_run_id}, which this one repeats; materialize the day itself"
-    found = {name: look.failed(name, context.instance) for name in names}
-    return {
-        name: {day: why for day in failed if day in days}
-        for name, failed in found.items()
-        if any(day in days for day in failed)
-    }
+    run: dg.DagsterRun | None = context.run
+    found = context.resources.io_manager.failed(context.run.run_id)
+    while run and run.parent_run_id and any(name not in found for name in names):
+        left = {name for name in names if name not in found}
+        found |= _left_failed(context.instance, run.parent_run_id, left)
+        run = context.instance.get_run_by_id(run.parent_run_id)
+    return {name: days for name, days in found.items() if days}
+
+
+def _left_failed(
+    instance: dg.DagsterInstance, run_id: str, names: Collection[str]
+) -> dict[str, dict[date, str]]:
+    """The days that a run of the past left failed, in those tables that it told of at all."""
+    failed: dict[str, dict[date, float]] = {}
+    for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION):
+        said = entry.get_dagster_event().asset_check_evaluation_data
+        name = said.asset_key.to_user_string()
+        if said.partition and name in names:
+            days = failed.setdefault(name, {})
+            if not said.passed and said.severity is dg.AssetCheckSeverity.ERROR:
+                days[date.fromisoformat(said.partition)] = entry.timestamp
+    why = f"failed in run {run_id}, which this one repeats; materialize the day itself"
+    found = {}
+    for name, days in failed.items():
+        since = latest_materializations(instance, TABLES[name], days)
+        found[name] = {
+            day: why for day, at in days.items() if day not in since or since[day].timestamp < at
+        }
+    return found
 
 
 def _watch_days(look: _Look) -> dg.SensorDefinition:

@@ -10,6 +10,7 @@ import re
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from datetime import date
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from rich.table import Table as Grid
 
 from backfill_assets.audit import Severity
 from backfill_assets.deployment import deploy
-from backfill_assets.partitions import Window, windows
+from backfill_assets.history import history, spans
+from backfill_assets.partitions import windows
 from backfill_assets.records import read_ledger
 from backfill_assets.sample.cdnow import write_landing
 from backfill_assets.sample.generator import generate
@@ -40,12 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cdnow = commands.add_parser("cdnow", help="turn CDNOW_master.txt into landing data")
     cdnow.add_argument("master", type=Path, help="path of CDNOW_master.txt")
     commands.add_parser("show", help="what is published: days, rows, verdicts, places")
+    life = commands.add_parser("history", help="the commits of a table, or of a day of it")
+    life.add_argument("table", choices=TABLES)
+    life.add_argument("day", nargs="?", type=date.fromisoformat, help="YYYY-MM-DD")
     ui = commands.add_parser("ui", help="the Dagster UI, daemon and runs on one warm Spark engine")
     ui.add_argument("--port", type=int, default=3000, help="port of the UI on 127.0.0.1 (3000)")
     commands.add_parser("progress", help="condense a run's log (standard input) into progress")
     given = parser.parse_args(arguments)
     # A pipe has no width of its own, and Rich would take it for 80 columns.
-    console = Console(width=None if sys.stdout.isatty() else 100)
+    console = Console(width=None if sys.stdout.isatty() else 120)
     try:
         settings = load_settings()
         if given.command == "jars":
@@ -59,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _say(console, f"{rows} purchases written to {settings.landing}")
         elif given.command == "show":
             show(settings, console)
+        elif given.command == "history":
+            console.print(history(settings, given.table, given.day))
         elif given.command == "ui":
             _jars(settings, console)
             return deploy(settings, given.port, partial(_say, console))
@@ -113,7 +120,7 @@ def show(settings: Settings, console: Console) -> None:
         grid.add_row(
             name,
             str(len(verdicts)),
-            _spans(windows(verdicts)),
+            spans(windows(verdicts)),
             f"{sum(ledger.rows.values()):,}",
             *(str(counts[severity.value]) for severity in _PUBLISHED),
             str(len(ledger.records)),
@@ -126,15 +133,6 @@ def show(settings: Settings, console: Console) -> None:
 
 
 _PUBLISHED = (Severity.OK, Severity.WARN, Severity.ALERT)
-_MOST_SPANS = 5
-
-
-def _spans(found: Sequence[Window]) -> str:
-    """One line for each gapless range; of many, the last."""
-    more = len(found) - _MOST_SPANS
-    head = [f"{more} range(s) before"] if more > 0 else []
-    return "\n".join([*head, *map(str, found[-_MOST_SPANS:])]) or "none"
-
 
 _EVENT = re.compile(r" - dagster - \w+ - .* - (?P<step>\w+) - (?P<event>[A-Z_]+)(?: - |$)")
 _ASSET = re.compile(r"Materialized value (\w+)\.")

@@ -93,7 +93,7 @@ class Writer:
         found = windows(days)
         said = {**said, "days": [str(w) for w in found], "commit_id": uuid4().hex}
         try:
-            if since.version is None:
+            if not since.records:  # also if a creation was killed before it was done
                 self._create()
                 since = read_ledger(self.url, self.table)
                 if since.records:
@@ -116,7 +116,7 @@ class Writer:
                 shown = ", ".join(map(str, found)) or "for the record"
                 raise PublishError(
                     f"{self.table.name} [{shown}]: the commit failed and the table is as it was "
-                    f"({gist(error)}). Launch these days again."
+                    f"({_gist(error)}). Launch these days again."
                 ) from error
         records = read_ledger(self.url, self.table).records
         ours = (r.version for r in reversed(records) if r.commit_id == said["commit_id"])
@@ -214,8 +214,10 @@ class Writer:
                     spark.sql(
                         f"ALTER TABLE {target} ADD CONSTRAINT {field.name}_required CHECK ({rule})"
                     )
+        there = {row["key"] for row in spark.sql(f"SHOW TBLPROPERTIES {target}").collect()}
         for name, rule in table.constraints.items():
-            spark.sql(f"ALTER TABLE {target} ADD CONSTRAINT {name} CHECK ({rule})")
+            if f"delta.constraints.{name}" not in there:
+                spark.sql(f"ALTER TABLE {target} ADD CONSTRAINT {name} CHECK ({rule})")
 
 
 def _is_conflict(error: Exception) -> bool:
@@ -223,7 +225,7 @@ def _is_conflict(error: Exception) -> bool:
     return any(name in text for name in _CONFLICTS)
 
 
-def gist(error: Exception) -> str:
+def _gist(error: Exception) -> str:
     """The line of a Spark error that tells: the one with an error class, or else the first."""
     lines = str(error).splitlines() or [type(error).__name__]
     return next((line for line in lines if re.search(r"\[[A-Z_]{6,}", line)), lines[0])[:300]

@@ -133,7 +133,7 @@ class Built:
     scattered: bool = False
     numbers: Mapping[date, Mapping[str, Any]] = field(default_factory=dict)
     remarks: Callable[[Source | None, Sequence[Verdict]], Remarks] | None = None
-    provisional: Collection[date] = ()
+    provisional: frozenset[date] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
                 )
                 yield DagsterEvent.asset_observation(step, observed)
         # Afterwards, as an evaluation names the materialization that it speaks of.
-        latest = _latest_materializations(step.instance, table, [d.day for d in told])
+        latest = latest_materializations(step.instance, table, [d.day for d in told])
         for one in told:
             record = latest.get(one.day)
             target = record and AssetCheckEvaluationTargetMaterializationData(
@@ -292,8 +292,11 @@ class DeltaIOManager(dg.ConfigurableIOManager):
                 yield DagsterEvent.asset_check_evaluation(step, evaluation)
 
     def failed(self, run_id: str) -> dict[str, dict[date, str]]:
-        """The days that a run of this process did not publish, with the reasons, by table."""
-        return {name: days for (run, name), days in self._failed.items() if run == run_id and days}
+        """The days that a run of this process did not publish, with the reasons.
+
+        By table, for all tables that it has computed so far.
+        """
+        return {name: dict(days) for (run, name), days in self._failed.items() if run == run_id}
 
     def publish(
         self,
@@ -562,7 +565,7 @@ def _told(instance: dg.DagsterInstance, table: Table, done: Sequence[Done]) -> s
     It does not if a run was lost between its commit and its events, and it takes a day for failed
     if a run that was for that day failed since, whatever became of the day itself.
     """
-    records = _latest_materializations(instance, table, [d.day for d in done])
+    records = latest_materializations(instance, table, [d.day for d in done])
     known = {}
     for one in done:
         record = records.get(one.day)
@@ -583,7 +586,7 @@ def _told(instance: dg.DagsterInstance, table: Table, done: Sequence[Done]) -> s
     return set(known)
 
 
-def _latest_materializations(
+def latest_materializations(
     instance: dg.DagsterInstance, table: Table, days: Iterable[date]
 ) -> dict[date, dg.EventLogRecord]:
     """The latest materialization of each day; of a day that was not published, an older one.

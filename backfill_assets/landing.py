@@ -257,7 +257,7 @@ def _poisoned(found: Landing, work: Callable[[Landing], Any]) -> LandingFile | N
 NOT_LANDED = "none"
 
 
-def contents(landing: str, days: Window | None = None) -> dict[date, str]:
+def contents(landing: str, days: Iterable[date] | None = None) -> dict[date, str]:
     """What lies in the folders of arrival days, from a listing; no file is opened.
 
     Args:
@@ -272,12 +272,22 @@ def contents(landing: str, days: Window | None = None) -> dict[date, str]:
         LandingError: there is no `orders` folder at all.
     """
     filesystem, base = _orders(landing)
-    if days is not None:
-        listed = {day: _folder(filesystem, base, day) for day in days}
-        return {day: _summary(infos) for day, infos in listed.items() if infos is not None}
+    if days is None:
+        whole = filesystem.get_file_info(pafs.FileSelector(base, recursive=True))
+        try:
+            return _by_day(base, whole)
+        except UnicodeDecodeError:  # a name whose folder cannot be told: one listing for each
+            top = filesystem.get_file_info(pafs.FileSelector(base))
+            days = sorted(filter(None, map(_arrival_day, map(_name, top))))
+    listed = {day: _folder(filesystem, base, day) for day in days}
+    return {day: _summary(infos) for day, infos in listed.items() if infos is not None}
+
+
+def _by_day(base: str, whole: Iterable[pafs.FileInfo]) -> dict[date, str]:
+    """A listing of all folders, by arrival day."""
     folders: dict[date, list[pafs.FileInfo]] = {}
-    for info in filesystem.get_file_info(pafs.FileSelector(base, recursive=True)):
-        day, *within = _relative(info, base).split("/")
+    for info in whole:
+        day, *within = info.path.removeprefix(f"{base}/").split("/")
         arrival = _arrival_day(day)
         if arrival is None or len(within) > 1:
             continue
@@ -300,13 +310,6 @@ def _folder(filesystem: pafs.FileSystem, base: str, day: date) -> list[pafs.File
 def read_from(contents: Mapping[date, str], day: date) -> list[str]:
     """What `contents` says of a log day: the folder before it (early lines) and its own."""
     return [contents.get(d, NOT_LANDED) for d in (day - DAY, day)]
-
-
-def _relative(info: pafs.FileInfo, base: str) -> str:
-    try:
-        return info.path.removeprefix(f"{base}/")
-    except UnicodeDecodeError:  # the folder cannot be told either; the run will name the file
-        return ""
 
 
 def _arrival_day(folder: str) -> date | None:

@@ -15,7 +15,7 @@ from itertools import accumulate
 from backfill_assets.landing import read_from
 from backfill_assets.lateness import Policy, log_days
 from backfill_assets.partitions import DAY, Window
-from backfill_assets.records import Ledger
+from backfill_assets.records import Ledgers
 from backfill_assets.schemas import (
     CORRECTIONS,
     CURRENT,
@@ -26,8 +26,6 @@ from backfill_assets.schemas import (
     REJECTED,
     STAGED,
 )
-
-Ledgers = Mapping[str, Ledger]
 
 
 def landed(contents: Mapping[date, str], days: Iterable[date]) -> dict[date, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import date, datetime, timezone
 from decimal import Decimal
 from functools import cached_property
 from typing import Any
@@ -70,6 +70,7 @@ class Record:
         commit_id: tells this commit from every other.
         since: the version that it was compared with; none if there was no table.
         written: those of the days whose files it wrote; the others had these rows already.
+        at: when it was made, in UTC.
     """
 
     version: int
@@ -85,6 +86,7 @@ class Record:
     commit_id: str = ""
     since: int | None = None
     written: frozenset[date] | None = None
+    at: datetime | None = None
 
     def vouches(self, day: date) -> int:
         """The version as of which the day is what the record says."""
@@ -126,11 +128,13 @@ class Foreign:
         version: the table's version that it made.
         operation: what it was, in Delta's words.
         days: the days whose files it changed.
+        at: when it was made, in UTC.
     """
 
     version: int
     operation: str
     days: frozenset[date]
+    at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -190,13 +194,18 @@ class Ledger:
             return published.digest
         return f"version {self._foreign[day]}" if day in self._foreign else "nothing"
 
+    @property
+    def commits(self) -> list[Record | Foreign]:
+        """Ours and those of others, in ascending order of their versions."""
+        found: list[Record | Foreign] = [*self.records, *self.foreign]
+        return sorted(found, key=lambda commit: commit.version)
+
     @cached_property
     def changed(self) -> Mapping[int, frozenset[date]]:
         """By version of our commits, the days that have held something else since."""
         held: dict[date, str] = {}
         found = {}
-        commits: list[Record | Foreign] = [*self.records, *self.foreign]
-        for commit in sorted(commits, key=lambda commit: commit.version):
+        for commit in self.commits:
             if isinstance(commit, Foreign):
                 held |= dict.fromkeys(commit.days, f"version {commit.version}")
             else:
@@ -204,6 +213,9 @@ class Ledger:
                 found[commit.version] = frozenset(d for d in new if held.get(d) != new[d])
                 held |= new
         return found
+
+
+Ledgers = Mapping[str, Ledger]
 
 
 def published(verdict: Verdict, made_of: str, numbers: Mapping[str, Any]) -> Published:
@@ -277,7 +289,8 @@ def _ledger(url: str, log: DeltaTable, entries: Sequence[Any], table: Table) -> 
         elif records:  # what came before our first one was the creation
             changes, days = _changes(url, entry["version"], table)
             if changes:
-                foreign.append(Foreign(entry["version"], str(entry.get("operation")), days))
+                operation = str(entry.get("operation"))
+                foreign.append(Foreign(entry["version"], operation, days, _made_at(entry)))
     return Ledger(table, log.version(), records, foreign, measured_by_log(log, table))
 
 
@@ -315,9 +328,15 @@ def _record(entry: Mapping[str, Any]) -> Record | None:
             commit_id=said.get("commit_id", ""),
             since=said.get("since"),
             written=frozenset(unpacked(said["days"])) if "since" in said else None,
+            at=_made_at(entry),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _made_at(entry: Mapping[str, Any]) -> datetime | None:
+    milliseconds = entry.get("timestamp")
+    return milliseconds and datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
 
 
 def packed(days: Iterable[date]) -> list[str]:

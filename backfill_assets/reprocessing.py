@@ -16,7 +16,7 @@ from backfill_assets.landing import NOT_LANDED, read_from
 from backfill_assets.lateness import Policy, log_days
 from backfill_assets.partitions import DAY, Window, windows
 from backfill_assets.recipes import landed, made_of
-from backfill_assets.records import Ledger, Record
+from backfill_assets.records import Ledger, Ledgers, Record
 from backfill_assets.schemas import (
     CORRECTIONS,
     CURRENT,
@@ -27,8 +27,6 @@ from backfill_assets.schemas import (
     REJECTED,
     STAGED,
 )
-
-Ledgers = Mapping[str, Ledger]
 
 #: Tables by log day that follow the raw log, and tables by event day, each built from the one
 #: before it.

@@ -171,12 +171,13 @@ class Settings(BaseSettings):
         """A digest of the settings that decide what is *in* the tables.
 
         Where the tables are, how many days a run takes or which Spark computes them is not in it:
-        those must not change a single row.
+        those must not change a single row. What Spark's SQL is told might.
         """
         deciding = {
             "timezone": self.timezone,
             "window_days": self.window_days,
             "late_lines": self.late_lines,
+            "spark_sql": {k: v for k, v in self.spark_conf.items() if k.startswith("spark.sql.")},
         }
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
 

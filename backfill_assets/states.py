@@ -15,7 +15,8 @@ from functools import cached_property
 
 from backfill_assets.lateness import Policy, log_days
 from backfill_assets.partitions import DAY, Window, windows
-from backfill_assets.reprocessing import Arrivals, Backlog, Ledgers, closing, final_days
+from backfill_assets.records import Ledgers
+from backfill_assets.reprocessing import Arrivals, Backlog, closing, final_days
 from backfill_assets.schemas import CURRENT, FACT, RAW, REJECTED, STAGED
 
 

@@ -160,8 +160,8 @@ def committed_twice(pipeline: Pipeline) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
+@pytest.mark.torture
+@pytest.mark.timeout(60 * max(20, DAYS))
 @pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="kills engines of its own")
 def test_killed_again_and_again(engine, spark, tmp_path, monkeypatch):
     end = day(DAYS + 1)

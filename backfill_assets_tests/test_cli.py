@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, write_deltalake
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from backfill_assets import spark as spark_module
 from backfill_assets.cli import main
 from backfill_assets.schemas import TABLES
 from backfill_assets.spark import delta_coordinate
 
+FACT = "fact_daily_orders"
 JAN = [date(2024, 1, 1) + timedelta(days=n) for n in range(31)]
 
 
@@ -164,7 +165,7 @@ def test_cdnow_refuses(capsys, tmp_path, text, said):
 # show
 
 
-def publish_facts(tmp_path: Path, days: dict[date, str], rows: int = 2) -> None:
+def publish_facts(tmp_path: Path, days: dict[date, str], rows: int = 2, **said: object) -> None:
     """Commit days of facts as the IO manager would, with their verdicts."""
     table = pa.table(
         {
@@ -177,7 +178,9 @@ def publish_facts(tmp_path: Path, days: dict[date, str], rows: int = 2) -> None:
     audit = {
         str(day): {"rows": rows, "digest": "d", "verdict": verdict} for day, verdict in days.items()
     }
-    record = {"run_id": "r", "code_version": "c", "config_digest": "d", "audit": audit}
+    record = {"run_id": "r", "code_version": "c", "config_digest": "d", "audit": audit, **said}
+    if "written" in said:
+        record["days"] = said["written"]
     write_deltalake(
         tmp_path / "warehouse" / "fact_daily_orders",
         table,
@@ -245,6 +248,47 @@ def test_show_says_where_things_are(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", str(odd))
     assert main(["show"]) == 0
     assert f"\nTables   {odd}/<table>\n" in capsys.readouterr().out
+
+
+# history
+
+
+def history(capsys, *given: str) -> list[list[str]]:
+    assert main(["history", *given]) == 0
+    return [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_history(capsys, tmp_path):
+    publish_facts(tmp_path, dict.fromkeys(JAN[:3], "ok"))
+    twice = dict.fromkeys(JAN[1:3], "ok")
+    publish_facts(tmp_path, twice, 5, backfill_id="b", since=0, written=["2024-01-02...2024-01-02"])
+    now = datetime.now(timezone.utc).date()
+    all_days, of_one = history(capsys, FACT), history(capsys, FACT, "2024-01-03")
+    assert all_days[0] == ["version", "at", "(UTC)", "days", "run", "backfill", "by"]
+    first, second, third = all_days[1:]
+    assert first[:2] == ["0", str(now)]
+    assert first[3:] == ["2024-01-01...2024-01-03", "r", "none", "person"]
+    assert second[3:] == ["2024-01-02", "r", "b", "person"]
+    assert third == ["2024-01-03", "unchanged"]
+    assert of_one[1][:1] + of_one[1][4:6] == ["0", "2", "d"]
+    assert of_one[2][:1] + of_one[2][4:6] == ["1", "5", "d"]
+    assert [row[0] for row in history(capsys, FACT, "2024-01-01")[1:]] == ["0"]
+
+
+def test_history_tells_of_other_writers(capsys, tmp_path):
+    publish_facts(tmp_path, dict.fromkeys(JAN[:3], "ok"))
+    DeltaTable(tmp_path / "warehouse" / FACT).delete("run_date = '2024-01-02'")
+    assert "another writer: DELETE" in " ".join(history(capsys, FACT)[-1])
+    assert len(history(capsys, FACT, "2024-01-02")) == 3
+    assert len(history(capsys, FACT, "2024-01-03")) == 2
+
+
+def test_history_of_what_is_not_there(capsys, tmp_path):
+    assert main(["history", FACT]) == 1
+    assert f"{FACT} has never been published at" in refused(capsys, "history")
+    publish_facts(tmp_path, dict.fromkeys(JAN[:3], "ok"))
+    assert main(["history", FACT, "2024-01-09"]) == 1
+    assert f"{FACT}[2024-01-09] has never been published" in refused(capsys, "history")
 
 
 # progress

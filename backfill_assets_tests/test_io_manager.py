@@ -12,6 +12,7 @@ import dagster as dg
 import pytest
 from pyspark.sql import functions as F
 
+from backfill_assets import commits
 from backfill_assets.audit import Book, RefusedError
 from backfill_assets.commits import PublishError, Writer
 from backfill_assets.io_manager import Built, Candidate, Done, Outcome, Plan
@@ -191,6 +192,23 @@ def test_a_creation_that_was_killed_does_not_stand_in_the_way(pipeline, spark):
     assert content(pipeline) == {(1, "a", 1)}
     with pytest.raises(SPARK_ERRORS, match="DELTA"):
         spark.sql(f"INSERT INTO delta.`{pipeline.warehouse / FACT.name}` VALUES (NULL, 'a', 1, 1)")
+
+
+def test_a_creation_that_was_killed_before_its_constraints_gets_them(pipeline, spark, monkeypatch):
+    class Killed(BaseException):
+        """As a killed process ends: nothing after it."""
+
+    def dies(*_, **__):
+        raise Killed
+
+    monkeypatch.setattr(commits, "read_ledger", dies)
+    with pytest.raises(Killed):
+        publish(pipeline, facts(spark, [(1, "a", 1)]), window(1, 1))
+    monkeypatch.undo()
+    assert pipeline.log(FACT.name).version() == 0
+    publish(pipeline, facts(spark, [(1, "a", 1)]), window(1, 1))
+    there = pipeline.log(FACT.name).metadata().configuration
+    assert {f"delta.constraints.{name}" for name in FACT.constraints} <= set(there)
 
 
 def test_two_runs_on_the_same_day_end_as_one_of_them(loaded, spark):

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from backfill_assets.assets.raw import read_orders
-from backfill_assets.landing import FIELDS, Control, LandingError, read_lines, survey
+from backfill_assets.landing import FIELDS, Control, LandingError, contents, read_lines, survey
 from backfill_assets.partitions import Window
 from backfill_assets_tests.model import run_model
 from backfill_assets_tests.pipeline import Pipeline, day, order
@@ -652,6 +652,8 @@ def test_a_file_name_that_is_no_text_is_a_broken_file(spark, tmp_path: Path) -> 
     assert found.broken_on(DAY) == [
         f"arrival_date={DAY}/(a file whose name is not UTF-8) (rename it)"
     ]
+    assert contents(str(tmp_path)) == contents(str(tmp_path), [DAY])
+    assert contents(str(tmp_path))[DAY] == found.contents[DAY]
 
 
 def test_without_an_orders_folder_nothing_is_read(spark, tmp_path: Path) -> None:

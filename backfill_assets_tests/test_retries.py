@@ -33,7 +33,8 @@ from backfill_assets.executor import one_process_executor
 from backfill_assets.launcher import PROCESS_TAG
 from backfill_assets.retries import LOST_TAG, RETRY_ON_FAILURE, engine_lost, retry_later
 from backfill_assets.settings import load_settings
-from backfill_assets_tests.test_daemon import BIN, PROJECT, kill
+from backfill_assets_tests.killing import kill
+from backfill_assets_tests.test_daemon import BIN, PROJECT
 
 HANDLE = "The handle ab67369f is invalid. "
 

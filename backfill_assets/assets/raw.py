@@ -3,7 +3,8 @@
 What a field means is decided here: timestamps, money, log days. Reading files is `landing`'s part.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from functools import cache
@@ -33,6 +34,9 @@ from backfill_assets.schemas import RAW, REJECTED
 from backfill_assets.settings import Settings
 from backfill_assets.spark import Engine, keeping
 from backfill_assets.touched import Touched, touched
+
+Books = dict[str, dict[date, Book]]
+Planned = Callable[[Window], Plan]
 
 # `\z` is the very end; `$` would let a line end follow.
 _TIMESTAMP = (
@@ -177,7 +181,7 @@ def rejected_orders(read: DataFrame) -> DataFrame:
     return read.where(F.col("reason").isNotNull()).select(*REJECTED.columns)
 
 
-def books(read: DataFrame, landing: Landing, window: Window) -> dict[str, dict[date, Book]]:
+def books(read: DataFrame, landing: Landing, window: Window) -> Books:
     """What the landing says that each day of raw and of rejected must hold.
 
     By arrival day: landed lines (counted apart from parsing) = raw + early + rejected, and the
@@ -278,52 +282,56 @@ def build(settings: Settings, code_version: str) -> dg.AssetsDefinition:
         with keeping() as keep:
 
             @cache
-            def read(
-                days: Window, _listed: Hashable
-            ) -> tuple[Landing, DataFrame, dict[str, dict[date, Book]]]:
+            def read(days: Window, _listed: Hashable) -> tuple[Landing, DataFrame, Books]:
                 """One reading for both tables, as long as the same files are there."""
                 spark = engine.spark_session
                 # The folder of the day before holds the early lines of the first day.
                 found = survey(spark, settings.landing, days.widened(before=1))
 
-                def parse(part: Landing) -> tuple[DataFrame, dict[str, dict[date, Book]]]:
+                def parse(part: Landing) -> tuple[DataFrame, Books]:
                     # No filter before this: Spark would push it down and parse all once more.
                     lines = keep(read_orders(read_lines(spark, part), settings.timezone))
                     return lines, books(lines, part, days)
 
                 return found, *readable(found, parse)
 
-            def plan_raw(window: Window) -> Plan:
-                listed = contents(settings.landing, window.widened(before=1))
+            def raw(days: Window, found: Landing, lines: DataFrame, book: Books) -> Built:
+                rows = raw_orders(lines).where(days.predicate("log_date"))
 
-                def build(days: Window) -> Built:
-                    found, lines, due = read(days, tuple(listed.items()))
-                    rows = raw_orders(lines).where(days.predicate("log_date"))
-
-                    def remarks(before: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
-                        w, zone = settings.window_days, settings.timezone
-                        return Remarks(
-                            said=_said(found, verdicts, touched(before, rows, verdicts, w, zone))
-                        )
-
-                    return Built(
-                        rows, due[RAW.name], remarks=remarks, provisional=provisional(found, days)
+                def remarks(before: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
+                    w, zone = settings.window_days, settings.timezone
+                    return Remarks(
+                        said=_said(found, verdicts, touched(before, rows, verdicts, w, zone))
                     )
 
-                return Plan(landed(listed, window), build)
+                return Built(
+                    rows, book[RAW.name], remarks=remarks, provisional=provisional(found, days)
+                )
 
-            def plan_rejected(window: Window) -> Plan:
-                listed = contents(settings.landing, window.widened(before=1))
+            def rejected(days: Window, _: Landing, lines: DataFrame, book: Books) -> Built:
+                rows = rejected_orders(lines).where(days.predicate("arrival_date"))
+                return Built(rows, book[REJECTED.name])
 
-                def build(days: Window) -> Built:
-                    _, lines, due = read(days, tuple(listed.items()))
-                    rows = rejected_orders(lines).where(days.predicate("arrival_date"))
-                    return Built(rows, due[REJECTED.name])
+            def planned(built: Callable[[Window, Landing, DataFrame, Books], Built]) -> Planned:
+                def plan(window: Window) -> Plan:
+                    listed = contents(settings.landing, window.widened(before=1))
+                    key = tuple(listed.items())
+                    made_of = landed(listed, window)
 
-                return Plan(landed(listed, window), build)
+                    def make(days: Window) -> Built:
+                        found, lines, book = read(days, key)
+                        again = landed(found.contents, days)
+                        # Files that came or went between the two listings: not what was planned.
+                        moved = frozenset(d for d in days if made_of.get(d) != again[d])
+                        made = built(days, found, lines, book)
+                        return replace(made, provisional=made.provisional | moved)
+
+                    return Plan(made_of, make)
+
+                return plan
 
             yield from publish(
-                context, [Candidate(RAW, plan_raw), Candidate(REJECTED, plan_rejected)]
+                context, [Candidate(RAW, planned(raw)), Candidate(REJECTED, planned(rejected))]
             )
 
     return read_landing
