@@ -43,8 +43,12 @@ _MOST_DEATHS = 3
 #: `dagster dev` takes SIGINT for Ctrl-C; its workers then record their runs as failed.
 _END_OF_UI = ((signal.SIGINT, 60.0), (signal.SIGTERM, 15.0))
 _END_OF_SERVER = ((signal.SIGTERM, 30.0),)
-#: Days in a run, unless the user has decided: all runs share one engine, and its memory.
-_PARTITIONS_PER_RUN = "31"
+_DEFAULTS = {
+    # Days in a run: all runs share one engine, and its memory.
+    f"{PREFIX}PARTITIONS_PER_RUN": "31",
+    # Without it, Dagster gives a backfill up if its daemon looks while the code server is down.
+    "DAGSTER_BACKFILL_RETRY_DEFINITION_CHANGED_ERROR": "1",
+}
 #: Spark's own name; both its server and its client read the token from there.
 _TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 
@@ -69,8 +73,9 @@ def deploy(settings: Settings, port: int, say: Say) -> int:
     """
     dagster = str(Path(sys.executable).with_name("dagster"))
     ui = [dagster, "dev", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(port)]
+    environment = {**os.environ, **{k: os.environ.get(k) or v for k, v in _DEFAULTS.items()}}
     if settings.spark_remote:
-        return supervise(ui, os.environ, None)
+        return supervise(ui, environment, None)
     if not os.environ.get("DAGSTER_HOME"):
         raise SettingsError("DAGSTER_HOME is not set: it names the folder of Dagster's own data")
     check_java()
@@ -80,13 +85,7 @@ def deploy(settings: Settings, port: int, say: Say) -> int:
     dg.DagsterInstance.get().dispose()
     log = Path(os.environ["DAGSTER_HOME"], "spark-connect.log").resolve()
     server = Server(partial(connect_server_command, settings), log, say)
-    days = f"{PREFIX}PARTITIONS_PER_RUN"
-    environment = {
-        **os.environ,
-        **server.environment,
-        days: os.environ.get(days) or _PARTITIONS_PER_RUN,
-    }
-    return supervise(ui, environment, server)
+    return supervise(ui, {**environment, **server.environment}, server)
 
 
 def supervise(ui: Sequence[str], environment: Mapping[str, str], server: Server | None) -> int:

@@ -26,6 +26,7 @@ from backfill_assets_tests.test_daemon import BIN, PROJECT
 
 TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 PER_RUN = "BACKFILL_ASSETS_PARTITIONS_PER_RUN"
+RETRIED = "DAGSTER_BACKFILL_RETRY_DEFINITION_CHANGED_ERROR"
 
 #: What both fakes begin with: a line in the diary, by which the tests know who lived when.
 BEGINNING = """
@@ -333,6 +334,7 @@ def test_dagster_gets_a_server_of_its_own(supervised, monkeypatch):
     assert environment["SPARK_REMOTE"] == server.url
     assert environment[TOKEN] == server.token
     assert environment[PER_RUN] == "31"
+    assert environment[RETRIED] == "1"
     assert environment["no_grpc_proxy"] == "localhost"
     assert server.token not in " ".join([*ui, *server._command, server.url])
 
@@ -350,7 +352,7 @@ def test_the_users_server_is_used(supervised, monkeypatch):
     assert main(["ui"]) == 0
     ((ui, environment, server),) = supervised
     assert server is None
-    assert environment == dict(os.environ)
+    assert environment == {**os.environ, PER_RUN: "31", RETRIED: "1"}
     assert ui[-1] == "3000"
 
 
