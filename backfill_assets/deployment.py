@@ -43,11 +43,14 @@ _MOST_DEATHS = 3
 #: `dagster dev` takes SIGINT for Ctrl-C; its workers then record their runs as failed.
 _END_OF_UI = ((signal.SIGINT, 60.0), (signal.SIGTERM, 15.0))
 _END_OF_SERVER = ((signal.SIGTERM, 30.0),)
+#: What Dagster and the runs find in their environment, unless the user has decided.
 _DEFAULTS = {
     # Days in a run: all runs share one engine, and its memory.
     f"{PREFIX}PARTITIONS_PER_RUN": "31",
     # Without it, Dagster gives a backfill up if its daemon looks while the code server is down.
     "DAGSTER_BACKFILL_RETRY_DEFINITION_CHANGED_ERROR": "1",
+    # Where the machine has a proxy, gRPC would ask that even for a server on the machine itself.
+    "no_grpc_proxy": "localhost",
 }
 #: Spark's own name; both its server and its client read the token from there.
 _TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
@@ -79,8 +82,6 @@ def deploy(settings: Settings, port: int, say: Say) -> int:
     if not os.environ.get("DAGSTER_HOME"):
         raise SettingsError("DAGSTER_HOME is not set: it names the folder of Dagster's own data")
     check_java()
-    # Where the machine has a proxy, gRPC would ask that even for a server on the machine itself.
-    os.environ.setdefault("no_grpc_proxy", "localhost")
     # Two processes that make the databases of a new instance at the same time spoil them.
     dg.DagsterInstance.get().dispose()
     log = Path(os.environ["DAGSTER_HOME"], "spark-connect.log").resolve()

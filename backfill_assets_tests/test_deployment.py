@@ -318,8 +318,7 @@ def supervised(monkeypatch, tmp_path) -> list[tuple]:
     monkeypatch.setattr(deployment, "supervise", lambda *given: found.append(given) or 0)
     monkeypatch.setattr(deployment, "check_java", lambda: None)
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    monkeypatch.setenv("no_grpc_proxy", "")  # the deployment sets it, and that is taken back
-    monkeypatch.delenv("no_grpc_proxy")
+    monkeypatch.delenv("no_grpc_proxy", raising=False)
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
     monkeypatch.delenv(PER_RUN, raising=False)
     return found
@@ -352,7 +351,12 @@ def test_the_users_server_is_used(supervised, monkeypatch):
     assert main(["ui"]) == 0
     ((ui, environment, server),) = supervised
     assert server is None
-    assert environment == {**os.environ, PER_RUN: "31", RETRIED: "1"}
+    assert environment == {
+        **os.environ,
+        PER_RUN: "31",
+        RETRIED: "1",
+        "no_grpc_proxy": "localhost",
+    }
     assert ui[-1] == "3000"
 
 
