@@ -1,7 +1,8 @@
-"""One machine's deployment: `dagster dev` and one warm Spark engine that all of its runs share.
+"""One machine's deployment: Dagster, and one warm Spark engine that all of its runs share.
 
-The engine is a Spark Connect server on loopback. It is restarted when it dies, and nothing of the
-deployment outlives the process that runs `deploy`. How a session attaches to it is for `spark.py`.
+The engine is a Spark Connect server on loopback. It and Dagster's code server are restarted when
+they die, and nothing of the deployment outlives the process that runs `deploy`. How a session
+attaches to the engine is for `spark.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -40,9 +42,8 @@ _MOST_UNHEARD = 60
 _STEADY = 60.0
 _MOST_DEATHS = 3
 #: What ends a process group, and the seconds that it has for it; what is left then is killed.
-#: `dagster dev` takes SIGINT for Ctrl-C; its workers then record their runs as failed.
-_END_OF_UI = ((signal.SIGINT, 60.0), (signal.SIGTERM, 15.0))
-_END_OF_SERVER = ((signal.SIGTERM, 30.0),)
+#: To Dagster SIGINT is Ctrl-C; run workers then record their runs as failed.
+_END = ((signal.SIGINT, 60.0), (signal.SIGTERM, 15.0))
 #: What Dagster and the runs find in their environment, unless the user has decided.
 _DEFAULTS = {
     # Days in a run: all runs share one engine, and its memory.
@@ -52,6 +53,9 @@ _DEFAULTS = {
     # Where the machine has a proxy, gRPC would ask that even for a server on the machine itself.
     "no_grpc_proxy": "localhost",
 }
+#: The code location, by the name that it has in workspace.yaml: Dagster's history goes by it.
+_LOCATION = "backfill_assets.definitions"
+_WORKSPACE = "load_from: [{{grpc_server: {{socket: {socket}, location_name: {name}}}}}]\n"
 #: Spark's own name; both its server and its client read the token from there.
 _TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 
@@ -71,33 +75,44 @@ def deploy(settings: Settings, port: int, say: Say) -> int:
         The exit status of `dagster dev`, or 0 if a signal ended the deployment.
 
     Raises:
-        EngineError: there can be no engine here, or it died too often.
-        SettingsError: there is no place for its log.
+        EngineError: there can be no engine here, or a server died too often.
+        SettingsError: Dagster has no home.
     """
-    dagster = str(Path(sys.executable).with_name("dagster"))
-    ui = [dagster, "dev", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", str(port)]
-    environment = {**os.environ, **{k: os.environ.get(k) or v for k, v in _DEFAULTS.items()}}
-    if settings.spark_remote:
-        return supervise(ui, environment, None)
     if not os.environ.get("DAGSTER_HOME"):
         raise SettingsError("DAGSTER_HOME is not set: it names the folder of Dagster's own data")
-    check_java()
+    environment = {**os.environ, **{k: os.environ.get(k) or v for k, v in _DEFAULTS.items()}}
+    servers: list[Server] = []
+    if not settings.spark_remote:
+        check_java()
+        log = Path(os.environ["DAGSTER_HOME"], "spark-connect.log").resolve()
+        engine = SparkServer(partial(connect_server_command, settings), log, say)
+        environment |= engine.environment
+        servers.append(engine)
     # Two processes that make the databases of a new instance at the same time spoil them.
     dg.DagsterInstance.get().dispose()
-    log = Path(os.environ["DAGSTER_HOME"], "spark-connect.log").resolve()
-    server = Server(partial(connect_server_command, settings), log, say)
-    return supervise(ui, {**environment, **server.environment}, server)
+    with tempfile.TemporaryDirectory(prefix="backfill_assets-") as folder:
+        dagster = str(Path(sys.executable).with_name("dagster"))
+        address = f"{folder}/code.sock"  # a short path: that of a socket may have 100 characters
+        module = ["-m", _LOCATION, "--lazy-load-user-code", "--use-python-environment-entry-point"]
+        code = [dagster, "api", "grpc", "-s", address, *module]
+        servers.append(Server("code server", code, address, environment, say))
+        workspace = Path(folder, "workspace.yaml")
+        workspace.write_text(_WORKSPACE.format(socket=address, name=_LOCATION))
+        # That is: with the code server that is there, rather than with one of its own.
+        theirs = ["--use-legacy-code-server-behavior", "-w", str(workspace)]
+        ui = [dagster, "dev", *theirs, "-h", "127.0.0.1", "-p", str(port)]
+        return supervise(ui, environment, servers)
 
 
-def supervise(ui: Sequence[str], environment: Mapping[str, str], server: Server | None) -> int:
-    """Start the server, then the UI; look after both until one is over or a signal comes."""
+def supervise(ui: Sequence[str], environment: Mapping[str, str], servers: Sequence[Server]) -> int:
+    """Start the servers, then the UI; look after all until one is over or a signal comes."""
     running = None
     with _signals() as received:
         try:
             while not received:
-                if server is not None:
+                for server in servers:
                     server.tend()
-                if running is None and (server is None or server.ready):
+                if running is None and all(server.ready for server in servers):
                     running = Group(ui, environment)
                 if running is not None and (status := running.status()) is not None:
                     # As a shell tells it: a process that a signal ended has 128 and the signal.
@@ -105,10 +120,10 @@ def supervise(ui: Sequence[str], environment: Mapping[str, str], server: Server 
                 time.sleep(_TICK)
             return 0
         finally:
-            # Runs that are told to end still talk to the server meanwhile.
+            # What launches runs, then the runs, and then the engine that they talk to meanwhile.
             if running is not None:
-                running.end(_END_OF_UI)
-            if server is not None:
+                running.end(_END)
+            for server in reversed(servers):
                 server.end()
 
 
@@ -194,10 +209,100 @@ class Group:
 
 
 class Server:
-    """A Spark Connect server that is watched, and restarted on the same port with the same token.
+    """A gRPC server that is watched, and restarted at the same address.
 
     Attributes:
         ready: whether it has answered since it was last started.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        address: str | tuple[str, int],
+        environment: Mapping[str, str],
+        say: Say,
+        log: Path | None = None,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            name: what to call it.
+            command: the command that serves.
+            address: where it serves: a socket's path, or a host and a port.
+            environment: that of the command.
+            say: prints a line for the person at the terminal.
+            log: the file that takes its output, rather than the terminal; it runs in that folder.
+        """
+        self.ready = False
+        self._name, self._command, self._address = name, command, address
+        self._environment, self._say, self._log = environment, say, log
+        self._group: Group | None = None
+        self._deaths = 0
+
+    def tend(self) -> None:
+        """See whether it runs and answers; if not, start it.
+
+        Raises:
+            EngineError: it died too often right after its start.
+        """
+        if self._group is None:
+            log = f", its log is {self._log}" if self._log else ""
+            self._say(f"Starting the {self._name}{log} ...")
+            self._start()
+        elif (status := self._group.status()) is not None:
+            self._restart(f"ended with status {status}")
+        elif time.monotonic() >= self._probe_at:
+            self._probe()
+
+    def end(self) -> None:
+        """Stop it and what it started, and wait until that has ended."""
+        self._end(_END)
+
+    def _end(self, ways: Sequence[tuple[signal.Signals, float]]) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            group.end(ways)
+
+    def _start(self) -> None:
+        self.ready = False
+        self._unheard = 0
+        self._probe_at = 0.0
+        self._group = Group(self._command, self._environment, self._log)
+
+    def _probe(self) -> None:
+        if not _answers(self._address, _PATIENCE):
+            # How long a start takes is the machine's affair: it ends with an answer or a death.
+            self._unheard += self.ready
+            if self._unheard >= _MOST_UNHEARD:
+                self._restart("does not answer any more")
+            return
+        now = time.monotonic()
+        self._unheard = 0
+        self._probe_at = now + _PROBE_EVERY
+        if not self.ready:
+            self.ready, self._ready_at = True, now
+            self._say(f"The {self._name} is ready.")
+        if now - self._ready_at >= _STEADY:
+            self._deaths = 0
+
+    def _restart(self, why: str) -> None:
+        self._deaths += 1
+        # With what it started: runs that are killed are noticed and run again.
+        self._end(())
+        if self._deaths >= _MOST_DEATHS:
+            raise EngineError(
+                f"the {self._name} {why}, {self._deaths} times in a row right after its start: see "
+                f"{self._log or 'what it says above'}"
+            )
+        self._say(f"The {self._name} {why}: restarting it ...")
+        self._start()
+
+
+class SparkServer(Server):
+    """A Spark Connect server on loopback that answers only those who show its token.
+
+    Attributes:
         url: where it is.
         token: what a client must show. It is no part of the URL, which Dagster shows.
     """
@@ -210,13 +315,13 @@ class Server:
             log: the file that takes its output; it runs in that folder.
             say: prints a line for the person at the terminal.
         """
-        self._port, self._held = _free_port()
-        self.url = f"sc://localhost:{self._port}"
+        port, self._held = _free_port()
+        self.url = f"sc://localhost:{port}"
         self.token = secrets.token_urlsafe(32)
-        self.ready = False
-        self._command, self._log, self._say = command(self._port), log, say
-        self._group: Group | None = None
-        self._deaths = 0
+        # To Spark, a SPARK_REMOTE that is empty is a server, too.
+        own = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
+        own[_TOKEN] = self.token
+        super().__init__("Spark engine", command(port), ("127.0.0.1", port), own, say, log)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -228,74 +333,22 @@ class Server:
             "SPARK_CONNECT_RELEASE_SESSION_ON_EXIT": "true",
         }
 
-    def tend(self) -> None:
-        """See whether it runs and answers; if not, start it.
-
-        Raises:
-            EngineError: it died too often right after its start.
-        """
-        if self._group is None:
-            self._say(f"Starting the Spark engine at {self.url}, its log is {self._log} ...")
-            self._start()
-        elif (status := self._group.status()) is not None:
-            self._restart(f"ended with status {status}")
-        elif time.monotonic() >= self._probe_at:
-            self._probe()
-
-    def end(self) -> None:
-        """Stop it, and wait until it has ended."""
-        group, self._group = self._group, None
-        if group is not None:
-            group.end(_END_OF_SERVER)
-
-    def _start(self) -> None:
-        self.ready = False
-        self._unheard = 0
-        self._probe_at = 0.0
-        # To Spark, a SPARK_REMOTE that is empty is a server, too.
-        own = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
-        self._group = Group(self._command, {**own, _TOKEN: self.token}, self._log)
-
-    def _probe(self) -> None:
-        if not _answers(self._port, _PATIENCE):
-            # How long a start takes is the machine's affair: it ends with an answer or a death.
-            self._unheard += self.ready
-            if self._unheard >= _MOST_UNHEARD:
-                self._restart("does not answer any more")
-            return
-        now = time.monotonic()
-        self._unheard = 0
-        self._probe_at = now + _PROBE_EVERY
-        if not self.ready:
-            self.ready, self._ready_at = True, now
-            self._say("The Spark engine is ready.")
-        if now - self._ready_at >= _STEADY:
-            self._deaths = 0
-
-    def _restart(self, why: str) -> None:
-        self._deaths += 1
-        self.end()
-        if self._deaths >= _MOST_DEATHS:
-            raise EngineError(
-                f"the Spark engine {why}, {self._deaths} times in a row right after its start: see "
-                f"{self._log}"
-            )
-        self._say(f"The Spark engine {why}: restarting it ...")
-        self._start()
-
 
 #: What an HTTP/2 client begins with (RFC 9113, 3.4): the preface, and settings that set nothing.
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 
 
-def _answers(port: int, seconds: float) -> bool:
-    """Whether a gRPC server on loopback answers a greeting with its own settings.
+def _answers(address: str | tuple[str, int], seconds: float) -> bool:
+    """Whether a gRPC server answers a greeting with its own settings.
 
     Without a gRPC client: its threads do not go together with the processes started here, and now
     and then one would wait for ever for its own end.
     """
+    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
     try:
-        with socket.create_connection(("127.0.0.1", port), seconds) as connection:
+        with socket.socket(family) as connection:
+            connection.settimeout(seconds)
+            connection.connect(address)
             connection.sendall(_HELLO)
             return connection.recv(9)[3:4] == b"\x04"
     except OSError:

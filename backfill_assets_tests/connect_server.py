@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from backfill_assets.deployment import Server
+from backfill_assets.deployment import SparkServer
 from backfill_assets.settings import load_settings
 from backfill_assets.spark import connect_server_command
 
@@ -16,7 +16,9 @@ from backfill_assets.spark import connect_server_command
 def connect_server(folder: Path, conf: dict[str, str]) -> Iterator[str]:
     """The URL, with its token, of a server that runs in `folder` with these Spark settings."""
     settings = load_settings(spark_master="local[2]", spark_conf=conf)
-    server = Server(partial(connect_server_command, settings), folder / "connect-server.log", print)
+    server = SparkServer(
+        partial(connect_server_command, settings), folder / "connect-server.log", print
+    )
     try:
         while not server.ready:
             server.tend()

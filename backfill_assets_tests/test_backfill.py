@@ -128,7 +128,11 @@ class Deployment:
 
     def kill(self, kind: str, chance: random.Random) -> bool:
         """Kill one process of a kind, if there is one."""
-        found = [pid for pid, command in processes(self.home).items() if KINDS[kind] in command]
+        found = [
+            pid
+            for pid, command in processes(self.home).items()
+            if KINDS[kind] in command and "os.fork" not in command  # which is a group's guard
+        ]
         if not found:
             return False
         try:

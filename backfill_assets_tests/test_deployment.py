@@ -12,12 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
+import yaml
 
 from backfill_assets import deployment
 from backfill_assets.cli import main
-from backfill_assets.deployment import Server, deploy, supervise
+from backfill_assets.deployment import Server, SparkServer, deploy, supervise
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.spark import EngineError
 from backfill_assets_tests import conftest
@@ -44,12 +46,13 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 def serve():
     server = grpc.server(ThreadPoolExecutor(1))
-    server.add_insecure_port(f"127.0.0.1:{sys.argv[1]}")
+    at = sys.argv[1]
+    server.add_insecure_port(f"127.0.0.1:{at}" if at.isdigit() else f"unix:{at}")
     server.start()
-    note("serving", os.getpid(), *sys.argv[1:], os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"])
-    signal.sigwait([signal.SIGTERM])
+    note("serving", os.getpid(), at, os.environ.get("SPARK_CONNECT_AUTHENTICATE_TOKEN"))
+    signal.sigwait([signal.SIGINT])
     note("server-told")
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 """
 #: A child of the UI's, as its daemon and its runs are.
 FAMILY = """
@@ -66,8 +69,7 @@ def diary(monkeypatch, tmp_path) -> Path:
         "_TICK": 0.02,
         "_PROBE_EVERY": 0.05,
         "_PATIENCE": 0.3,
-        "_END_OF_UI": ((signal.SIGINT, 20.0), (signal.SIGTERM, 20.0)),
-        "_END_OF_SERVER": ((signal.SIGTERM, 20.0),),
+        "_END": ((signal.SIGINT, 20.0), (signal.SIGTERM, 20.0)),
     }.items():
         monkeypatch.setattr(deployment, name, value)
     path = tmp_path / "diary"
@@ -86,7 +88,7 @@ def fake(code: str, *arguments: object) -> list[str]:
     return [sys.executable, "-c", BEGINNING + code, *map(str, arguments)]
 
 
-class Fake(Server):
+class Fake(SparkServer):
     """A server whose code is a test's own; what it says is kept, and in the diary as well."""
 
     def __init__(self, tmp_path: Path, code: str = "serve()") -> None:
@@ -101,9 +103,9 @@ class Fake(Server):
             diary.write(f"said {text}\n")
 
 
-def run(ui: str, server: Server | None) -> int:
+def run(ui: str, server: SparkServer | None) -> int:
     own = server.environment if server else {}
-    return supervise(fake(ui), {**os.environ, **own}, server)
+    return supervise(fake(ui), {**os.environ, **own}, [server] if server else [])
 
 
 def alive(pid: int | str) -> bool:
@@ -138,7 +140,7 @@ def test_the_ui_starts_when_the_server_answers_and_knows_where_it_is(diary, tmp_
     assert server.url == f"sc://localhost:{port}"
     assert token == server.token
     assert server.said == [
-        f"Starting the Spark engine at {server.url}, its log is {server.log} ...",
+        f"Starting the Spark engine, its log is {server.log} ...",
         "The Spark engine is ready.",
     ]
     assert all_gone(diary)
@@ -172,6 +174,22 @@ def test_a_server_that_is_not_there_yet_is_waited_for(diary, tmp_path, monkeypat
     assert server.said[1:] == ["The Spark engine is ready."]
 
 
+def test_servers_at_a_port_and_at_a_socket(diary, tmp_path):
+    engine, at = Fake(tmp_path), str(tmp_path / "code.sock")
+    code = Server("code server", fake(SERVE + "serve()", at), at, os.environ, engine.say)
+    ui = """
+os.kill(next(int(pid) for pid, at, *_ in noted("serving") if not at.isdigit()), signal.SIGKILL)
+while len(noted("serving")) < 3: time.sleep(0.02)
+note("ui", os.getpid())
+"""
+    assert supervise(fake(ui), os.environ, [engine, code]) == 0
+    assert "The code server ended with status -9: restarting it ..." in engine.said
+    assert sorted(row[1] for row in noted(diary, "serving")) == sorted(
+        [engine.url.rpartition(":")[2], at, at]
+    )
+    assert all_gone(diary)
+
+
 # What it restarts.
 
 
@@ -192,7 +210,6 @@ while len(noted("serving")) < 2: time.sleep(0.02)
 def test_a_server_that_hangs_is_restarted(diary, tmp_path, monkeypatch):
     monkeypatch.setattr(deployment, "_PATIENCE", 0.5)
     monkeypatch.setattr(deployment, "_MOST_UNHEARD", 2)
-    monkeypatch.setattr(deployment, "_END_OF_SERVER", ((signal.SIGTERM, 0.2),))
     server = Fake(tmp_path)
     ui = """
 os.kill(int(noted("serving")[0][0]), signal.SIGSTOP)
@@ -274,7 +291,7 @@ except KeyboardInterrupt:
 
 
 def test_what_does_not_want_to_end_is_killed(diary, tmp_path, monkeypatch):
-    monkeypatch.setattr(deployment, "_END_OF_UI", ((signal.SIGINT, 0.2), (signal.SIGTERM, 0.2)))
+    monkeypatch.setattr(deployment, "_END", ((signal.SIGINT, 0.2), (signal.SIGTERM, 0.2)))
     deaf = "for n in (signal.SIGINT, signal.SIGTERM): signal.signal(n, signal.SIG_IGN)\n"
     ui = deaf + FAMILY + "os.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(600)"
     assert run(ui, Fake(tmp_path)) == 0
@@ -315,7 +332,13 @@ run(FAMILY + "time.sleep(600)", Fake(Path({str(tmp_path)!r})))
 def supervised(monkeypatch, tmp_path) -> list[tuple]:
     """What would be run, without Java and jars."""
     found: list[tuple] = []
-    monkeypatch.setattr(deployment, "supervise", lambda *given: found.append(given) or 0)
+
+    def supervise(ui, environment, servers):
+        (workspace,) = (Path(word) for word in ui if word.endswith("workspace.yaml"))
+        found.append((ui, environment, servers, yaml.safe_load(workspace.read_text())))
+        return 0
+
+    monkeypatch.setattr(deployment, "supervise", supervise)
     monkeypatch.setattr(deployment, "check_java", lambda: None)
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     monkeypatch.delenv("no_grpc_proxy", raising=False)
@@ -324,18 +347,26 @@ def supervised(monkeypatch, tmp_path) -> list[tuple]:
     return found
 
 
-def test_dagster_gets_a_server_of_its_own(supervised, monkeypatch):
+def test_dagster_gets_an_engine_and_a_code_server(supervised, monkeypatch):
     monkeypatch.setenv("SPARK_REMOTE", "")
     assert deploy(load_settings(), 3010, print) == 0
-    ((ui, environment, server),) = supervised
-    assert ui[1:] == ["dev", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", "3010"]
+    ((ui, environment, (engine, code), workspace),) = supervised
+    assert ui[1] == "dev"
+    assert ui[-4:] == ["-h", "127.0.0.1", "-p", "3010"]
     assert Path(ui[0]).is_file()
-    assert environment["SPARK_REMOTE"] == server.url
-    assert environment[TOKEN] == server.token
+    (module,) = yaml.safe_load((PROJECT / "workspace.yaml").read_text())["load_from"]
+    (location,) = workspace["load_from"]
+    assert location["grpc_server"] == {
+        "socket": code._address,
+        "location_name": module["python_module"],
+    }
+    assert code._environment == environment
+    assert environment["SPARK_REMOTE"] == engine.url
+    assert environment[TOKEN] == engine.token
     assert environment[PER_RUN] == "31"
     assert environment[RETRIED] == "1"
     assert environment["no_grpc_proxy"] == "localhost"
-    assert server.token not in " ".join([*ui, *server._command, server.url])
+    assert engine.token not in " ".join([*ui, *engine._command, *code._command, engine.url])
 
 
 @pytest.mark.parametrize(("users", "found"), [("5", "5"), ("", "31")])
@@ -345,12 +376,11 @@ def test_the_users_days_in_a_run(supervised, monkeypatch, users, found):
     assert supervised[0][1][PER_RUN] == found
 
 
-def test_the_users_server_is_used(supervised, monkeypatch):
+def test_the_users_engine_is_used(supervised, monkeypatch):
     monkeypatch.setenv("SPARK_REMOTE", "sc://cluster:15002")
-    monkeypatch.delenv("DAGSTER_HOME")
     assert main(["ui"]) == 0
-    ((ui, environment, server),) = supervised
-    assert server is None
+    ((ui, environment, (code,), _),) = supervised
+    assert code._environment == environment
     assert environment == {
         **os.environ,
         PER_RUN: "31",
@@ -360,7 +390,7 @@ def test_the_users_server_is_used(supervised, monkeypatch):
     assert ui[-1] == "3000"
 
 
-def test_without_a_home_there_is_no_log(supervised, monkeypatch):
+def test_without_a_home_nothing_starts(supervised, monkeypatch):
     monkeypatch.delenv("DAGSTER_HOME")
     with pytest.raises(SettingsError, match="DAGSTER_HOME is not set"):
         deploy(load_settings(), 3000, print)
@@ -395,8 +425,7 @@ def home(tmp_path) -> Iterator[Path]:
     """A Dagster home; whatever names it in its environment is ended with the test."""
     path = tmp_path / "home"
     path.mkdir()
-    for name, folder in (("dagster.yaml", path), ("workspace.yaml", tmp_path)):
-        shutil.copy(PROJECT / name, folder)
+    shutil.copy(PROJECT / "dagster.yaml", path)
     yield path
     kill(path)
 
@@ -460,6 +489,21 @@ def test_the_real_thing(home, tmp_path):
         wait_for(lambda: said.read_text().count("The Spark engine is ready.") == 2)
         assert "The Spark engine ended with status -9: restarting it ..." in said.read_text()
         assert client() == right
+
+        os.kill(one(home, "dagster api grpc"), signal.SIGKILL)
+        wait_for(lambda: said.read_text().count("The code server is ready.") == 2)
+        query = "{ repositoriesOrError { ... on RepositoryConnection { nodes { name } } } }"
+
+        def known() -> bool:
+            request = Request(
+                f"http://127.0.0.1:{port}/graphql",
+                json.dumps({"query": query}).encode(),
+                {"Content-Type": "application/json"},
+            )
+            with urlopen(request, timeout=60) as answer:
+                return bool(json.load(answer)["data"]["repositoriesOrError"].get("nodes"))
+
+        wait_for(known)
 
         assert not any(token in command for command in processes(home).values())
         assert token not in said.read_text()
