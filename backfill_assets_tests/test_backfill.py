@@ -155,6 +155,11 @@ def missing(home: Path, days: list[str]) -> list[str]:
     return [d for d in days if any(d not in found for found in done)]
 
 
+def commits(pipeline: Pipeline) -> int:
+    """The commits of all tables."""
+    return sum(len(pipeline.io_manager.ledger(TABLES[name]).records) for name in LAYERS)
+
+
 def committed_twice(pipeline: Pipeline) -> list[tuple[str, str]]:
     """Days that were committed more than once from the same input."""
     found = []
@@ -191,13 +196,12 @@ def test_killed_again_and_again(engine, spark, tmp_path, monkeypatch):
                 assert launches < 2, f"more than one click: {left}"
                 launches += 1
                 backfill = deployment.launch(left)
-            if order_of_kills:
-                # Faster than so few days are done.
-                time.sleep(chance.uniform(0.5, 3) if DAYS < 30 else chance.uniform(2, 15))
-                if deployment.kill(order_of_kills[-1], chance):
-                    killed[order_of_kills.pop()] += 1
-            else:
-                time.sleep(1)
+            # Spread over the whole backfill, and at any moment of what it does.
+            due = KILLS * commits(pipeline) / (len(LAYERS) * -(-DAYS // CHUNK))
+            time.sleep(chance.uniform(0.5, 3))
+            wanted = order_of_kills and sum(killed.values()) <= due
+            if wanted and deployment.kill(order_of_kills[-1], chance):
+                killed[order_of_kills.pop()] += 1
     finally:
         deployment.stop()
         left_over = set(processes(deployment.home))
@@ -209,4 +213,4 @@ def test_killed_again_and_again(engine, spark, tmp_path, monkeypatch):
     found, expected = pipeline.digests(), clean.digests()
     assert {name: found[name] for name in LAYERS} == expected
     print(f"{DAYS} days, chunks of {CHUNK}, killed {dict(killed)}, {launches} launch(es)")
-    print({name: len(pipeline.io_manager.ledger(TABLES[name]).records) for name in LAYERS})
+    print(f"{commits(pipeline)} commits, none of them twice")
