@@ -122,7 +122,7 @@ def supervise(ui: Sequence[str], environment: Mapping[str, str], servers: Sequen
         finally:
             # What launches runs, then the runs, and then the engine that they talk to meanwhile.
             if running is not None:
-                running.end(_END)
+                running.end()
             for server in reversed(servers):
                 server.end()
 
@@ -184,12 +184,21 @@ class Group:
         """The exit status of the command, or none while it runs."""
         return self._process.poll()
 
-    def end(self, ways: Sequence[tuple[signal.Signals, float]]) -> None:
+    def kill_command(self) -> None:
+        """Kill the command itself; what it started lives on."""
+        self._process.kill()
+        self._process.wait()
+
+    def lives(self) -> bool:
+        """Whether anything of the group still runs."""
+        return self._send(0)
+
+    def end(self) -> None:
         """End what still runs of the group, and wait until it has ended."""
-        for number, seconds in (*ways, (signal.SIGKILL, 5.0)):
+        for number, seconds in (*_END, (signal.SIGKILL, 5.0)):
             deadline = time.monotonic() + seconds
             if self._send(number):
-                while self._send(0) and time.monotonic() < deadline:
+                while self.lives() and time.monotonic() < deadline:
                     time.sleep(0.1)
         self._process.wait()
         assert self._process.stdin is not None
@@ -238,6 +247,7 @@ class Server:
         self._name, self._command, self._address = name, command, address
         self._environment, self._say, self._log = environment, say, log
         self._group: Group | None = None
+        self._left: list[Group] = []
         self._deaths = 0
 
     def tend(self) -> None:
@@ -246,6 +256,9 @@ class Server:
         Raises:
             EngineError: it died too often right after its start.
         """
+        for group in [group for group in self._left if not group.lives()]:
+            group.end()
+            self._left.remove(group)
         if self._group is None:
             log = f", its log is {self._log}" if self._log else ""
             self._say(f"Starting the {self._name}{log} ...")
@@ -257,12 +270,10 @@ class Server:
 
     def end(self) -> None:
         """Stop it and what it started, and wait until that has ended."""
-        self._end(_END)
-
-    def _end(self, ways: Sequence[tuple[signal.Signals, float]]) -> None:
-        group, self._group = self._group, None
-        if group is not None:
-            group.end(ways)
+        while self._left:
+            self._left.pop().end()
+        if self._group is not None:
+            self._group.end()
 
     def _start(self) -> None:
         self.ready = False
@@ -288,8 +299,11 @@ class Server:
 
     def _restart(self, why: str) -> None:
         self._deaths += 1
-        # With what it started: runs that are killed are noticed and run again.
-        self._end(())
+        group, self._group = self._group, None
+        assert group is not None
+        # What it started lives on: runs need no code server to get to their end.
+        group.kill_command()
+        self._left.append(group)
         if self._deaths >= _MOST_DEATHS:
             raise EngineError(
                 f"the {self._name} {why}, {self._deaths} times in a row right after its start: see "

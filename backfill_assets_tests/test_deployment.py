@@ -175,14 +175,18 @@ def test_a_server_that_is_not_there_yet_is_waited_for(diary, tmp_path, monkeypat
 
 
 def test_servers_at_a_port_and_at_a_socket(diary, tmp_path):
+    """The second is a code server: the runs that it started live on without it."""
     engine, at = Fake(tmp_path), str(tmp_path / "code.sock")
-    code = Server("code server", fake(SERVE + "serve()", at), at, os.environ, engine.say)
+    family = FAMILY.replace('"ui"', '"code"')
+    code = Server("code server", fake(SERVE + family + "serve()", at), at, os.environ, engine.say)
     ui = """
-os.kill(next(int(pid) for pid, at, *_ in noted("serving") if not at.isdigit()), signal.SIGKILL)
+os.kill(int(noted("code")[0][0]), signal.SIGKILL)
 while len(noted("serving")) < 3: time.sleep(0.02)
+os.kill(int(noted("child")[0][0]), 0)
 note("ui", os.getpid())
 """
     assert supervise(fake(ui), os.environ, [engine, code]) == 0
+    assert len(noted(diary, "ui")) == 1
     assert "The code server ended with status -9: restarting it ..." in engine.said
     assert sorted(row[1] for row in noted(diary, "serving")) == sorted(
         [engine.url.rpartition(":")[2], at, at]
