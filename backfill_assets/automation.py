@@ -403,7 +403,7 @@ def _left_failed(
         name = said.asset_key.to_user_string()
         if said.partition and name in names:
             days = failed.setdefault(name, {})
-            if not said.passed and said.severity is dg.AssetCheckSeverity.ERROR:
+            if not said.passed and said.blocking:
                 days[date.fromisoformat(said.partition)] = entry.timestamp
     why = f"failed in run {run_id}, which this one repeats; materialize the day itself"
     found = {}

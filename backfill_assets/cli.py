@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands.add_parser("progress", help="condense a run's log (standard input) into progress")
     given = parser.parse_args(arguments)
     # A pipe has no width of its own, and Rich would take it for 80 columns.
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Console(width=None if sys.stdout.isatty() else 100)
     try:
         settings = load_settings()
         if given.command == "jars":
@@ -65,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif given.command == "show":
             show(settings, console)
         elif given.command == "history":
-            console.print(history(settings, given.table, given.day))
+            # Whole, however narrow the terminal: half of a run's id is of no use.
+            console.print(history(settings, given.table, given.day), width=200, soft_wrap=True)
         elif given.command == "ui":
             _jars(settings, console)
             return deploy(settings, given.port, partial(_say, console))

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backfill_assets.partitions import any_of, windows
-from backfill_assets.records import Ledger, read_ledger
+from backfill_assets.records import Ledger, load_log, read_ledger
 from backfill_assets.retries import engine_lost
 from backfill_assets.schemas import Table
 from backfill_assets.spark import SPARK_ERRORS
@@ -41,7 +41,8 @@ _CONFLICTS = (
     "FileAlreadyExistsException",
 )
 #: The commits are the record of what was published, and when; Delta would drop them after a month.
-_PROPERTIES = "'delta.logRetentionDuration' = 'interval 36500 days'"
+_RETENTION = "delta.logRetentionDuration"
+_PROPERTIES = f"'{_RETENTION}' = 'interval 36500 days'"
 #: Whose commits are numbered: Delta knows the last number of each writing application.
 _APPLICATION = "backfill_assets"
 
@@ -203,19 +204,24 @@ class Writer:
             f"PARTITIONED BY (`{table.partition}`) "
             f"TBLPROPERTIES ({_PROPERTIES})"
         )
-        if read_ledger(self.url, table).version is None:
+        if load_log(self.url) is None:
             # A creation that was killed left a log without a commit; CREATE TABLE takes it for one.
             empty = spark.createDataFrame([], table.struct).write.format("delta")
             empty.partitionBy(table.partition).mode("append").save(self.url)
+        log = load_log(self.url)
+        assert log is not None
+        # What a creation that was killed has not come to.
+        there = log.metadata().configuration
+        if _RETENTION not in there:
             spark.sql(f"ALTER TABLE {target} SET TBLPROPERTIES ({_PROPERTIES})")
-            for field in table.struct:
-                if not field.nullable:  # too late for NOT NULL, which only CREATE TABLE takes
-                    rule = f"{field.name} IS NOT NULL"
-                    spark.sql(
-                        f"ALTER TABLE {target} ADD CONSTRAINT {field.name}_required CHECK ({rule})"
-                    )
-        there = {row["key"] for row in spark.sql(f"SHOW TBLPROPERTIES {target}").collect()}
-        for name, rule in table.constraints.items():
+        nullable = {field.name for field in log.schema().fields if field.nullable}
+        # Too late for NOT NULL, which only CREATE TABLE takes.
+        required = {
+            f"{field.name}_required": f"{field.name} IS NOT NULL"
+            for field in table.struct
+            if not field.nullable and field.name in nullable
+        }
+        for name, rule in {**required, **table.constraints}.items():
             if f"delta.constraints.{name}" not in there:
                 spark.sql(f"ALTER TABLE {target} ADD CONSTRAINT {name} CHECK ({rule})")
 

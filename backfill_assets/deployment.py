@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import random
 import secrets
@@ -50,14 +51,16 @@ _DEFAULTS = {
     f"{PREFIX}PARTITIONS_PER_RUN": "31",
     # Without it, Dagster gives a backfill up if its daemon looks while the code server is down.
     "DAGSTER_BACKFILL_RETRY_DEFINITION_CHANGED_ERROR": "1",
-    # Where the machine has a proxy, gRPC would ask that even for a server on the machine itself.
-    "no_grpc_proxy": "localhost",
 }
 #: The code location, by the name that it has in workspace.yaml: Dagster's history goes by it.
 _LOCATION = "backfill_assets.definitions"
-_WORKSPACE = "load_from: [{{grpc_server: {{socket: {socket}, location_name: {name}}}}}]\n"
+_CODE = [
+    *("-m", _LOCATION, "--location-name", _LOCATION, "--log-level", "warning"),
+    *("--lazy-load-user-code", "--use-python-environment-entry-point"),
+]
 #: Spark's own name; both its server and its client read the token from there.
 _TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
+_NO_PROXY = "no_grpc_proxy"
 
 Say = Callable[[str], None]
 
@@ -93,12 +96,13 @@ def deploy(settings: Settings, port: int, say: Say) -> int:
     with tempfile.TemporaryDirectory(prefix="backfill_assets-") as folder:
         dagster = str(Path(sys.executable).with_name("dagster"))
         address = f"{folder}/code.sock"  # a short path: that of a socket may have 100 characters
-        module = ["-m", _LOCATION, "--lazy-load-user-code", "--use-python-environment-entry-point"]
-        code = [dagster, "api", "grpc", "-s", address, *module]
+        code = [dagster, "api", "grpc", "-s", address, *_CODE]
         servers.append(Server("code server", code, address, environment, say))
-        workspace = Path(folder, "workspace.yaml")
-        workspace.write_text(_WORKSPACE.format(socket=address, name=_LOCATION))
-        # That is: with the code server that is there, rather than with one of its own.
+        # In a place that nobody cleans up: Dagster reads it again and again.
+        workspace = Path(os.environ["DAGSTER_HOME"], "deployment.workspace.yaml").resolve()
+        location = {"grpc_server": {"socket": address, "location_name": _LOCATION}}
+        workspace.write_text(json.dumps({"load_from": [location]}))
+        # "Legacy" takes the workspace as it is, rather than a copy in a temporary place.
         theirs = ["--use-legacy-code-server-behavior", "-w", str(workspace)]
         ui = [dagster, "dev", *theirs, "-h", "127.0.0.1", "-p", str(port)]
         return supervise(ui, environment, servers)
@@ -345,6 +349,8 @@ class SparkServer(Server):
             _TOKEN: self.token,
             # Spark's client leaves its session to a timeout of an hour otherwise.
             "SPARK_CONNECT_RELEASE_SESSION_ON_EXIT": "true",
+            # Where the machine has a proxy, gRPC would ask that even for a server on the machine.
+            _NO_PROXY: os.environ.get(_NO_PROXY) or "localhost",
         }
 
 

@@ -56,7 +56,8 @@ def _cells(commit: Record | Foreign, day: date | None) -> list[str]:
     said = commit.days[day] if day else None
     return [
         "\n".join(days),
-        *([f"{said.rows:,}", said.digest[:12]] if said else []),
+        # Its end: a digest begins with the number of rows.
+        *([f"{said.rows:,}", said.digest[-12:]] if said else []),
         commit.run_id[:8],
         (commit.backfill_id or "none")[:8],
         commit.launched_by,

@@ -593,9 +593,11 @@ def latest_materializations(
 
     An evaluation names it, or the UI counts it as missing: it compares the two by storage id.
     """
-    key = dg.AssetKey(table.name)
+    key, wanted_days = dg.AssetKey(table.name), {day.isoformat() for day in days}
+    if not wanted_days:  # which would ask for all days
+        return {}
     ids = instance.event_log_storage.get_latest_storage_id_by_partition(
-        key, dg.DagsterEventType.ASSET_MATERIALIZATION, {day.isoformat() for day in days}
+        key, dg.DagsterEventType.ASSET_MATERIALIZATION, wanted_days
     )
     found = {}
     for first in range(0, len(ids), _QUERY_SIZE):

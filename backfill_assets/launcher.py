@@ -10,6 +10,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import logging
+import os
+import signal
+import socket
 import time
 import uuid
 from collections.abc import Mapping
@@ -48,7 +51,11 @@ def sign_on(instance: dg.DagsterInstance, run_id: str) -> dict[str, str]:
         _log.warning("run %s: nobody will notice if its process dies (%s)", run_id, error)
         return {}
     _own.add(run_id)
-    return {PROCESS_TAG: f"{run_id} in {name}"}
+    return {PROCESS_TAG: f"{_process()} {run_id} in {name}"}
+
+
+def _process() -> str:
+    return f"{os.getpid()}@{socket.gethostname()}"
 
 
 def is_alive(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool | None:
@@ -59,7 +66,7 @@ def is_alive(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool | None:
         return None
     file, name = _open(instance)
     # A retry comes with the tags of the run before it, and another machine has another file.
-    if run.tags[PROCESS_TAG] != f"{run.run_id} in {name}":
+    if run.tags[PROCESS_TAG].partition(" ")[2] != f"{run.run_id} in {name}":
         return None
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _byte(run.run_id))
@@ -117,7 +124,7 @@ class WatchingRunLauncher(DefaultRunLauncher):
                 default_value=90,
                 description="How long a process must be gone before its run is given up. Dagster "
                 "retries a run at that moment or never, and needs a code server for it: where the "
-                "run's own has died, the daemon starts another within a minute.",
+                "run's own has died, there is another within a minute.",
             )
         }
 
@@ -127,6 +134,21 @@ class WatchingRunLauncher(DefaultRunLauncher):
     ) -> WatchingRunLauncher:
         """As dagster.yaml asks."""
         return cls(config_value["grace_seconds"], inst_data)
+
+    def terminate(self, run_id: str) -> bool:
+        """Tell the run's process to end, also if another code server started it."""
+        if super().terminate(run_id):
+            return True
+        run = self._instance.get_run_by_id(run_id)
+        if run is None or run.is_finished or not is_alive(self._instance, run):
+            return False
+        process = run.tags[PROCESS_TAG].partition(" ")[0]
+        pid, _, host = process.partition("@")
+        if host != socket.gethostname():  # a container of its own, where ids mean something else
+            return False
+        # While it holds its lock, the process of that id is no other.
+        os.kill(int(pid), signal.SIGINT)
+        return True
 
     @property
     def supports_check_run_worker_health(self) -> bool:

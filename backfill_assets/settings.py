@@ -27,6 +27,12 @@ class SettingsError(ValueError):
     """A setting has a value that is not allowed; the message names variable, value and rule."""
 
 
+#: Spark's settings of how a query is run, which change no row.
+_TUNING = re.compile(
+    r"spark\.sql\.(shuffle|adaptive|files|codegen|inMemoryColumnarStorage|(autoB|b)roadcast)"
+)
+
+
 class Settings(BaseSettings):
     """The deployment's settings.
 
@@ -171,14 +177,16 @@ class Settings(BaseSettings):
         """A digest of the settings that decide what is *in* the tables.
 
         Where the tables are, how many days a run takes or which Spark computes them is not in it:
-        those must not change a single row. What Spark's SQL is told might.
+        those must not change a single row. What Spark's SQL is told might, but for tuning.
         """
-        deciding = {
+        deciding: dict[str, Any] = {
             "timezone": self.timezone,
             "window_days": self.window_days,
             "late_lines": self.late_lines,
-            "spark_sql": {k: v for k, v in self.spark_conf.items() if k.startswith("spark.sql.")},
         }
+        sql = {k: v for k, v in self.spark_conf.items() if k.startswith("spark.sql.")}
+        if sql := {k: v for k, v in sql.items() if not _TUNING.match(k)}:
+            deciding["spark_sql"] = sql
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
 
 

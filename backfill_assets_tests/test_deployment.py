@@ -385,12 +385,7 @@ def test_the_users_engine_is_used(supervised, monkeypatch):
     assert main(["ui"]) == 0
     ((ui, environment, (code,), _),) = supervised
     assert code._environment == environment
-    assert environment == {
-        **os.environ,
-        PER_RUN: "31",
-        RETRIED: "1",
-        "no_grpc_proxy": "localhost",
-    }
+    assert environment == {**os.environ, PER_RUN: "31", RETRIED: "1"}
     assert ui[-1] == "3000"
 
 

@@ -201,7 +201,7 @@ def test_a_creation_that_was_killed_before_its_constraints_gets_them(pipeline, s
     def dies(*_, **__):
         raise Killed
 
-    monkeypatch.setattr(commits, "read_ledger", dies)
+    monkeypatch.setattr(commits, "load_log", dies)
     with pytest.raises(Killed):
         publish(pipeline, facts(spark, [(1, "a", 1)]), window(1, 1))
     monkeypatch.undo()

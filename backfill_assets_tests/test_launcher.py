@@ -125,6 +125,19 @@ def test_a_killed_process_is_noticed_and_its_run_is_retried(instance):
     assert run_of(instance, other).status is DagsterRunStatus.STARTED
 
 
+def test_a_run_of_another_code_server_can_be_ended(instance):
+    """What started it is gone, and nobody else knows the process."""
+    run_id, dead = started(instance), started(instance)
+    with worker(instance, run_id) as process:
+        assert instance.run_launcher.terminate(run_id)
+        assert process.wait() != 0  # KeyboardInterrupt
+    assert run_of(instance, run_id).status is DagsterRunStatus.CANCELING
+    with worker(instance, dead) as process:
+        process.kill()
+        process.wait()
+        assert not instance.run_launcher.terminate(dead)
+
+
 def test_a_run_that_ends_while_it_is_looked_at_stays_as_it_ended(instance):
     run_id = started(instance)
     with worker(instance, run_id) as process:

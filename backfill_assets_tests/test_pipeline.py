@@ -441,13 +441,20 @@ def repeat_from_failure(pipeline: Pipeline, failed: dg.DagsterRun, steps: list[s
     return found.status.value
 
 
-def test_repeating_only_the_last_step_does_not_make_a_failed_day_good(pipeline, monkeypatch):
-    layers = ["raw_orders", "stg_orders"]
+def test_repeating_only_the_last_step_does_not_make_a_failed_day_good(
+    engine, spark, tmp_path, monkeypatch
+):
+    pipeline = Pipeline(engine, tmp_path, late_lines="drop")
+    layers = ["raw_orders", "stg_orders", "late_orders"]
     for n in (14, 15):
-        pipeline.land(n, [order(f"o-{n}", n)])
+        # The late line makes an error of late_orders that does not hold its day back.
+        pipeline.land(
+            n, [order(f"o-{n}", n), order(f"late-{n}", 1, ingested=f"{day(n)}T09:00:00Z")]
+        )
     honest = staging.staged_orders
     monkeypatch.setattr(staging, "staged_orders", lambda rows: CORRUPT["nulls"](honest(rows)))
     failed = pipeline.run(14, 15, layers, fails=True).dagster_run
+    assert "FAILED" in evaluations(pipeline, "late_orders", "late_lines").values()
     monkeypatch.undo()
     # Whatever Dagster makes of the days meanwhile: another run over them is only queued.
     tags = {k: v for k, v in failed.tags.items() if k.startswith("dagster/asset_partition")}

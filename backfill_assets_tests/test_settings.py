@@ -217,7 +217,7 @@ def test_digest_knows_only_what_decides_the_rows():
         "partitions_per_run": 3,
         "spark_master": "local[1]",
         "spark_remote": "sc://host:1",
-        "spark_conf": {"spark.x": "1"},
+        "spark_conf": {"spark.x": "1", "spark.sql.shuffle.partitions": "64"},
         "jars": Path("/j"),
         "lag_days": 2,
         "reprocess": "window",
