@@ -12,7 +12,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, time
 from uuid import uuid4
 
 import dagster as dg
@@ -69,13 +69,19 @@ class Shell:
         )
         return perf_counter() - began
 
-    def in_steps(self) -> float:
-        """Seconds that the steps of the last run took: Spark's part, and telling Dagster of it."""
+    def phases(self, began: float, ended: float) -> tuple[float, float, float]:
+        """Where the seconds of the last run went: before its steps, in them, and after them.
+
+        Before: Python, the imports and the definitions. In the steps: attaching to the engine, what
+        Spark does, and telling Dagster of it.
+        """
         os.environ["DAGSTER_HOME"] = str(self.home)
         with dg.DagsterInstance.get() as instance:
             (run,) = instance.get_runs(limit=1)
             stats = instance.get_run_step_stats(run.run_id)
-            return sum((s.end_time or 0) - (s.start_time or 0) for s in stats)
+        first = min(s.start_time or 0 for s in stats)
+        last = max(s.end_time or 0 for s in stats)
+        return first - began, last - first, ended - last
 
 
 def engines(engine: Engine, root: Path, runs: int, orders: int) -> None:
@@ -86,11 +92,14 @@ def engines(engine: Engine, root: Path, runs: int, orders: int) -> None:
         warm = Shell(root / "warm", landing, {"SPARK_REMOTE": url})
         warm.run(_days(0, 1))
         shutil.rmtree(root / "warm" / "warehouse")
-        taken, shares = [], []
+        taken, phases = [], []
         for n in range(runs):
+            began = time()
             taken.append(warm.run(_days(n, 1)))
-            shares.append(taken[-1] / warm.in_steps())
+            phases.append(warm.phases(began, time()))
     print(f"  warm shared engine: {median(taken):.1f} s a one-day run (median of {runs})")
+    before, within, after = (median(column) for column in zip(*phases, strict=True))
+    print(f"    before its steps {before:.1f} s, in them {within:.1f} s, after them {after:.1f} s")
     cold = Shell(root / "cold", landing, {})
     each = [cold.run(_days(n, 1)) for n in range(runs)]
     print(f"  an engine each: {median(each):.1f} s a one-day run (median of {runs})")
@@ -99,7 +108,8 @@ def engines(engine: Engine, root: Path, runs: int, orders: int) -> None:
     print(
         f"\n(a) {runs} one-day runs on a warm engine : with an engine each : one run = "
         f"{sum(taken) / whole:.1f} : {sum(each) / whole:.1f} : 1\n"
-        f"(e) one-day run on the warm engine, process and all : its steps = {median(shares):.2f}",
+        f"(e) one-day run on the warm engine, process and all : its steps = "
+        f"{median(t / within for t, (_, within, _) in zip(taken, phases, strict=True)):.2f}",
         flush=True,
     )
 
