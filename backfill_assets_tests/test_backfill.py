@@ -16,16 +16,16 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
-from urllib.request import Request, urlopen
 
 import dagster as dg
 import pytest
 
 from backfill_assets.schemas import TABLES
 from backfill_assets_tests import conftest
+from backfill_assets_tests.graphql import ask
 from backfill_assets_tests.killing import kill, processes
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 
@@ -94,19 +94,9 @@ class Deployment:
         while True:
             self.tend()
             try:
-                request = Request(
-                    f"http://127.0.0.1:{self.port}/graphql",
-                    json.dumps({"query": query, "variables": variables}).encode(),
-                    {"Content-Type": "application/json"},
-                )
-                with urlopen(request, timeout=60) as answer:
-                    said = json.load(answer)
-            except (URLError, OSError, json.JSONDecodeError):
+                return ask(f"http://127.0.0.1:{self.port}", query, **variables)
+            except (OSError, HTTPException, json.JSONDecodeError):  # or cut off in the middle
                 time.sleep(1)
-                continue
-            assert "errors" not in said, said
-            (value,) = said["data"].values()
-            return value
 
     def launch(self, days: list[str]) -> str:
         """Launch a backfill of the layers over days; its id."""

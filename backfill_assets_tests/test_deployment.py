@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 import pytest
 import yaml
@@ -23,6 +22,7 @@ from backfill_assets.deployment import Server, SparkServer, deploy, supervise
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.spark import EngineError
 from backfill_assets_tests import conftest
+from backfill_assets_tests.graphql import ask
 from backfill_assets_tests.killing import kill, processes
 from backfill_assets_tests.test_daemon import BIN, PROJECT
 
@@ -494,13 +494,7 @@ def test_the_real_thing(home, tmp_path):
         query = "{ repositoriesOrError { ... on RepositoryConnection { nodes { name } } } }"
 
         def known() -> bool:
-            request = Request(
-                f"http://127.0.0.1:{port}/graphql",
-                json.dumps({"query": query}).encode(),
-                {"Content-Type": "application/json"},
-            )
-            with urlopen(request, timeout=60) as answer:
-                return bool(json.load(answer)["data"]["repositoriesOrError"].get("nodes"))
+            return bool(ask(f"http://127.0.0.1:{port}", query).get("nodes"))
 
         wait_for(known)
 

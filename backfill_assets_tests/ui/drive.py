@@ -12,7 +12,6 @@ anything does not come about.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 import tempfile
@@ -24,7 +23,6 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 from selenium import webdriver
 from selenium.common.exceptions import TimeoutException, WebDriverException
@@ -33,6 +31,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
+
+from backfill_assets_tests.graphql import RefusedQueryError, ask
 
 ALL = ("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders", "fact_daily_orders")
 STAGED_ON = ("stg_orders", "fact_daily_orders")
@@ -93,18 +93,8 @@ class Server:
     url: str
 
     def ask(self, query: str, **variables: Any) -> Any:
-        """The one field that a query asks for.
-
-        Raises:
-            WrongError: the server answers with errors.
-        """
-        body = json.dumps({"query": query, "variables": variables}).encode()
-        request = Request(f"{self.url}/graphql", body, {"Content-Type": "application/json"})
-        with urlopen(request, timeout=PATIENCE) as response:
-            answer = json.load(response)
-        if answer.get("errors"):
-            raise WrongError(f"GraphQL answers {answer['errors'][0]['message']!r}.")
-        return next(iter(answer["data"].values()))
+        """The one field that a query asks for."""
+        return ask(self.url, query, **variables)
 
     def runs(self, backfill: str) -> set[str]:
         """The ids of a backfill's runs."""
@@ -376,7 +366,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             pages.watch(part, STAGED_ON, given.minutes, "staging-fact-only")
         print(verify(server, whole, ALL, given.days))
         print(verify(server, part, STAGED_ON, given.again))
-    except (WrongError, OSError, WebDriverException) as error:
+    except (WrongError, RefusedQueryError, OSError, WebDriverException) as error:
         print(str(error).strip().splitlines()[0], file=sys.stderr)
         return 1
     return 0
