@@ -86,7 +86,7 @@ class Record:
     commit_id: str = ""
     since: int | None = None
     written: frozenset[date] | None = None
-    at: datetime | None = None
+    at: datetime | None = field(default=None, compare=False)
 
     def vouches(self, day: date) -> int:
         """The version as of which the day is what the record says."""
@@ -134,7 +134,7 @@ class Foreign:
     version: int
     operation: str
     days: frozenset[date]
-    at: datetime | None = None
+    at: datetime | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

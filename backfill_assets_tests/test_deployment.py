@@ -174,8 +174,10 @@ def test_a_server_that_is_not_there_yet_is_waited_for(diary, tmp_path, monkeypat
     assert server.said[1:] == ["The Spark engine is ready."]
 
 
-def test_servers_at_a_port_and_at_a_socket(diary, tmp_path):
+def test_servers_at_a_port_and_at_a_socket(diary, tmp_path, monkeypatch):
     """The second is a code server: the runs that it started live on without it."""
+    # The children of a fake that serves do not hear SIGINT.
+    monkeypatch.setattr(deployment, "_END", ((signal.SIGINT, 1.0), (signal.SIGTERM, 20.0)))
     engine, at = Fake(tmp_path), str(tmp_path / "code.sock")
     family = FAMILY.replace('"ui"', '"code"')
     code = Server("code server", fake(SERVE + family + "serve()", at), at, os.environ, engine.say)
