@@ -62,12 +62,14 @@ class Shell:
         range_ = ["--partition-range", f"{days.start}...{days.end - DAY}"]
         command = [Path(sys.executable).with_name("dagster"), "asset", "materialize"]
         began = perf_counter()
-        subprocess.run(
+        done = subprocess.run(
             [*map(str, command), "-m", "backfill_assets.definitions", *select, *range_],
             env=self.environment,
-            check=True,
+            check=False,
             capture_output=True,
+            text=True,
         )
+        assert done.returncode == 0, f"{days}: {done.stderr[-4000:]}"
         return perf_counter() - began
 
     def phases(self, began: float, ended: float) -> tuple[float, float, float]:
