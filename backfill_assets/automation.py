@@ -20,6 +20,7 @@ from dagster._core.storage.dagster_run import FINISHED_STATUSES
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 
 from backfill_assets import alerts
+from backfill_assets.accounts import mixed_backfills
 from backfill_assets.alerts import Incident
 from backfill_assets.checks import failure_text
 from backfill_assets.dashboard import DASHBOARD
@@ -51,7 +52,7 @@ Clock = Callable[[], datetime]
 
 #: The page is made anew with the figures that it shows.
 _WITH = {LATENESS.name: (DASHBOARD,)}
-_DAYS, _FINAL_DAYS = "days", "final_days"
+_DAYS, _FINAL_DAYS, _ONE_CODE = "days", "final_days", "one_code"
 
 
 @dataclass(frozen=True)
@@ -309,6 +310,12 @@ def _specs() -> list[dg.AssetCheckSpec]:
             asset=FACT.name,
             description="No final day has changed but by a run that a person launched.",
         ),
+        dg.AssetCheckSpec(
+            _ONE_CODE,
+            asset=FACT.name,
+            description="All days that one backfill made, in all tables, were made by one code and "
+            "one configuration.",
+        ),
     ]
 
 
@@ -336,6 +343,13 @@ def _evaluations(now: Situation) -> Iterator[dg.AssetCheckEvaluation]:
         description="\n".join(f"{day} {how}" for day, how in changed.items())
         or "no final day has changed",
         metadata={"final days": len(now.final[FACT.name]), "changed": len(changed)},
+    )
+    mixed = mixed_backfills(now.ledgers)
+    yield dg.AssetCheckEvaluation(
+        asset_key=AssetKey(FACT.name),
+        check_name=_ONE_CODE,
+        passed=not mixed,
+        description="\n".join(mixed) or "every backfill was made by one code and configuration",
     )
 
 

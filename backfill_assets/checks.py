@@ -47,15 +47,24 @@ def evaluations(
     table: Table,
     verdict: Verdict,
     target: AssetCheckEvaluationTargetMaterializationData | None = None,
+    *,
+    blocks: bool = True,
 ) -> Iterator[dg.AssetCheckEvaluation]:
-    """One evaluation a check for the verdict's day, about the materialization it targets."""
+    """One evaluation a check for the verdict's day, about the materialization it targets.
+
+    Args:
+        table: the table.
+        verdict: on one of its days.
+        target: the materialization.
+        blocks: whether an error may fail the step that tells of it.
+    """
     for finding in verdict.findings:
         yield dg.AssetCheckEvaluation(
             asset_key=dg.AssetKey(table.name),
             check_name=finding.check,
             passed=finding.severity is Severity.OK,
             severity=_severity(finding),
-            blocking=finding.check not in table.notices,
+            blocking=blocks and finding.check not in table.notices,
             description=finding.text,
             metadata=_evidence(finding, verdict),
             partition=verdict.day.isoformat(),

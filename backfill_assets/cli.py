@@ -6,28 +6,44 @@ Running assets is Dagster's part (`dagster asset materialize`, the UI); there is
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
+import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from datetime import date
+from datetime import date, timedelta
 from functools import partial
 from pathlib import Path
 
+import dagster as dg
+from dagster._core.definitions.reconstruct import ReconstructableRepository
 from deltalake.exceptions import DeltaError
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table as Grid
 
+from backfill_assets import accounts, backfills, jobs, maintenance, planning, verification
 from backfill_assets.audit import Severity
+from backfill_assets.definitions import build_defs
 from backfill_assets.deployment import deploy
-from backfill_assets.history import history, spans
-from backfill_assets.partitions import windows
+from backfill_assets.history import history, life, spans
+from backfill_assets.landing import LandingError
+from backfill_assets.partitions import Window, windows
+from backfill_assets.planning import BackfillPlan, Parameters
+from backfill_assets.provenance import running_code
+from backfill_assets.reconciliation import as_grid, as_json
 from backfill_assets.records import read_ledger
 from backfill_assets.sample.cdnow import write_landing
 from backfill_assets.sample.generator import generate
 from backfill_assets.schemas import TABLES
 from backfill_assets.settings import PREFIX, Settings, SettingsError, load_settings
-from backfill_assets.spark import EngineError, delta_coordinate, delta_jars, fetch_delta_jars
+from backfill_assets.spark import (
+    Engine,
+    EngineError,
+    delta_coordinate,
+    delta_jars,
+    fetch_delta_jars,
+)
 
 _SAMPLE_DAYS = 28
 
@@ -42,9 +58,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cdnow = commands.add_parser("cdnow", help="turn CDNOW_master.txt into landing data")
     cdnow.add_argument("master", type=Path, help="path of CDNOW_master.txt")
     commands.add_parser("show", help="what is published: days, rows, verdicts, places")
-    life = commands.add_parser("history", help="the commits of a table, or of a day of it")
-    life.add_argument("table", choices=TABLES)
-    life.add_argument("day", nargs="?", type=date.fromisoformat, help="YYYY-MM-DD")
+    commits = commands.add_parser("history", help="the commits of a table, or of a day of it")
+    commits.add_argument("table", choices=TABLES)
+    commits.add_argument("day", nargs="?", type=date.fromisoformat, help="YYYY-MM-DD")
+    for name, text in (
+        ("plan", "what a backfill of these days would do; kept under an id"),
+        ("backfill", "launch a plan, or days, in stages, and watch it (needs the deployment)"),
+    ):
+        asked = commands.add_parser(name, help=text)
+        asked.add_argument("days", help="FIRST...LAST" + (", or a plan's id" * (name != "plan")))
+        _add_parameters(asked)
+    account = commands.add_parser(
+        "reconcile", help="what a backfill changed, and whether it is all"
+    )
+    account.add_argument("backfill", help="id of the backfill, or of a run")
+    account.add_argument("--json", action="store_true", help="print JSON")
+    back = commands.add_parser("undo", help="put back the days that a backfill wrote, they alone")
+    back.add_argument("backfill", help="id of the backfill, of a stage of it, or of a run")
+    back.add_argument("--days", default="", help="only FIRST...LAST")
+    back.add_argument("--reason", default="", help="why, for the record")
+    upkeep = commands.add_parser(
+        "maintain", help="compact small files, take away those past the time to undo"
+    )
+    upkeep.add_argument("tables", nargs="*", metavar="TABLE", help="only these tables")
+    upkeep.add_argument("--dry-run", action="store_true", help="tell what would be done")
+    proof = commands.add_parser("verify", help="compute days anew, compare them, write nothing")
+    proof.add_argument("days", type=Window.parse, help="FIRST...LAST, or one day")
+    proof.add_argument("--table", choices=TABLES, action="append", default=[], help="(all)")
+    proof.add_argument("--json", action="store_true", help="print JSON")
     ui = commands.add_parser("ui", help="the Dagster UI, daemon and runs on one warm Spark engine")
     ui.add_argument("--port", type=int, default=3000, help="port of the UI on 127.0.0.1 (3000)")
     commands.add_parser("progress", help="condense a run's log (standard input) into progress")
@@ -65,14 +106,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif given.command == "show":
             show(settings, console)
         elif given.command == "history":
-            # Whole, however narrow the terminal: half of a run's id is of no use.
-            console.print(history(settings, given.table, given.day), width=200, soft_wrap=True)
+            day = given.day
+            grid = life(settings, given.table, day) if day else history(settings, given.table)
+            _show(grid)
+        elif given.command in ("plan", "backfill"):
+            return _backfill(settings, given, console)
+        elif given.command == "reconcile":
+            return _reconcile(settings, given.backfill, given.json, console)
+        elif given.command == "undo":
+            return _undo(given, console)
+        elif given.command == "maintain":
+            return _maintain(settings, given.tables, given.dry_run, console)
+        elif given.command == "verify":
+            return _verify(settings, given.days, given.table, given.json, console)
         elif given.command == "ui":
             _jars(settings, console)
             return deploy(settings, given.port, partial(_say, console))
         else:
             return progress(sys.stdin, console)
-    except (SettingsError, EngineError, OSError, ValueError, DeltaError) as error:
+    except (SettingsError, EngineError, LandingError, OSError, ValueError, DeltaError) as error:
         print(f"backfill-assets {given.command}: {error}", file=sys.stderr)
         return 1
     return 0
@@ -81,6 +133,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _say(console: Console, text: str, end: str = "\n") -> None:
     """Print text as it is: a path is no markup, and nobody wants it broken in the middle."""
     console.print(text, end=end, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+def _show(grid: RenderableType) -> None:
+    """Print a table whole, however narrow the terminal: half of a run's id is of no use."""
+    Console(width=_WIDE).print(grid)
+
+
+_WIDE = 200
 
 
 def _jars(settings: Settings, console: Console) -> None:
@@ -101,6 +161,141 @@ def _sample(settings: Settings, days: int, console: Console) -> None:
         return
     _say(console, f"Writing {days} days of sample orders to {landing} ...")
     generate(landing, start=settings.start, days=days, window_days=settings.window_days)
+
+
+def _add_parameters(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--table", choices=TABLES, action="append", default=[], help="(all)")
+    parser.add_argument("--pilot-days", type=int, default=0, help="so many first, then the rest")
+    parser.add_argument("--chunk-days", type=int, help="stages of so many days, each reconciled")
+    parser.add_argument("--max-parallel", type=int, help="runs at a time (the queue's limit)")
+    parser.add_argument("--write-mode", choices=("overwrite", "merge"), default="overwrite")
+    parser.add_argument("--rewrite", action="store_true", help="also what would be identical")
+    parser.add_argument("--reason", default="", help="why, for the record")
+
+
+def _backfill(settings: Settings, given: argparse.Namespace, console: Console) -> int:
+    """Make a plan, show it, and launch it if that was asked for."""
+    code = running_code(settings.git_commit)
+    graph = build_defs(settings).get_repository_def().asset_graph
+    with dg.DagsterInstance.get() as instance:
+        if not instance.is_persistent:
+            raise ValueError("set DAGSTER_HOME: a plan is kept there, and a backfill runs there")
+        if "-" not in given.days and given.command == "backfill":
+            plan = backfills.find(instance, given.days).plan
+        else:
+            asked = Parameters(
+                days=given.days,
+                tables=tuple(given.table) or tuple(TABLES),
+                **{name: getattr(given, name) for name in _PARAMETERS},
+            )
+            plan = jobs.plan_anew(settings, graph, instance, code, asked)
+        _show_plan(plan, console)
+        if given.command == "plan":
+            _say(console, f"Launch   backfill-assets backfill {plan.id}")
+            return 0
+        it = jobs.launch(settings, graph, instance, code, plan.id)
+        _say(console, f"Launched {settings.ui_url}/runs/b/{it.backfill_id}")
+        said = ""
+        while not it.ended:
+            time.sleep(_LOOK_EVERY)
+            it = backfills.find(instance, plan.id)
+            if (now := backfills.progress(instance, it)) != said:
+                said = now
+                _say(console, f"{time.strftime('%X')}  {said}")
+    _say(console, f"Took     {timedelta(seconds=round(it.took))}")
+    _say(
+        console, f"Next     backfill-assets reconcile {plan.id}, or backfill-assets undo {plan.id}"
+    )
+    return 0 if it.complete else 1
+
+
+_PARAMETERS = (
+    "pilot_days",
+    "chunk_days",
+    "max_parallel",
+    "write_mode",
+    "rewrite",
+    "reason",
+)
+_LOOK_EVERY = 2  # seconds
+
+
+def _show_plan(plan: BackfillPlan, console: Console) -> None:
+    grid = Grid(title=f"Plan {plan.id}", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in ("table", "what becomes of them", "days"):
+        grid.add_column(heading, no_wrap=True)
+    for row in planning.in_lines(plan):
+        grid.add_row(*row)
+    _show(grid)
+    for name, text in planning.in_numbers(plan):
+        _say(console, f"{name:14} {text}")
+
+
+def _reconcile(settings: Settings, name: str, json_: bool, console: Console) -> int:
+    graph = build_defs(settings).get_repository_def().asset_graph
+    with dg.DagsterInstance.get() as instance:
+        spark = Engine.of(settings).spark_session
+        found = jobs.give_account(settings, graph, instance, spark, name)
+    if json_:
+        whole = {
+            "backfill": name,
+            "problems": list(found.problems),
+            "code": sorted(found.certificate.commits),
+            "configuration": sorted(found.certificate.configurations),
+            **as_json(found.reports),
+        }
+        _say(console, json.dumps(whole, indent=2))
+    else:
+        for report in found.reports:
+            _show(as_grid(report))
+        for what, text in accounts.in_lines(found):
+            _say(console, f"{what:14} {text}")
+    return 1 if found.problems else 0
+
+
+def _undo(given: argparse.Namespace, console: Console) -> int:
+    """Run the job `undo` as a run of Dagster's own, so that it is in the trail like any other."""
+    repository = ReconstructableRepository.for_module("backfill_assets.definitions", "defs")
+    said = {"backfill": given.backfill, "days": given.days, "reason": given.reason}
+    with dg.DagsterInstance.get() as instance:
+        result = dg.execute_job(
+            repository.get_reconstructable_job("undo"),
+            instance=instance,
+            run_config={
+                "ops": {"put_back": {"config": said}},
+                "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
+            },
+        )
+        for event in result.all_events:
+            if event.is_step_failure:
+                failure = event.step_failure_data.user_failure_data
+                raise ValueError(failure.description if failure else event.step_failure_data.error)
+    _say(console, f"Undone   by run {result.run_id[:8]}, which can be undone as well")
+    return 0
+
+
+def _maintain(settings: Settings, tables: Sequence[str], dry_run: bool, console: Console) -> int:
+    spark = Engine.of(settings).spark_session
+    found = list(maintenance.maintain(spark, settings, tables, dry_run=dry_run))
+    _show(maintenance.as_grid(found))
+    for text in maintenance.sentences(found, dry_run=dry_run):
+        _say(console, text)
+    return int(any(one.problems for one in found))
+
+
+def _verify(
+    settings: Settings, days: Window, names: Sequence[str], json: bool, console: Console
+) -> int:
+    found = verification.verify(settings, days, names)
+    looked_at = dict.fromkeys(one.table for one in found)
+    reads = [verification.read_test(settings, TABLES[name], days) for name in looked_at]
+    if json:
+        _say(console, verification.as_json(found, reads))
+    else:
+        console.print(verification.as_grid(found))
+        for test in reads:
+            _say(console, str(test))
+    return 0 if verification.good(found, reads) else 1
 
 
 def show(settings: Settings, console: Console) -> None:

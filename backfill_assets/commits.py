@@ -22,6 +22,7 @@ from backfill_assets.partitions import any_of, windows
 from backfill_assets.records import Ledger, load_log, read_ledger
 from backfill_assets.retries import engine_lost
 from backfill_assets.schemas import Table
+from backfill_assets.settings import UNDO_DAYS
 from backfill_assets.spark import SPARK_ERRORS
 
 #: Delta's names for "somebody else committed first"; over Connect only the message carries them.
@@ -40,15 +41,31 @@ _CONFLICTS = (
     "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION",
     "FileAlreadyExistsException",
 )
-#: The commits are the record of what was published, and when; Delta would drop them after a month.
-_RETENTION = "delta.logRetentionDuration"
-_PROPERTIES = f"'{_RETENTION}' = 'interval 36500 days'"
 #: Whose commits are numbered: Delta knows the last number of each writing application.
 _APPLICATION = "backfill_assets"
 
 
 class PublishError(RuntimeError):
     """A commit did not come about; the table is as it was."""
+
+
+def table_properties(undo_days: int) -> dict[str, str]:
+    """Delta's properties of our tables, by name.
+
+    Args:
+        undo_days: for how many days VACUUM must keep the files that were replaced.
+    """
+    return {
+        # The commits are the record of what was published, and when; Delta would drop them after a
+        # month.
+        "delta.logRetentionDuration": "interval 36500 days",
+        "delta.deletedFileRetentionDuration": f"interval {undo_days} days",
+    }
+
+
+def in_sql(properties: Mapping[str, str]) -> str:
+    """Properties as TBLPROPERTIES takes them."""
+    return ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
 
 
 @dataclass(frozen=True)
@@ -59,11 +76,13 @@ class Writer:
         spark: the session.
         url: where the table lives.
         table: which one it is.
+        undo_days: for how many days a table that is created keeps the files that were replaced.
     """
 
     spark: SparkSession
     url: str
     table: Table
+    undo_days: int = UNDO_DAYS
 
     def commit(
         self,
@@ -113,11 +132,11 @@ class Writer:
         except SPARK_ERRORS as error:
             if engine_lost(error):
                 raise
-            if not _is_conflict(error):
+            if not is_conflict(error):
                 shown = ", ".join(map(str, found)) or "for the record"
                 raise PublishError(
                     f"{self.table.name} [{shown}]: the commit failed and the table is as it was "
-                    f"({_gist(error)}). Launch these days again."
+                    f"({gist(error)}). Launch these days again."
                 ) from error
         records = read_ledger(self.url, self.table).records
         ours = (r.version for r in reversed(records) if r.commit_id == said["commit_id"])
@@ -199,10 +218,11 @@ class Writer:
             for f in table.struct
         )
         target = f"delta.`{self.url}`"
+        properties = table_properties(self.undo_days)
         spark.sql(
             f"CREATE TABLE IF NOT EXISTS {target} ({columns}) USING DELTA "
             f"PARTITIONED BY (`{table.partition}`) "
-            f"TBLPROPERTIES ({_PROPERTIES})"
+            f"TBLPROPERTIES ({in_sql(properties)})"
         )
         if load_log(self.url) is None:
             # A creation that was killed left a log without a commit; CREATE TABLE takes it for one.
@@ -212,8 +232,8 @@ class Writer:
         assert log is not None
         # What a creation that was killed has not come to.
         there = log.metadata().configuration
-        if _RETENTION not in there:
-            spark.sql(f"ALTER TABLE {target} SET TBLPROPERTIES ({_PROPERTIES})")
+        if not properties.keys() <= there.keys():
+            spark.sql(f"ALTER TABLE {target} SET TBLPROPERTIES ({in_sql(properties)})")
         nullable = {field.name for field in log.schema().fields if field.nullable}
         # Too late for NOT NULL, which only CREATE TABLE takes.
         required = {
@@ -226,12 +246,13 @@ class Writer:
                 spark.sql(f"ALTER TABLE {target} ADD CONSTRAINT {name} CHECK ({rule})")
 
 
-def _is_conflict(error: Exception) -> bool:
+def is_conflict(error: Exception) -> bool:
+    """Whether a Spark error says that somebody else committed first."""
     text = str(error)
     return any(name in text for name in _CONFLICTS)
 
 
-def _gist(error: Exception) -> str:
+def gist(error: Exception) -> str:
     """The line of a Spark error that tells: the one with an error class, or else the first."""
     lines = str(error).splitlines() or [type(error).__name__]
     return next((line for line in lines if re.search(r"\[[A-Z_]{6,}", line)), lines[0])[:300]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
-from backfill_assets import automation
+from backfill_assets import automation, jobs
 from backfill_assets.assets import corrections, fact, lateness, raw, staging
 from backfill_assets.automation import Clock
 from backfill_assets.executor import one_process_executor
 from backfill_assets.io_manager import DeltaIOManager
+from backfill_assets.provenance import running_code
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.spark import Engine
 
@@ -34,7 +33,8 @@ def build_defs(
         SettingsError: naming the variable, the value and what is allowed.
     """
     settings = settings or load_settings()
-    code = code_version()
+    running = running_code(settings.git_commit)
+    code = running.version
     given = resources or {}
     engine = given.get("engine") or Engine.of(settings)
     automatic = automation.build(settings, clock)
@@ -50,18 +50,22 @@ def build_defs(
             asset.map_asset_specs(lambda spec: spec.replace_attributes(freshness_policy=policy))
             for asset in assets
         ]
+    by_hand, stages = jobs.build(settings, assets, running)
     return dg.Definitions(
         assets=assets,
         asset_checks=automatic.checks,
-        jobs=automatic.jobs,
+        jobs=[*automatic.jobs, *by_hand],
         schedules=automatic.schedules,
-        sensors=automatic.sensors,
+        sensors=[*automatic.sensors, stages],
         resources={
             "engine": engine,
             "io_manager": DeltaIOManager(
                 engine=engine,
                 warehouse=settings.warehouse,
                 code_version=code,
+                git_commit=running.commit,
+                git_dirty=running.dirty,
+                undo_days=settings.undo_days,
                 config_digest=settings.digest,
             ),
             **given,
@@ -69,16 +73,6 @@ def build_defs(
         # One process and one session a run: a JVM for each step costs more than the step.
         executor=one_process_executor,
     )
-
-
-def code_version() -> str:
-    """A digest of the package's source: two runs with one version ran the same code."""
-    root = Path(__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 @dg.definitions

@@ -1,13 +1,14 @@
-"""The history of a table, or of one day of it: every commit, from the table's log alone."""
+"""The history of a table, and the life of one day of it: every commit, from the log alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date
 
 from rich.table import Table as Grid
 
 from backfill_assets.partitions import Window, windows
+from backfill_assets.provenance import Code
 from backfill_assets.records import Foreign, Record, read_ledger
 from backfill_assets.schemas import TABLES
 from backfill_assets.settings import Settings
@@ -15,7 +16,7 @@ from backfill_assets.settings import Settings
 _MOST_SPANS = 5
 
 
-def history(settings: Settings, name: str, day: date | None = None) -> Grid:
+def history(settings: Settings, name: str) -> Grid:
     """The commits of a table, oldest first, as a console table.
 
     A day that a commit found with the rows that it was to write is *unchanged*: the commit speaks
@@ -24,44 +25,96 @@ def history(settings: Settings, name: str, day: date | None = None) -> Grid:
     Args:
         settings: the deployment's settings.
         name: the table.
-        day: only the commits that speak of this day, with its rows and digest.
 
     Raises:
         ValueError: there is no such commit.
     """
-    ledger = read_ledger(settings.table(name), TABLES[name])
-    commits = [commit for commit in ledger.commits if day is None or day in commit.days]
-    if not commits:
-        what = name if day is None else f"{name}[{day}]"
-        raise ValueError(f"{what} has never been published at {settings.table(name)}")
     grid = Grid(box=None, padding=(0, 2, 0, 0))
     grid.add_column("version", justify="right", no_wrap=True)
-    about_day = ("rows", "digest") if day else ()
-    for heading in ("at (UTC)", "days", *about_day, "run", "backfill", "by"):
+    for heading in ("at (UTC)", "days", "run", "backfill", "by"):
         grid.add_column(heading, no_wrap=True)
-    for commit in commits:
-        at = f"{commit.at:%Y-%m-%d %H:%M}" if commit.at else ""
-        grid.add_row(str(commit.version), at, *_cells(commit, day))
+    for commit in _commits(settings, name):
+        grid.add_row(str(commit.version), _at(commit), *_cells(commit))
     return grid
 
 
-def _cells(commit: Record | Foreign, day: date | None) -> list[str]:
+def life(settings: Settings, name: str, day: date) -> Grid:
+    """What became of one day in each commit that speaks of it: who, what, when, why, by which code.
+
+    Args:
+        settings: the deployment's settings.
+        name: the table.
+        day: the day.
+
+    Raises:
+        ValueError: there is no such commit.
+    """
+    grid = Grid(box=None, padding=(0, 2, 0, 0), show_header=False)
+    grid.add_column("what", no_wrap=True)
+    grid.add_column("text")
+    for commit in _commits(settings, name, day):
+        for row in _told(commit, day):
+            grid.add_row(*row)
+        grid.add_row("", "")
+    return grid
+
+
+def _commits(settings: Settings, name: str, day: date | None = None) -> list[Record | Foreign]:
+    ledger = read_ledger(settings.table(name), TABLES[name])
+    found = [commit for commit in ledger.commits if day is None or _speaks(commit, day)]
+    if not found:
+        what = name if day is None else f"{name}[{day}]"
+        raise ValueError(f"{what} has never been published at {settings.table(name)}")
+    return found
+
+
+def _speaks(commit: Record | Foreign, day: date) -> bool:
+    return day in commit.days or (isinstance(commit, Record) and day in commit.withdrawn)
+
+
+def _at(commit: Record | Foreign) -> str:
+    return f"{commit.at:%Y-%m-%d %H:%M}" if commit.at else ""
+
+
+def _cells(commit: Record | Foreign) -> list[str]:
     if isinstance(commit, Foreign):
-        unknown = ["", "", "", ""] if day else ["", ""]
-        return [spans(windows(commit.days)), *unknown, f"another writer: {commit.operation}"]
+        return [spans(windows(commit.days)), "", "", f"another writer: {commit.operation}"]
     written = frozenset(commit.days) if commit.written is None else commit.written
+    written -= commit.withdrawn
     days = [spans(windows(written))] if written else []
-    if unchanged := windows(commit.days.keys() - written):
-        days.append("\n".join(f"{line} unchanged" for line in spans(unchanged).splitlines()))
-    said = commit.days[day] if day else None
-    return [
-        "\n".join(days),
-        # Its end: a digest begins with the number of rows.
-        *([f"{said.rows:,}", said.digest[-12:]] if said else []),
-        commit.run_id[:8],
-        (commit.backfill_id or "none")[:8],
-        commit.launched_by,
-    ]
+    for what, others in (
+        ("unchanged", commit.days.keys() - written),
+        ("taken back", commit.withdrawn),
+    ):
+        if others:
+            lines = spans(windows(others)).splitlines()
+            days.append("\n".join(f"{line} {what}" for line in lines))
+    by = commit.launched_by
+    if undone := commit.said.get("undoes"):
+        by = f"undo of {undone} by {by}"
+    return ["\n".join(days), commit.run_id[:8], (commit.backfill_id or "none")[:17], by]
+
+
+def _told(commit: Record | Foreign, day: date) -> Iterator[tuple[str, str]]:
+    head = f"version {commit.version}"
+    if isinstance(commit, Foreign):
+        yield head, f"{_at(commit)} UTC, changed by another writer: {commit.operation}"
+        return
+    written = commit.written is None or day in commit.written
+    what = "written" if written else "computed, and unchanged"
+    if undone := commit.said.get("undoes"):
+        what = f"put back to what it was before {undone}"
+        if day in commit.withdrawn:
+            what = f"taken back: before {undone} it had never been published"
+    yield head, f"{_at(commit)} UTC, {what}"
+    if said := commit.days.get(day):
+        yield "rows", f"{said.rows:,}, digest {said.digest}, verdict {said.verdict}"
+    yield "run", f"{commit.run_id}, backfill {commit.backfill_id or 'none'}"
+    yield "launched by", commit.launched_by + (f": {commit.reason}" if commit.reason else "")
+    yield "code", str(Code(commit.code_version, commit.git_commit, commit.git_dirty))
+    yield "configuration", commit.config_digest
+    inputs = ", ".join(f"{name} version {version}" for name, version in commit.inputs.items())
+    yield "made from", inputs or "the landing"
 
 
 def spans(found: Sequence[Window]) -> str:

@@ -21,7 +21,6 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData,
 )
 from dagster._core.events import DagsterEvent
-from dagster._core.execution.context.system import StepExecutionContext
 from pydantic import PrivateAttr
 from pyspark.sql import DataFrame
 
@@ -36,7 +35,7 @@ from backfill_assets.audit import (
 )
 from backfill_assets.checks import day_metadata, evaluations
 from backfill_assets.commits import PublishError, Writer
-from backfill_assets.partitions import DAY, Window, days_of_run, one_window
+from backfill_assets.partitions import DAY, Window, days_of_run, one_window, windows
 from backfill_assets.records import (
     Ledger,
     launched_by,
@@ -46,6 +45,7 @@ from backfill_assets.records import (
     verdict_of,
 )
 from backfill_assets.schemas import TABLES, Table
+from backfill_assets.settings import UNDO_DAYS
 from backfill_assets.spark import Engine
 
 _log = logging.getLogger(__name__)
@@ -56,6 +56,10 @@ REWRITE_TAG = "backfill_assets/rewrite"
 #: How a run writes: `overwrite` replaces whole days, `merge` changes their rows by the natural key
 #: in the tables that allow it.
 WRITE_MODE_TAG = "backfill_assets/write_mode"
+#: Why a run was launched, for the record of its commits.
+REASON_TAG = "backfill_assets/reason"
+#: The code and the configuration that a backfill was planned with, see `pinned`.
+CODE_TAG = "backfill_assets/code"
 #: Records fetched at once: SQLite takes no more than some hundred values in one condition.
 _QUERY_SIZE = 500
 
@@ -106,10 +110,12 @@ class Remarks:
 
     Attributes:
         final: days that only a person may rebuild from now on.
+        withdrawn: days, by the reason, that are to count as never published; they have no rows.
         said: by name, anything that JSON can hold.
     """
 
     final: Collection[date] = ()
+    withdrawn: Mapping[date, str] = field(default_factory=dict)
     said: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -172,6 +178,8 @@ class Outcome(enum.Enum):
     UNCHANGED = "unchanged"
     #: Made of what it was made of before, by the same code and configuration: not computed again.
     IDENTICAL = "identical"
+    #: Taken back: it counts as never published.
+    WITHDRAWN = "withdrawn"
     FAILED = "failed"
 
 
@@ -207,19 +215,25 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         warehouse: each table lives at `<warehouse>/<asset name>`.
         code_version: of the code that computes the tables, for the commit's record.
         config_digest: of the settings that decide what is in them, for the commit's record.
+        git_commit: of that code; empty if unknown.
+        git_dirty: whether the code differs from that commit; none if unknown.
+        undo_days: for how many days a table that is created keeps the files that were replaced.
     """
 
     engine: Engine
     warehouse: str
     code_version: str
     config_digest: str
+    git_commit: str = ""
+    git_dirty: bool | None = None
+    undo_days: int = UNDO_DAYS
     _failed: dict[tuple[str, str], dict[date, str]] = PrivateAttr(default_factory=dict)
 
     def load_input(self, context: dg.InputContext) -> Input:
         """The input, to be read after the ledger of the table that is made of it."""
         table = TABLES[context.asset_key.path[-1]]
         by_day = bool(context.asset_partition_keys)
-        return Input(lambda: self._source(self.ledger(table), by_day))
+        return Input(lambda: self.source(self.ledger(table), by_day))
 
     # Dagster takes a generator as well, though its base class says None.
     def handle_output(  # type: ignore[override]
@@ -241,14 +255,14 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         window = one_window(context.asset_partition_keys)
         step = context.step_context
         run = step.dagster_run
-        record = {
-            "run_id": run.run_id,
-            "backfill_id": run.tags.get("dagster/backfill"),
-            "launched_by": launched_by(run.tags),
-            "asset": obj.table.name,
-            "code_version": self.code_version,
-            "config_digest": self.config_digest,
-        }
+        record = self.record(obj.table, run.run_id, run.tags)
+        now = pinned(self.code_version, self.config_digest)
+        if (then := run.tags.get(CODE_TAG, now)) != now:
+            raise PublishError(
+                f"{obj.table.name} [{window}]: the backfill was planned with code and "
+                f"configuration {then}, and this run has {now}. Nothing was written. Put back what "
+                "was deployed and launch the backfill again, or make a new plan."
+            )
         rewrite = run.tags.get(REWRITE_TAG, "").lower() == "true"
         merge = _merges(run.tags)
         done = self.publish(obj, window, record, rewrite=rewrite, merge=merge)
@@ -260,36 +274,66 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             f"{obj.table.name} [{window}]: "
             + ", ".join(f"{n} day{'s' * (n != 1)} {outcome}" for outcome, n in said.items())
         )
-        yield from self._events(step, obj.table, done)
+        for event in self.told(step.instance, run.tags, obj.table, done):
+            if isinstance(event, dg.AssetMaterialization):
+                yield DagsterEvent.asset_materialization(step, event)
+            elif isinstance(event, dg.AssetObservation):
+                yield DagsterEvent.asset_observation(step, event)
+            else:
+                yield DagsterEvent.asset_check_evaluation(step, event)
 
-    def _events(
-        self, step: StepExecutionContext, table: Table, done: Sequence[Done]
-    ) -> Iterator[DagsterEvent]:
-        known = _told(step.instance, table, done)
+    def record(self, table: Table, run_id: str, tags: Mapping[str, str]) -> dict[str, Any]:
+        """What a commit says of the run that makes it: who, why, and by which code."""
+        return {
+            "run_id": run_id,
+            "backfill_id": tags.get("dagster/backfill"),
+            "launched_by": launched_by(tags),
+            "reason": tags.get(REASON_TAG, ""),
+            "asset": table.name,
+            "code_version": self.code_version,
+            "config_digest": self.config_digest,
+            "git_commit": self.git_commit,
+            "git_dirty": self.git_dirty,
+        }
+
+    def told(
+        self,
+        instance: dg.DagsterInstance,
+        tags: Mapping[str, str],
+        table: Table,
+        done: Sequence[Done],
+    ) -> Iterator[dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation]:
+        """What Dagster is to be told of the days; each event must be stored before the next.
+
+        Args:
+            instance: where it is told.
+            tags: those of the run.
+            table: the table.
+            done: what the run made of the days.
+        """
+        known = _told(instance, table, done)
         # The daemon waits for a materialization of every day that it asked for.
-        asked = "dagster/backfill" in step.dagster_run.tags
+        asked = "dagster/backfill" in tags
         told = []
         for one in done:
-            if one.outcome is Outcome.FAILED:
+            if one.outcome in (Outcome.FAILED, Outcome.WITHDRAWN):
                 told.append(one)
             elif asked or one.outcome is not Outcome.IDENTICAL or one.day not in known:
-                event = self._materialization(table, one)
-                yield DagsterEvent.asset_materialization(step, event)
+                yield self._materialization(table, one)
                 told.append(one)
             else:
-                observed = dg.AssetObservation(
+                yield dg.AssetObservation(
                     table.name, partition=str(one.day), metadata=_outcome_metadata(one)
                 )
-                yield DagsterEvent.asset_observation(step, observed)
         # Afterwards, as an evaluation names the materialization that it speaks of.
-        latest = latest_materializations(step.instance, table, [d.day for d in told])
+        latest = latest_materializations(instance, table, [d.day for d in told])
         for one in told:
             record = latest.get(one.day)
             target = record and AssetCheckEvaluationTargetMaterializationData(
                 storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp
             )
-            for evaluation in evaluations(table, one.verdict, target):
-                yield DagsterEvent.asset_check_evaluation(step, evaluation)
+            taken_back = one.outcome is Outcome.WITHDRAWN
+            yield from evaluations(table, one.verdict, target, blocks=not taken_back)
 
     def failed(self, run_id: str) -> dict[str, dict[date, str]]:
         """The days that a run of this process did not publish, with the reasons.
@@ -325,16 +369,21 @@ class DeltaIOManager(dg.ConfigurableIOManager):
 
         Returns:
             What became of each day, in ascending order.
+
+        Raises:
+            PublishError: the commit failed, or the backfill was begun by other code.
         """
         table, merge = candidate.table, merge and candidate.table.merges
         audited: _Audited | None = None
         for attempt in range(1, _ATTEMPTS + 1):
             ledger = self.ledger(table)
             plan = candidate.plan(window)
+            _refuse_other_code([ledger, *(s.ledger for s in plan.sources)], window, record)
             lacking = self._lacking(plan.sources, window, record["run_id"])
-            same = set() if rewrite else _same(ledger, plan.made_of, record)
-            todo = [day for day in window if day not in lacking and day not in same]
-            kept = [day for day in window if day in same and day not in lacking]
+            by = (record["code_version"], record["config_digest"])
+            same = set() if rewrite else same_days(ledger, plan.made_of, *by)
+            todo = [day for day in plan.made_of if day not in lacking and day not in same]
+            kept = [day for day in plan.made_of if day in same and day not in lacking]
             done = [_as_published(ledger, day) for day in kept]
             failed = judge(table, sorted(lacking), {}, lacking, {})
             done += [Done(Outcome.FAILED, verdict) for verdict in failed]
@@ -412,18 +461,18 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         inputs = {source.table.name: source.ledger.version or 0 for source in plan.sources}
         passed = [verdict for verdict in verdicts if verdict.passed]
         changed = {v.day for v in passed if rewrite or ledger.content(v.day) != v.measured.digest}
-        version = None
+        version, remarks = None, Remarks()
         if passed:
-            remarks = Remarks()
             if audited.built.remarks:
-                before = None if ledger.version is None else self._source(ledger, False)
+                before = None if ledger.version is None else self.source(ledger, False)
                 remarks = audited.built.remarks(before, verdicts)
             said = {
                 **record,
                 "inputs": inputs,
                 "since": ledger.version,
-                **_summary(verdicts, audited),
+                **_summary([v for v in verdicts if v.day not in remarks.withdrawn], audited),
                 "final": packed(remarks.final),
+                "withdrawn": packed(remarks.withdrawn),
                 "said": remarks.said,
             }
             version = self._writer(table).commit(
@@ -436,20 +485,20 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             )
             if version is None:
                 return None
-        return [
-            Done(
-                Outcome.FAILED
-                if not v.passed
-                else Outcome.WRITTEN
-                if v.day in changed
-                else Outcome.UNCHANGED,
-                v,
-                version if v.passed else None,
-                audited.built.numbers.get(v.day, {}),
-                inputs,
-            )
-            for v in verdicts
-        ]
+        done = []
+        for v in verdicts:
+            outcome, verdict = Outcome.UNCHANGED, v
+            if not v.passed:
+                outcome = Outcome.FAILED
+            elif v.day in remarks.withdrawn:
+                outcome = Outcome.WITHDRAWN
+                why = Book(problems=[remarks.withdrawn[v.day]])
+                (verdict,) = judge(table, [v.day], {}, {v.day: why}, {})
+            elif v.day in changed:
+                outcome = Outcome.WRITTEN
+            numbers = audited.built.numbers.get(v.day, {})
+            done.append(Done(outcome, verdict, version if v.passed else None, numbers, inputs))
+        return done
 
     def url(self, table: Table) -> str:
         """Where a table lives."""
@@ -460,10 +509,10 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         return read_ledger(self.url(table), table)
 
     def _writer(self, table: Table) -> Writer:
-        return Writer(self.engine.spark_session, self.url(table), table)
+        return Writer(self.engine.spark_session, self.url(table), table, self.undo_days)
 
-    def _source(self, ledger: Ledger, by_day: bool) -> Source:
-        """A table at the version of its ledger.
+    def source(self, ledger: Ledger, by_day: bool) -> Source:
+        """A table at the version of its ledger, to be read when the rows are wanted.
 
         The version is pinned: the audit and the write evaluate a frame at different times, and a
         commit in between must not come between them.
@@ -502,6 +551,11 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         )
 
 
+def pinned(code_version: str, config_digest: str) -> str:
+    """Code and configuration as a tag spells them."""
+    return f"{code_version}/{config_digest}"
+
+
 def _merges(tags: Mapping[str, str]) -> bool:
     """Whether a run asks for merges."""
     mode = tags.get(WRITE_MODE_TAG, "overwrite")
@@ -535,16 +589,43 @@ def _trailing(ledger: Ledger, window: Window) -> dict[date, Measured]:
     return {day: measured for day, measured in ledger.measured.items() if day in days}
 
 
-def _same(ledger: Ledger, made_of: Mapping[date, str], record: Mapping[str, Any]) -> set[date]:
-    """The days that are published as a run with this record would make them now."""
+def same_days(
+    ledger: Ledger, made_of: Mapping[date, str], code_version: str, config_digest: str
+) -> set[date]:
+    """The days that are published as this code and configuration would make them now."""
     found = set()
     for day, recipe in made_of.items():
         known, published = ledger.latest.get(day), ledger.stands(day)
         if known and published and published.made_of == recipe:
-            by = (known.code_version, known.config_digest)
-            if by == (record["code_version"], record["config_digest"]):
-                found.add(day)
+            same = (known.code_version, known.config_digest) == (code_version, config_digest)
+            found |= {day} if same else set()
     return found
+
+
+def _refuse_other_code(
+    ledgers: Sequence[Ledger], window: Window, record: Mapping[str, Any]
+) -> None:
+    """Keep one backfill to one code and one configuration, in a table and in those it reads.
+
+    Raises:
+        PublishError: a deploy came in between. No day of a range that is answered for as one may
+            be computed by other rules than the rest.
+    """
+    backfill = record.get("backfill_id")
+    if not backfill:
+        return
+    now = (record["code_version"], record["config_digest"])
+    for ledger in ledgers:
+        for other in reversed(ledger.records):
+            then = (other.code_version, other.config_digest)
+            if other.backfill_id == backfill and then != now:
+                raise PublishError(
+                    f"{ledgers[0].table.name} [{window}]: backfill {backfill} has published "
+                    f"{', '.join(map(str, windows(other.days)))} of {ledger.table.name} with code "
+                    f"{then[0]} and configuration {then[1]}, and this run has {now[0]} and "
+                    f"{now[1]}. Nothing was written. Put back what was deployed and launch what "
+                    "is missing and failed again, or launch all of its days as a new backfill."
+                )
 
 
 def _as_published(ledger: Ledger, day: date) -> Done:

@@ -283,6 +283,13 @@ def contents(landing: str, days: Iterable[date] | None = None) -> dict[date, str
     return {day: _summary(infos) for day, infos in listed.items() if infos is not None}
 
 
+def landed_files(landing: str, days: Iterable[date]) -> tuple[int, int]:
+    """How many files the folders of arrival days hold, and how many bytes these have."""
+    filesystem, base = _orders(landing)
+    infos = [info for day in days for info in _folder(filesystem, base, day) or ()]
+    return len(infos), sum(info.size or 0 for info in infos)
+
+
 def _by_day(base: str, whole: Iterable[pafs.FileInfo]) -> dict[date, str]:
     """A listing of all folders, by arrival day."""
     folders: dict[date, list[pafs.FileInfo]] = {}

@@ -1,28 +1,31 @@
 """What the tables' commits say of themselves: the ledger that later decisions rest on.
 
-Reading only, from the transaction logs and without a JVM. What is written there is decided by
-`io_manager` and by the assets; what follows from it by `reprocessing`.
+Reading only, from the transaction logs and without a JVM; how their files are read is known to
+`commit_files`. What is written there is decided by `io_manager` and by the assets; what follows
+from it by `reprocessing`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import date, datetime, timezone
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from dagster_deltalake import DeltaTableResource
 from dagster_deltalake.config import AzureConfig, GcsConfig, LocalConfig, S3Config
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from backfill_assets.audit import Book, Finding, Measured, Severity, Verdict
+from backfill_assets.commit_files import CommitFiles, Entry
 from backfill_assets.partitions import Window, windows
 from backfill_assets.schemas import Table
-from backfill_assets.stores import open_store
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,10 @@ class Record:
         since: the version that it was compared with; none if there was no table.
         written: those of the days whose files it wrote; the others had these rows already.
         at: when it was made, in UTC.
+        reason: why, as whoever launched it put it.
+        git_commit: of the code that computed it; empty if unknown.
+        git_dirty: whether that code differed from the commit; none if unknown.
+        withdrawn: days that it took back: they count as never published.
     """
 
     version: int
@@ -87,6 +94,10 @@ class Record:
     since: int | None = None
     written: frozenset[date] | None = None
     at: datetime | None = field(default=None, compare=False)
+    reason: str = ""
+    git_commit: str = ""
+    git_dirty: bool | None = None
+    withdrawn: frozenset[date] = frozenset()
 
     def vouches(self, day: date) -> int:
         """The version as of which the day is what the record says."""
@@ -163,7 +174,12 @@ class Ledger:
     @cached_property
     def latest(self) -> dict[date, Record]:
         """The record that speaks of each published day, empty ones included."""
-        return {day: record for record in self.records for day in record.days}
+        found: dict[date, Record] = {}
+        for record in self.records:
+            found |= dict.fromkeys(record.days, record)
+            for day in record.withdrawn:
+                found.pop(day, None)
+        return found
 
     @cached_property
     def published(self) -> frozenset[date]:
@@ -210,6 +226,7 @@ class Ledger:
                 held |= dict.fromkeys(commit.days, f"version {commit.version}")
             else:
                 new = {day: published.digest for day, published in commit.days.items()}
+                new |= dict.fromkeys(commit.withdrawn, "nothing")
                 found[commit.version] = frozenset(d for d in new if held.get(d) != new[d])
                 held |= new
         return found
@@ -266,75 +283,139 @@ def verdict_of(table: Table, day: date, said: Published) -> Verdict:
     )
 
 
+#: What was last read of each table in this process, with the mark of the last commit then.
+_known: dict[str, tuple[Ledger, str]] = {}
+
+
 def read_ledger(url: str, table: Table) -> Ledger:
     """The ledger of a table as of now."""
-    log = load_log(url)
-    while log is not None:
-        entries = log.history()
-        now = load_log(url)
-        if now is not None and now.version() == log.version():
-            return _ledger(url, log, entries, table)
-        # Somebody committed in between, and the entries are numbered from the version before.
-        log = now
+    commits = CommitFiles(url, partial(_entry, table), _form(table))
+    known, mark = _known.get(url, (Ledger(table), ""))
+    at = known.version or 0
+    if known.table is not table or not commits.is_marked(at, mark):
+        known = Ledger(table)
+    elif commits.text(at + 1) is None:
+        return known
+    while (log := load_log(url)) is not None:
+        entries = commits.entries(known.version, log.version())
+        if commits.text(log.version() + 1) is None:
+            ledger = _continued(known, entries, log)
+            _known[url] = ledger, commits.mark(log.version())
+            return ledger
+        # Somebody committed in between.
     return Ledger(table)
 
 
-def _ledger(url: str, log: DeltaTable, entries: Sequence[Any], table: Table) -> Ledger:
-    records: list[Record] = []
-    foreign: list[Foreign] = []
-    for entry in reversed(entries):
-        record = _record(entry)
-        if record is not None:
-            records.append(record)
+def _continued(known: Ledger, entries: Iterable[Entry], log: DeltaTable) -> Ledger:
+    """A ledger with the commits that came since."""
+    records, foreign = list(known.records), list(known.foreign)
+    for entry in entries:
+        if "said" in entry:
+            records.append(_record(entry))
         elif records:  # what came before our first one was the creation
-            changes, days = _changes(url, entry["version"], table)
-            if changes:
-                operation = str(entry.get("operation"))
-                foreign.append(Foreign(entry["version"], operation, days, _made_at(entry)))
-    return Ledger(table, log.version(), records, foreign, measured_by_log(log, table))
+            days = frozenset(map(date.fromisoformat, entry["days"]))
+            foreign.append(Foreign(entry["version"], entry["operation"], days, _made_at(entry)))
+    return Ledger(known.table, log.version(), records, foreign, measured_by_log(log, known.table))
 
 
-def _changes(url: str, version: int, table: Table) -> tuple[bool, frozenset[date]]:
-    """Whether a commit changed rows (OPTIMIZE does not), and of which days."""
-    filesystem, path = open_store(url)
-    with filesystem.open_input_stream(f"{path}/_delta_log/{version:020d}.json") as stream:
-        actions = [json.loads(line) for line in stream.read().splitlines()]
+def _form(table: Table) -> str:
+    """Names what `_entry` tells: its number goes up when that changes."""
+    return " ".join(["1", table.partition, *(part.name for part in fields(Published))])
+
+
+def _entry(table: Table, version: int, text: bytes) -> Entry | None:
+    """What is told of a commit: what it says of itself, or the days that another writer changed.
+
+    None if it changed no row, as OPTIMIZE does not.
+    """
+    lines = text.splitlines()
+    infos = (json.loads(line).get("commitInfo") for line in lines if b'"commitInfo"' in line)
+    info: Entry = next(filter(None, infos), {})
+    entry = {
+        "version": version,
+        "timestamp": info.get("timestamp"),
+        "operation": str(info.get("operation")),
+    }
+    if ours := _ours(entry, info.get("userMetadata")):
+        return ours
     files = [
         action[kind]
-        for action in actions
+        for action in map(json.loads, lines)
         for kind in ("add", "remove")
         if kind in action and action[kind].get("dataChange", True)
     ]
-    values = [(file.get("partitionValues") or {}).get(table.partition) for file in files]
-    return bool(files), frozenset(date.fromisoformat(value) for value in values if value)
+    values = {(file.get("partitionValues") or {}).get(table.partition) for file in files}
+    return {**entry, "days": sorted(filter(None, values))} if files else None
 
 
-def _record(entry: Mapping[str, Any]) -> Record | None:
-    """The record in a commit; none if it is somebody else's, in whatever form of their own."""
+def _ours(entry: Entry, metadata: Any) -> Entry | None:
+    """An entry with what its commit says of itself, the days as text, as `_Days` takes them.
+
+    None if it is somebody else's, in whatever form of their own.
+    """
     try:
-        said = json.loads(entry.get("userMetadata") or "null")
-        days = {date.fromisoformat(day): Published(**audit) for day, audit in said["audit"].items()}
-        return Record(
-            version=entry["version"],
-            run_id=said["run_id"],
-            backfill_id=said.get("backfill_id"),
-            launched_by=said.get("launched_by", PERSON),
-            code_version=said["code_version"],
-            config_digest=said["config_digest"],
-            inputs=said.get("inputs", {}),
-            days=days,
-            final=frozenset(unpacked(said.get("final", ()))),
-            said=said.get("said", {}),
-            commit_id=said.get("commit_id", ""),
-            since=said.get("since"),
-            written=frozenset(unpacked(said["days"])) if "since" in said else None,
-            at=_made_at(entry),
-        )
+        said = json.loads(metadata or "null")
+        said["audit"] = {day: json.dumps(audit) for day, audit in said["audit"].items()}
+        ours = {**entry, "said": said}
+        dict(_record(ours).days)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+    return ours
 
 
-def _made_at(entry: Mapping[str, Any]) -> datetime | None:
+class _Days(Mapping[date, Published]):
+    """The days of a commit; each is text until somebody asks for it, as most are but counted."""
+
+    def __init__(self, audit: Mapping[str, str]) -> None:
+        self._days: dict[date, Published | str] = {
+            date.fromisoformat(day): text for day, text in audit.items()
+        }
+
+    def __getitem__(self, day: date) -> Published:
+        said = self._days[day]
+        if isinstance(said, str):
+            said = self._days[day] = Published(**json.loads(said))
+        return said
+
+    def __contains__(self, day: object) -> bool:
+        return day in self._days
+
+    def __iter__(self) -> Iterator[date]:
+        return iter(self._days)
+
+    def __len__(self) -> int:
+        return len(self._days)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+def _record(entry: Entry) -> Record:
+    """The record in an entry of ours."""
+    said = entry["said"]
+    return Record(
+        version=entry["version"],
+        run_id=said["run_id"],
+        backfill_id=said.get("backfill_id"),
+        launched_by=said.get("launched_by", PERSON),
+        code_version=said["code_version"],
+        config_digest=said["config_digest"],
+        inputs=said.get("inputs", {}),
+        days=_Days(said["audit"]),
+        final=frozenset(unpacked(said.get("final", ()))),
+        said=said.get("said", {}),
+        commit_id=said.get("commit_id", ""),
+        since=said.get("since"),
+        written=frozenset(unpacked(said["days"])) if "since" in said else None,
+        at=_made_at(entry),
+        reason=said.get("reason") or "",
+        git_commit=said.get("git_commit", ""),
+        git_dirty=said.get("git_dirty"),
+        withdrawn=frozenset(unpacked(said.get("withdrawn", ()))),
+    )
+
+
+def _made_at(entry: Entry) -> datetime | None:
     milliseconds = entry.get("timestamp")
     return milliseconds and datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
 
@@ -357,7 +438,7 @@ def load_log(url: str) -> DeltaTable | None:
         return None
 
 
-def delta_log(url: str) -> DeltaTableResource:
+def delta_log(url: str, version: int | None = None) -> DeltaTableResource:
     """dagster-deltalake's handle on a table's log, with credentials from the environment."""
     scheme = url.partition("://")[0] if "://" in url else ""
     options: Any = LocalConfig()
@@ -367,7 +448,21 @@ def delta_log(url: str) -> DeltaTableResource:
         options = AzureConfig(account_name="")
     elif scheme == "gs":
         options = GcsConfig()
-    return DeltaTableResource(url=url, storage_options=options)
+    return DeltaTableResource(url=url, storage_options=options, version=version)
+
+
+def data_files(
+    url: str, table: Table, days: Iterable[date], version: int | None = None
+) -> pa.Table:
+    """The data files of days, from the log: their `day`, `path` and `size_bytes`."""
+    log = delta_log(url, version).load()
+    actions = pa.table(log.get_add_actions(flatten=True))
+    partition = f"partition.{table.partition}"
+    if not actions.num_rows:
+        return pa.table({"day": [], "path": [], "size_bytes": []})
+    wanted = pc.is_in(pc.field(partition), pa.array(sorted(days), pa.date32()))
+    found = actions.filter(wanted).select([partition, "path", "size_bytes"])
+    return found.rename_columns(["day", "path", "size_bytes"])
 
 
 def measured_by_log(log: DeltaTable, table: Table) -> dict[date, Measured]:
@@ -375,16 +470,20 @@ def measured_by_log(log: DeltaTable, table: Table) -> dict[date, Measured]:
 
     Digest and totals are not in the log and are left empty.
     """
-    actions = log.get_add_actions(flatten=True)
-    columns = {name: actions.column(name).to_pylist() for name in actions.schema.names}
-    found: dict[date, Measured] = {}
-    for n, day in enumerate(columns.get(f"partition.{table.partition}", ())):
-        old = found.get(day)
-        rows = (old.rows if old else 0) + (columns["num_records"][n] or 0)
-        nulls = {
-            name: (old.nulls[name] if old else 0)
-            + (columns.get(f"null_count.{name}", {n: 0})[n] or 0)
-            for name in table.columns
-        }
-        found[day] = Measured(rows, nulls, 0, {}, "")
-    return found
+    actions = pa.table(log.get_add_actions(flatten=True))
+    day = f"partition.{table.partition}"
+    if not actions.num_rows:
+        return {}
+    nulls = {name: f"null_count.{name}" for name in table.columns}
+    counts = [name for name in ("num_records", *nulls.values()) if name in actions.column_names]
+    sums = actions.group_by(day).aggregate([(name, "sum") for name in counts])
+    return {
+        row[day]: Measured(
+            row["num_records_sum"] or 0,
+            {name: row.get(f"{count}_sum") or 0 for name, count in nulls.items()},
+            0,
+            {},
+            "",
+        )
+        for row in sums.to_pylist()
+    }

@@ -21,6 +21,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as PydanticSettingsError
 
 PREFIX = "BACKFILL_ASSETS_"
+#: For how many days a backfill can be undone, unless a deployment says otherwise.
+UNDO_DAYS = 30
 
 
 class SettingsError(ValueError):
@@ -52,7 +54,11 @@ class Settings(BaseSettings):
             that the lines change, `window` all that are open.
         nightly_at: when the nightly schedule ticks, HH:MM in the business time zone.
         deadline: when on that day all that is due must be there, HH:MM in the business time zone.
+        undo_days: for so many days the files that a backfill replaced are kept, so that it can be
+            undone.
         webhook: where alerts are posted; none means that there are no alerts.
+        git_commit: the commit that the code was built from, where it is installed without its git
+            repository; the repository itself is asked first.
         ui_url: where the Dagster UI is, for the links in alerts.
         spark_master: master URL of the embedded session.
         spark_remote: URL of a Spark Connect server, which then replaces the embedded session.
@@ -77,7 +83,10 @@ class Settings(BaseSettings):
     reprocess: Literal["touched", "window"] = "touched"
     nightly_at: str = "02:00"
     deadline: str = "06:00"
+    # No longer than the commits themselves, which is what Delta asks for.
+    undo_days: int = Field(default=UNDO_DAYS, ge=1, le=36500)
     webhook: str | None = None
+    git_commit: str | None = None
     ui_url: str = "http://127.0.0.1:3000"
     spark_master: str = "local[*]"
     spark_remote: str | None = Field(

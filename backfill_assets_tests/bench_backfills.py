@@ -46,6 +46,9 @@ class Shell:
         self.home = root / "home"
         self.home.mkdir(parents=True)
         shutil.copy(PROJECT / "dagster.yaml", self.home)
+        # Dagster's processes do not agree on who creates the databases of a new home.
+        os.environ["DAGSTER_HOME"] = str(self.home)
+        dg.DagsterInstance.get().dispose()
         self.environment = {
             **os.environ,
             "DAGSTER_HOME": str(self.home),

@@ -263,24 +263,53 @@ def test_history(capsys, tmp_path):
     twice = dict.fromkeys(JAN[1:3], "ok")
     publish_facts(tmp_path, twice, 5, backfill_id="b", since=0, written=["2024-01-02...2024-01-02"])
     now = datetime.now(timezone.utc).date()
-    all_days, of_one = history(capsys, FACT), history(capsys, FACT, "2024-01-03")
+    all_days = history(capsys, FACT)
     assert all_days[0] == ["version", "at", "(UTC)", "days", "run", "backfill", "by"]
     first, second, third = all_days[1:]
     assert first[:2] == ["0", str(now)]
     assert first[3:] == ["2024-01-01...2024-01-03", "r", "none", "person"]
     assert second[3:] == ["2024-01-02", "r", "b", "person"]
     assert third == ["2024-01-03", "unchanged"]
-    assert of_one[1][:1] + of_one[1][4:6] == ["0", "2", "d"]
-    assert of_one[2][:1] + of_one[2][4:6] == ["1", "5", "d"]
-    assert [row[0] for row in history(capsys, FACT, "2024-01-01")[1:]] == ["0"]
+
+
+def life(capsys, day: str) -> list[str]:
+    """What is printed of each commit."""
+    assert main(["history", FACT, day]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    return "\n".join(lines).strip().split("\n\n")
+
+
+def test_the_life_of_a_day(capsys, tmp_path):
+    publish_facts(tmp_path, dict.fromkeys(JAN[:3], "ok"))
+    committed = {"git_commit": "0123456789abcdef", "git_dirty": True}
+    by = {"backfill_id": "b", "reason": "bad amounts", "inputs": {"stg_orders": 4}, **committed}
+    twice = dict.fromkeys(JAN[1:3], "warn")
+    publish_facts(tmp_path, twice, 5, since=0, written=["2024-01-02...2024-01-02"], **by)
+    undone = {"since": 1, "written": ["2024-01-02"], "said": {"undoes": "b"}}
+    publish_facts(tmp_path, {JAN[1]: "ok"}, **undone, withdrawn=["2024-01-03"])
+    first, second, third = life(capsys, "2024-01-02")
+    assert "UTC, written" in first
+    assert "2, digest d, verdict ok" in first
+    assert "c (commit unknown)" in first
+    assert "made from the landing" in first
+    assert "r, backfill b" in second
+    assert "person: bad amounts" in second
+    assert "c (commit 0123456789, with uncommitted changes)" in second
+    assert "stg_orders version 4" in second
+    assert "put back to what it was before b" in third
+    first, second, third = life(capsys, "2024-01-03")
+    assert "computed, and unchanged" in second
+    assert "taken back: before b it had never been published" in third
+    assert len(life(capsys, "2024-01-01")) == 1
+    assert "2024-01-03 taken back" in " ".join(history(capsys, FACT)[-1])
 
 
 def test_history_tells_of_other_writers(capsys, tmp_path):
     publish_facts(tmp_path, dict.fromkeys(JAN[:3], "ok"))
     DeltaTable(tmp_path / "warehouse" / FACT).delete("run_date = '2024-01-02'")
     assert "another writer: DELETE" in " ".join(history(capsys, FACT)[-1])
-    assert len(history(capsys, FACT, "2024-01-02")) == 3
-    assert len(history(capsys, FACT, "2024-01-03")) == 2
+    assert "changed by another writer: DELETE" in life(capsys, "2024-01-02")[-1]
+    assert len(life(capsys, "2024-01-03")) == 1
 
 
 def test_history_of_what_is_not_there(capsys, tmp_path):

@@ -13,8 +13,9 @@ import pytest
 from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster._serdes import serialize_value
 
-from backfill_assets.definitions import build_defs, code_version
+from backfill_assets.definitions import build_defs
 from backfill_assets.executor import one_process_executor
+from backfill_assets.provenance import running_code
 from backfill_assets.schemas import TABLES
 from backfill_assets.settings import SettingsError, load_settings
 
@@ -22,7 +23,7 @@ PROJECT = Path(__file__).parents[1]
 KEYLESS = {"row_count", "nulls", "conservation", "days"}
 KEYED = KEYLESS | {"unique_key"}
 #: Checks on the asset as a whole, and those that hold no day back.
-WHOLE, NOTICES = {"days", "final_days"}, {"late_lines"}
+WHOLE, NOTICES = {"days", "final_days", "one_code"}, {"late_lines"}
 PAGE = "lateness_dashboard"
 #: By asset: what it reads, its group, its checks.
 EXPECTED = {
@@ -30,7 +31,7 @@ EXPECTED = {
     "raw_orders_rejected": (set(), "raw", KEYLESS),
     "stg_orders": ({"raw_orders"}, "staging", KEYED),
     "late_orders": ({"raw_orders"}, "staging", KEYLESS | NOTICES),
-    "fact_daily_orders": ({"stg_orders"}, "fact", KEYED | {"final_days"}),
+    "fact_daily_orders": ({"stg_orders"}, "fact", KEYED | {"final_days", "one_code"}),
     "fact_order_corrections": ({"raw_orders"}, "fact", KEYED),
     "fact_daily_orders_current": (
         {"fact_daily_orders", "fact_order_corrections"},
@@ -157,7 +158,7 @@ def test_what_the_ui_shows(assets):
         assert asset.metadata["dagster/table_name"] == name
         assert asset.metadata["partition_expr"] == TABLES[name].partition
         assert asset.metadata["dagster/column_schema"] == TABLES[name].column_schema
-        assert asset.code_version == code_version()
+        assert asset.code_version == running_code().version
 
 
 def test_column_lineage(assets):

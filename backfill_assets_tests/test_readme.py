@@ -128,7 +128,7 @@ def sets(place: Place, command: str) -> None:
 KNOWN = {
     r"make (demo|test|ui|install)": recipe,
     r"\. \.venv/bin/activate": activates,
-    r"backfill-assets (jars|sample|show|history .*)": runs,
+    r"backfill-assets (jars|sample|show|history .*|plan .*)": runs,
     r"dagster asset materialize .*": runs,
     r"dagster definitions validate .*": runs,
     r"export \w+=\S.*": sets,

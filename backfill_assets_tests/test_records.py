@@ -324,6 +324,8 @@ def test_a_commit_between_the_loading_of_the_log_and_its_reading(url, monkeypatc
         '{"audit": "passed"}',
         '{"audit": {}}',
         '{"audit": {"2024-01-01": {"passed": true}}, "run_id": "r"}',
+        json.dumps({**said_of(()), "audit": {"2024-01-01": {"passed": True}}}),
+        json.dumps({**said_of(()), "audit": {"2024-01-01": "passed"}}),
     ],
 )
 def test_metadata_of_others_is_no_record(url, metadata):

@@ -32,7 +32,9 @@ def test_defaults(monkeypatch, tmp_path):
     assert settings.late_lines == "correct"
     assert settings.reprocess == "touched"
     assert (settings.nightly_at, settings.deadline) == ("02:00", "06:00")
+    assert settings.undo_days == 30
     assert settings.webhook is None
+    assert settings.git_commit is None
     assert settings.ui_url == "http://127.0.0.1:3000"
     assert settings.spark_master == "local[*]"
     assert settings.spark_remote is None
@@ -63,7 +65,9 @@ GOOD = [
     ("BACKFILL_ASSETS_REPROCESS", "window", "reprocess", "window"),
     ("BACKFILL_ASSETS_NIGHTLY_AT", "00:05", "nightly_at", "00:05"),
     ("BACKFILL_ASSETS_DEADLINE", "23:59", "deadline", "23:59"),
+    ("BACKFILL_ASSETS_UNDO_DAYS", "1", "undo_days", 1),
     ("BACKFILL_ASSETS_WEBHOOK", "https://chat/hook/", "webhook", "https://chat/hook"),
+    ("BACKFILL_ASSETS_GIT_COMMIT", "f6f017c", "git_commit", "f6f017c"),
     ("BACKFILL_ASSETS_UI_URL", "http://dagster:3000/", "ui_url", "http://dagster:3000"),
     ("BACKFILL_ASSETS_SPARK_MASTER", "spark://host:7077", "spark_master", "spark://host:7077"),
     ("BACKFILL_ASSETS_SPARK_CONF", '{"spark.x": "1"}', "spark_conf", {"spark.x": "1"}),
@@ -109,6 +113,8 @@ def test_every_variable_has_a_good_value_here():
         ("BACKFILL_ASSETS_REPROCESS", "all", "'touched' or 'window'"),
         ("BACKFILL_ASSETS_NIGHTLY_AT", "2:00", "must be a time of day as HH:MM"),
         ("BACKFILL_ASSETS_DEADLINE", "24:00", "must be a time of day as HH:MM"),
+        ("BACKFILL_ASSETS_UNDO_DAYS", "0", "greater than or equal to 1"),
+        ("BACKFILL_ASSETS_UNDO_DAYS", "36501", "less than or equal to 36500"),
         ("BACKFILL_ASSETS_UI_URL", "dagster:3000", "must be an http:// or https:// URL"),
         ("BACKFILL_ASSETS_SPARK_CONF", "spark.x=1", "must be a JSON object"),
         ("SPARK_REMOTE", "http://host:15002", "must be a Spark Connect URL: sc://host:port"),
@@ -223,7 +229,9 @@ def test_digest_knows_only_what_decides_the_rows():
         "reprocess": "window",
         "nightly_at": "01:00",
         "deadline": "07:00",
+        "undo_days": 5,
         "webhook": "https://chat/hook",
+        "git_commit": "f6f017c",
         "ui_url": "http://dagster",
     }
     deciding = {"timezone": "Asia/Tokyo", "window_days": 6, "late_lines": "drop"}

@@ -37,7 +37,7 @@ from backfill_assets_tests.graphql import RefusedQueryError, ask
 ALL = ("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders", "fact_daily_orders")
 STAGED_ON = ("stg_orders", "fact_daily_orders")
 #: The checks that look at a table as a whole, and not at a day.
-ABOUT_TABLES = ("days", "final_days")
+ABOUT_TABLES = ("days", "final_days", "one_code")
 #: Whatever a page shows comes within so many seconds, also beside somebody else's Spark.
 PATIENCE = 120
 _FLAGS = (

@@ -1,0 +1,227 @@
+"""The account of a backfill: what it did against what was planned, and whether all of it is there.
+
+From the tables' logs; the comparison of the rows themselves is `reconciliation`'s part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from pyspark.sql import SparkSession
+
+from backfill_assets.footprints import Change, belongs, footprint
+from backfill_assets.partitions import windows
+from backfill_assets.planning import BackfillPlan
+from backfill_assets.provenance import Code
+from backfill_assets.reconciliation import Report, across_layers, reconcile
+from backfill_assets.records import Ledger, Ledgers, read_ledger
+from backfill_assets.schemas import TABLES
+from backfill_assets.settings import Settings
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """By which code and configuration a backfill made its days.
+
+    Attributes:
+        codes: the code versions, with the days of each table.
+        commits: the same with what git knows of them, in words.
+        configurations: the digests.
+        uncommitted: whether any of it was made by code that no git commit holds.
+    """
+
+    codes: Mapping[str, Mapping[str, Sequence[date]]]
+    commits: frozenset[str]
+    configurations: frozenset[str]
+    uncommitted: bool
+
+    @property
+    def problems(self) -> list[str]:
+        """Why nobody can answer for the backfill as one."""
+        found = []
+        if len(self.codes) > 1:
+            said = "; ".join(
+                f"{code} made "
+                + ", ".join(f"{name} [{_spelled(days)}]" for name, days in tables.items())
+                for code, tables in self.codes.items()
+            )
+            found.append(f"its days carry {len(self.codes)} code versions: {said}")
+        if len(self.configurations) > 1:
+            found.append(
+                f"its days carry {len(self.configurations)} configurations: "
+                f"{', '.join(sorted(self.configurations))}"
+            )
+        return found
+
+
+def certificate(ledgers: Ledgers, name: str) -> Certificate:
+    """The certificate of a backfill, from every commit that it made.
+
+    Args:
+        ledgers: those of all tables.
+        name: as `footprints.belongs` takes it.
+    """
+    codes: dict[str, dict[str, list[date]]] = {}
+    commits, configurations = set(), set()
+    uncommitted = False
+    for table, ledger in ledgers.items():
+        for record in ledger.records:
+            if belongs(record, name):
+                days = codes.setdefault(record.code_version, {}).setdefault(table, [])
+                days += record.days
+                commits.add(str(Code(record.code_version, record.git_commit, record.git_dirty)))
+                configurations.add(record.config_digest)
+                uncommitted |= record.git_dirty is not False
+    return Certificate(codes, frozenset(commits), frozenset(configurations), uncommitted)
+
+
+def mixed_backfills(ledgers: Ledgers) -> list[str]:
+    """The backfills that several codes or configurations had a part in, as far as they stand."""
+    makers: dict[str, dict[tuple[str, str], dict[str, list[date]]]] = {}
+    for name, ledger in ledgers.items():
+        for day, record in ledger.latest.items():
+            if record.backfill_id:
+                of = makers.setdefault(record.backfill_id.partition("-")[0], {})
+                by = (record.code_version, record.config_digest)
+                of.setdefault(by, {}).setdefault(name, []).append(day)
+    return [
+        f"backfill {backfill}: "
+        + "; ".join(
+            f"code {code} with configuration {digest} made "
+            + ", ".join(f"{name} [{_spelled(days)}]" for name, days in tables.items())
+            for (code, digest), tables in of.items()
+        )
+        for backfill, of in sorted(makers.items())
+        if len(of) > 1
+    ]
+
+
+def changes(ledgers: Ledgers, name: str) -> dict[str, dict[date, Change]]:
+    """What a backfill wrote, in every table that it wrote."""
+    found = {table: footprint(ledger, name) for table, ledger in ledgers.items()}
+    return {table: days for table, days in found.items() if days}
+
+
+def unfinished(again: BackfillPlan, ledgers: Ledgers, name: str) -> Iterator[str]:
+    """The days that the backfill was to build and that are not as it would build them now.
+
+    Args:
+        again: a plan of the same days as of now: when all is done, nothing is left to do.
+        ledgers: those of all tables.
+        name: as `footprints.belongs` takes it.
+    """
+    for table, outlook in again.tables.items():
+        left = [day for day in outlook.left if not _made_by(ledgers[table], day, name)]
+        if left:
+            yield f"{table} [{_spelled(left)}] is not published as it should be now"
+
+
+def _made_by(ledger: Ledger, day: date, name: str) -> bool:
+    """Whether the backfill published a day, and it stands; what came later is for a later run."""
+    record = ledger.latest.get(day)
+    return record is not None and belongs(record, name) and ledger.stands(day) is not None
+
+
+def against_plan(plan: BackfillPlan, ledgers: Ledgers) -> Iterator[tuple[str, str, str]]:
+    """What came of the plan's days: table, what was expected, and what became of them."""
+    for table, outlook in plan.tables.items():
+        spoken: dict[date, bool] = {}
+        for record in ledgers[table].records:
+            if belongs(record, plan.id):
+                for day in record.days:
+                    wrote = record.written is None or day in record.written
+                    spoken[day] = spoken.get(day, False) or wrote
+        for expected, days in outlook.by_expectation():
+            written = [d for d in days if spoken.get(d)]
+            same = [d for d in days if spoken.get(d) is False]
+            silent = [d for d in days if d not in spoken]
+            said = [
+                f"{len(found)} {what}"
+                for found, what in (
+                    (written, "written"),
+                    (same, "computed with the rows that were there"),
+                    (silent, "left alone"),
+                )
+                if found
+            ]
+            yield table, f"{len(days)} {expected.value}", ", ".join(said)
+
+
+def commits(ledgers: Ledgers, name: str) -> int:
+    """How many commits a backfill made."""
+    return sum(belongs(record, name) for ledger in ledgers.values() for record in ledger.records)
+
+
+def _spelled(days: Sequence[date]) -> str:
+    return ", ".join(map(str, windows(days)))
+
+
+@dataclass(frozen=True)
+class Account:
+    """All that can be said of a backfill when it is done.
+
+    Attributes:
+        name: the backfill.
+        reports: before and after, by table.
+        certificate: by what it was made.
+        planned: what came of the plan, by table; nothing without a plan.
+        problems: why the backfill is not what it should be, in sentences; without any, it is.
+    """
+
+    name: str
+    reports: Sequence[Report]
+    certificate: Certificate
+    planned: Sequence[tuple[str, str, str]]
+    problems: Sequence[str]
+
+
+def account(
+    settings: Settings,
+    spark: SparkSession,
+    name: str,
+    plan: BackfillPlan | None = None,
+    again: BackfillPlan | None = None,
+) -> Account:
+    """Read what a backfill replaced and what it published, and compare.
+
+    Args:
+        settings: the deployment's settings.
+        spark: reads the tables.
+        name: the backfill, as `footprints.belongs` takes it.
+        plan: what it was launched by, if it was planned.
+        again: the plan of the same days as of now.
+    """
+    ledgers = {n: read_ledger(settings.table(n), table) for n, table in TABLES.items()}
+    reports = [
+        reconcile(
+            spark,
+            settings.table(table),
+            TABLES[table],
+            {
+                day: (change.before if change.previous else None, change.after)
+                for day, change in days.items()
+            },
+        )
+        for table, days in changes(ledgers, name).items()
+    ]
+    proof = certificate(ledgers, name)
+    problems = [*across_layers(reports), *proof.problems]
+    if again:
+        problems += unfinished(again, ledgers, name)
+    if not proof.codes and not plan:
+        problems.append(f"no commit of {name} is in any table at {settings.warehouse}")
+    planned = list(against_plan(plan, ledgers)) if plan else []
+    return Account(name, reports, proof, planned, problems)
+
+
+def in_lines(found: Account) -> Iterator[tuple[str, str]]:
+    """The account beside the reports, for a reader."""
+    for table, expected, came in found.planned:
+        yield f"planned for {table}", f"{expected}: {came}"
+    for code in sorted(found.certificate.commits):
+        yield "made by code", code
+    for digest in found.certificate.configurations:
+        yield "configuration", digest
+    yield "verdict", "; ".join(found.problems) or "all of it is there, and adds up"

@@ -1,0 +1,258 @@
+"""The jobs that a person launches, and the sensor that leads planned backfills on.
+
+What is planned, compared or undone is decided elsewhere; here it meets Dagster.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import dagster as dg
+from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
+from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
+from dagster._core.utils import make_new_backfill_id
+from pydantic import Field
+
+from backfill_assets import backfills, maintenance
+from backfill_assets.accounts import Account, account, in_lines
+from backfill_assets.backfills import RECONCILES_TAG, BackfillRefusedError, Undertaking
+from backfill_assets.io_manager import REASON_TAG
+from backfill_assets.partitions import Window
+from backfill_assets.planning import (
+    BackfillPlan,
+    Parameters,
+    in_numbers,
+    make_plan,
+)
+from backfill_assets.planning import in_lines as plan_in_lines
+from backfill_assets.provenance import Code
+from backfill_assets.reconciliation import as_markdown
+from backfill_assets.schemas import TABLES
+from backfill_assets.settings import Settings
+from backfill_assets.undo import UndoRefusedError, take_back
+
+
+class BackfillConfig(dg.Config):
+    """What to plan, or to launch."""
+
+    days: str = Field("", description="FIRST...LAST, both included.")
+    tables: list[str] = Field([], description="All tables if empty.")
+    pilot_days: int = Field(0, description="So many days first; the rest if they pass.")
+    chunk_days: int = Field(0, description="Stages of so many days, each reconciled; 0 for one.")
+    max_parallel: int = Field(0, description="Runs at a time, 1 to 7; 0 for the queue's limit.")
+    write_mode: Literal["overwrite", "merge"] = "overwrite"
+    rewrite: bool = Field(False, description="Compute and write also what would be identical.")
+    reason: str = Field("", description="Why, for the record.")
+
+    def parameters(self) -> Parameters:
+        """The same, as a plan takes it."""
+        return Parameters(
+            days=self.days,
+            tables=tuple(self.tables) or tuple(TABLES),
+            pilot_days=self.pilot_days,
+            chunk_days=self.chunk_days or None,
+            max_parallel=self.max_parallel or None,
+            write_mode=self.write_mode,
+            rewrite=self.rewrite,
+            reason=self.reason,
+        )
+
+
+class LaunchConfig(BackfillConfig):
+    """What to launch: days, or a plan that was made before."""
+
+    plan: str = Field("", description="Id of a plan: launch it, if nothing has moved since.")
+
+
+class ReconcileConfig(dg.Config):
+    """What to give an account of."""
+
+    backfill: str = Field(description="Id of the backfill; or of a run, its first 8 characters.")
+
+
+class UndoConfig(dg.Config):
+    """What to undo."""
+
+    backfill: str = Field(description="Id of the backfill; or of a run, its first 8 characters.")
+    days: str = Field("", description="Only these days: FIRST...LAST. All that it wrote if empty.")
+    reason: str = Field("", description="Why, for the record.")
+
+
+def plan_anew(
+    settings: Settings,
+    graph: BaseAssetGraph,
+    instance: dg.DagsterInstance,
+    code: Code,
+    asked: Parameters,
+) -> BackfillPlan:
+    """A new plan, kept in Dagster's storage.
+
+    Raises:
+        ValueError: a parameter is not possible, and why.
+    """
+    plan = make_plan(settings, graph, instance, asked, code, make_new_backfill_id())
+    backfills.keep(instance, Undertaking(plan=plan))
+    return plan
+
+
+def launch(
+    settings: Settings, graph: BaseAssetGraph, instance: dg.DagsterInstance, code: Code, id_: str
+) -> Undertaking:
+    """Launch a plan, if nothing has moved since it was made.
+
+    Raises:
+        BackfillRefusedError: something has, or no daemon would do the work.
+    """
+    if lacking := backfills.lacking_daemons(instance):
+        raise BackfillRefusedError(
+            f"no {' and no '.join(lacking)} daemon is at work in this DAGSTER_HOME, so nothing "
+            "would happen: start the deployment (`make ui`, or dagster-daemon) first. Nothing was "
+            "launched."
+        )
+    it = backfills.find(instance, id_)
+    now = make_plan(settings, graph, instance, it.plan.parameters, code, id_)
+    return backfills.launch(instance, graph, id_, now)
+
+
+def give_account(
+    settings: Settings,
+    graph: BaseAssetGraph,
+    instance: dg.DagsterInstance,
+    spark: Any,
+    name: str,
+) -> Account:
+    """The account of a backfill, of a stage of one, or of a run."""
+    id_, _, stage = name.partition("-")
+    try:
+        plan = backfills.find(instance, id_).plan
+    except BackfillRefusedError:
+        return account(settings, spark, name)
+    windows = {f"{id_}-{n}": window for n, window in plan.parameters.stages()}
+    of = next((w for known, w in windows.items() if name.startswith(known)), None)
+    asked = plan.parameters.model_copy(update={"rewrite": False})
+    if of:
+        asked = asked.model_copy(update={"days": str(of)})
+    # By the code of the plan: a deploy afterwards does not make the backfill a lesser one.
+    again = make_plan(settings, graph, instance, asked, Code(plan.code_version), id_)
+    return account(settings, spark, name, None if stage else plan, again)
+
+
+def _table(rows: Iterable[tuple[str, ...]], *headings: str) -> dg.MarkdownMetadataValue:
+    lines = [headings, tuple("---" for _ in headings), *rows]
+    return dg.MetadataValue.md("\n".join("| " + " | ".join(row) + " |" for row in lines))
+
+
+def _plan_metadata(plan: BackfillPlan) -> dict[str, Any]:
+    return {
+        "backfill": plan.id,
+        "days": _table(plan_in_lines(plan), "table", "what", "days"),
+        "plan": _table(in_numbers(plan), "", ""),
+    }
+
+
+def build(
+    settings: Settings, assets: Iterable[dg.AssetsDefinition], code: Code
+) -> tuple[list[dg.JobDefinition], dg.SensorDefinition]:
+    """The deployment's jobs, and the sensor of planned backfills."""
+    graph = AssetGraph.from_assets(list(assets))
+
+    @dg.op(out=dg.Out(dg.Nothing))
+    def plan_days(context: dg.OpExecutionContext, config: BackfillConfig) -> None:
+        try:
+            plan = plan_anew(settings, graph, context.instance, code, config.parameters())
+        except ValueError as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
+        context.add_output_metadata(_plan_metadata(plan))
+
+    @dg.op(out=dg.Out(dg.Nothing))
+    def launch_stages(context: dg.OpExecutionContext, config: LaunchConfig) -> None:
+        try:
+            id_ = config.plan
+            if not id_:
+                id_ = plan_anew(settings, graph, context.instance, code, config.parameters()).id
+            it = launch(settings, graph, context.instance, code, id_)
+        except ValueError as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
+        context.add_output_metadata(
+            {**_plan_metadata(it.plan), "first stage": f"/runs/b/{it.backfill_id}"}
+        )
+
+    @dg.op(required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
+    def compare_days(context: dg.OpExecutionContext, config: ReconcileConfig) -> None:
+        spark = context.resources.engine.spark_session
+        found = give_account(settings, graph, context.instance, spark, config.backfill)
+        reports = {f"{r.table.name}": dg.MetadataValue.md(as_markdown(r)) for r in found.reports}
+        metadata = {"account": _table(in_lines(found), "", ""), **reports}
+        if found.problems:
+            said = f"{config.backfill} is not reconciled: {'; '.join(found.problems)}"
+            raise dg.Failure(said, metadata=metadata, allow_retries=False)
+        context.add_output_metadata(metadata)
+
+    @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
+    def put_back(context: dg.OpExecutionContext, config: UndoConfig) -> Iterator[Any]:
+        io = context.resources.io_manager
+        tags = {**context.run.tags, REASON_TAG: config.reason}
+        try:
+            days = Window.parse(config.days) if config.days else None
+            for table, done in take_back(
+                io, settings, config.backfill, context.run.run_id, tags, days
+            ):
+                context.log.info(f"{table.name}: {len(done)} day(s) put back")
+                yield from io.told(context.instance, tags, table, done)
+        except (UndoRefusedError, ValueError) as refused:
+            raise dg.Failure(str(refused), allow_retries=False) from refused
+        yield dg.Output(None)
+
+    @dg.job(
+        description="Says what a backfill would do, and keeps that as a plan. Nothing is computed."
+    )
+    def plan_backfill() -> None:
+        plan_days()
+
+    @dg.job(
+        description="Launches a plan, or days, in stages: a pilot, then the rest or chunk by "
+        "chunk, each reconciled before the next. The days are built by Dagster's own backfills."
+    )
+    def backfill() -> None:
+        launch_stages()
+
+    @dg.job(
+        name="reconcile",
+        description="Compares what a backfill published with what was there before, and with its "
+        "plan; fails if anything is missing or does not add up.",
+    )
+    def reconcile_job() -> None:
+        compare_days()
+
+    @dg.job(
+        description="Puts the days that one backfill wrote back to what they were before it, in "
+        "every table, or refuses where a day has been written since."
+    )
+    def undo() -> None:
+        put_back()
+
+    @dg.sensor(
+        job_name=reconcile_job.name,
+        minimum_interval_seconds=10,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Leads planned backfills through their stages: reconciles a stage that has "
+        "ended, and launches the next if it passed.",
+    )
+    def planned_backfills(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        said, requests = [], []
+        for it in backfills.under_way(context.instance):
+            step = backfills.advance(context.instance, graph, it)
+            said.append(step.text)
+            if name := step.reconcile:
+                request = dg.RunRequest(
+                    run_key=name,
+                    run_config={"ops": {"compare_days": {"config": {"backfill": name}}}},
+                    tags={RECONCILES_TAG: name, "dagster/priority": "1"},
+                )
+                requests.append(request)
+        if requests:
+            return dg.SensorResult(requests)
+        text = "; ".join(said) or "no planned backfill is under way"
+        return dg.SensorResult(skip_reason=text)
+
+    jobs = [plan_backfill, backfill, reconcile_job, undo, maintenance.job(settings)]
+    return jobs, planned_backfills

@@ -1,0 +1,345 @@
+"""Maintenance: many small files become few, files past the time to undo go, and no row changes.
+
+How long replaced files are kept is the setting `undo_days`, which each table carries as a property,
+so that a VACUUM by anybody keeps them as well. This module alone compacts and takes files away.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from math import ceil
+
+import dagster as dg
+from deltalake import DeltaTable
+from pydantic import Field
+from pyspark.sql import SparkSession
+from rich.filesize import decimal as in_bytes
+from rich.table import Table as Grid
+
+from backfill_assets.audit import measure
+from backfill_assets.commits import gist, in_sql, is_conflict, table_properties
+from backfill_assets.partitions import any_of, windows
+from backfill_assets.records import load_log, read_ledger
+from backfill_assets.retries import engine_lost
+from backfill_assets.schemas import TABLES, Table
+from backfill_assets.settings import PREFIX, Settings
+from backfill_assets.spark import SPARK_ERRORS
+from backfill_assets.stores import open_store
+
+#: Delta fills a file up to so many bytes.
+_FILE_SIZE = 1 << 30
+
+
+@dataclass(frozen=True)
+class Files:
+    """The data files of a table as a reader finds them.
+
+    Attributes:
+        version: of the table.
+        by_day: how many a day has.
+        bytes_by_day: how many bytes these have.
+    """
+
+    version: int
+    by_day: Counter[date]
+    bytes_by_day: Counter[date]
+
+    @classmethod
+    def of(cls, log: DeltaTable, table: Table) -> "Files":
+        """The files as a log has them."""
+        actions = log.get_add_actions(flatten=True)
+        files, sizes = Counter[date](), Counter[date]()
+        if actions.num_rows:
+            days = actions.column(f"partition.{table.partition}").to_pylist()
+            for day, size in zip(days, actions.column("size_bytes").to_pylist(), strict=True):
+                files[day] += 1
+                sizes[day] += size
+        return cls(log.version(), files, sizes)
+
+    @property
+    def scattered(self) -> list[date]:
+        """The days whose rows would fit into fewer files."""
+        return [
+            day
+            for day, count in sorted(self.by_day.items())
+            if count > ceil(self.bytes_by_day[day] / _FILE_SIZE)
+        ]
+
+
+@dataclass(frozen=True)
+class Maintained:
+    """What maintenance made of a table, or would make of it.
+
+    Attributes:
+        table: its name.
+        before: its files before.
+        after: its files after; the same where nothing was to be changed.
+        compacted: days whose files were put together, or would be.
+        removed: how many files past the time to undo, and empty folders, were taken away or would
+            be; none if that was not looked at.
+        notes: what a person should know, as sentences.
+        problems: what a person must see to, as sentences; nothing was taken away then.
+    """
+
+    table: str
+    before: Files
+    after: Files
+    compacted: Sequence[date] = ()
+    removed: int | None = None
+    notes: Sequence[str] = field(default_factory=list)
+    problems: Sequence[str] = field(default_factory=list)
+
+
+def maintain(
+    spark: SparkSession, settings: Settings, names: Sequence[str] = (), *, dry_run: bool = False
+) -> Iterator[Maintained]:
+    """Maintain tables, one after the other.
+
+    Days with files that fit into fewer are compacted; each such day must then hold what it held,
+    by its digest. Files that no version of the last `undo_days` days has are taken away, those that
+    killed runs left behind included. The log is kept whole. A run that writes the same days at the
+    same time is not disturbed: one of the two commits second, a run then commits once more, and
+    maintenance leaves the table to the next time.
+
+    Args:
+        spark: the session.
+        settings: the deployment's settings.
+        names: which tables; all if none is given. One that does not exist yet is left out.
+        dry_run: tell what would be done, and do nothing.
+
+    Raises:
+        ValueError: there is no table of such a name.
+    """
+    if unknown := sorted(set(names) - TABLES.keys()):
+        raise ValueError(f"no such table: {', '.join(unknown)}; there are {', '.join(TABLES)}")
+    for name, table in TABLES.items():
+        url = settings.table(name)
+        log = load_log(url) if name in names or not names else None
+        if log is not None:
+            one = _Maintenance(spark, url, table, settings.undo_days, dry_run)
+            yield one.run(log)
+
+
+@dataclass
+class _Maintenance:
+    """The maintenance of one table."""
+
+    spark: SparkSession
+    url: str
+    table: Table
+    undo_days: int
+    dry_run: bool
+    compacted: list[date] = field(default_factory=list)
+    removed: int | None = None
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def run(self, log: DeltaTable) -> Maintained:
+        """All of it, or up to what failed."""
+        before = Files.of(log, self.table)
+        try:
+            changed = self._set_properties(log.metadata().configuration)
+            self._compact(before)
+            if not changed and not self.problems:
+                self._take_away()
+        except SPARK_ERRORS as error:
+            if engine_lost(error):
+                raise
+            if is_conflict(error):
+                self.notes.append(
+                    f"{self.table.name}: a run published at the same time and went first; what is "
+                    "left to do is done by the next maintenance"
+                )
+            else:
+                self.problems.append(
+                    f"{self.table.name}: maintenance failed ({gist(error)}); all days hold what "
+                    "they held. Run it again"
+                )
+        after = Files.of(load_log(self.url) or log, self.table)
+        return Maintained(
+            self.table.name,
+            before,
+            after,
+            self.compacted,
+            self.removed,
+            self.notes,
+            self.problems,
+        )
+
+    def _set_properties(self, there: dict[str, str]) -> bool:
+        """Bring the table's properties up to date; whether they were not."""
+        wanted = table_properties(self.undo_days)
+        if wanted.items() <= there.items():
+            return False
+        if not self.dry_run:
+            self._sql(f"ALTER TABLE {self._target} SET TBLPROPERTIES ({in_sql(wanted)})")
+        was = [f"{name} was {there.get(name, 'not set')}" for name in wanted]
+        # What is gone is gone: a shell without the deployment's settings must not decide that.
+        self.notes.append(
+            f"{self.table.name}: replaced files are kept for {self.undo_days} days from now on "
+            f"({PREFIX}UNDO_DAYS; {', '.join(was)}); the next maintenance takes older ones away"
+        )
+        return True
+
+    def _compact(self, before: Files) -> None:
+        days = before.scattered
+        if self.dry_run or not days:
+            self.compacted = days
+            return
+        condition = any_of(windows(days), self.table.partition)
+        self._sql(f"OPTIMIZE {self._target} WHERE {condition}")
+        log = load_log(self.url)
+        assert log is not None
+        for version in range(before.version + 1, log.version() + 1):
+            if compacted := self._days_of_compaction(version):
+                self.compacted = sorted({*self.compacted, *compacted})
+                self._verify(version, compacted)
+
+    def _days_of_compaction(self, version: int) -> list[date]:
+        filesystem, path = open_store(self.url)
+        with filesystem.open_input_stream(f"{path}/_delta_log/{version:020d}.json") as stream:
+            actions = [json.loads(line) for line in stream.read().splitlines()]
+        infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
+        if not any(info.get("operation") == "OPTIMIZE" for info in infos):
+            return []
+        files = [action[kind] for action in actions for kind in ("add", "remove") if kind in action]
+        days = {(file.get("partitionValues") or {}).get(self.table.partition) for file in files}
+        return sorted(date.fromisoformat(day) for day in days if day)
+
+    def _verify(self, version: int, days: Sequence[date]) -> None:
+        """See that a compaction has changed no row.
+
+        Its days must hold what their records say. Where a record says something else, or there is
+        none, they must hold what they held before.
+        """
+        now = read_ledger(self.url, self.table)
+        ledger = replace(
+            now,
+            records=[record for record in now.records if record.version < version],
+            foreign=[other for other in now.foreign if other.version < version],
+        )
+        held = self._digests(version, days)
+        unlike = [day for day in days if ledger.content(day) != held.get(day)]
+        if not unlike:
+            return
+        held_before = self._digests(version - 1, unlike)
+        changed = [day for day in unlike if held.get(day) != held_before.get(day)]
+        if changed:
+            self.problems.append(
+                f"{self.table.name} [{', '.join(map(str, windows(changed)))}]: the compaction of "
+                f"version {version} changed what these days hold. Version {version - 1} has the "
+                "rows as they were and no file was taken away: launch these days with the tag "
+                "backfill_assets/rewrite = true"
+            )
+        # Nobody vouches for days that other writers have changed; that is on record elsewhere.
+        strange = [day for day in unlike if ledger.stands(day) and day not in changed]
+        if strange:
+            self.problems.append(
+                f"{self.table.name} [{', '.join(map(str, windows(strange)))}]: these days hold "
+                "other rows than their records say, before the compaction and after it: run "
+                "backfill-assets verify"
+            )
+
+    def _digests(self, version: int, days: Sequence[date]) -> dict[date | None, str]:
+        reader = self.spark.read.format("delta").option("versionAsOf", version)
+        rows = reader.load(self.url).where(any_of(windows(days), self.table.partition))
+        return {day: measured.digest for day, measured in measure(rows, self.table).items()}
+
+    def _take_away(self) -> None:
+        # First what there is to do: a VACUUM makes two commits even if there is nothing.
+        old = self.spark.sql(f"VACUUM {self._target} DRY RUN").collect()
+        if old and not self.dry_run:
+            self._sql(f"VACUUM {self._target}")
+        self.removed = len(old)
+
+    @property
+    def _target(self) -> str:
+        return f"delta.`{self.url}`"
+
+    def _sql(self, statement: str) -> None:
+        self.spark.sql(statement).collect()
+
+
+_HEADINGS = ("table", "versions", "files", "size", "days compacted", "removed")
+
+
+def _cells(one: Maintained) -> list[str]:
+    def change(before: object, after: object) -> str:
+        return f"{before}" if before == after else f"{before} → {after}"
+
+    sizes = [in_bytes(files.bytes_by_day.total()) for files in (one.before, one.after)]
+    return [
+        one.table,
+        change(one.before.version, one.after.version),
+        change(one.before.by_day.total(), one.after.by_day.total()),
+        change(*sizes),
+        str(len(one.compacted)),
+        "not looked at" if one.removed is None else str(one.removed),
+    ]
+
+
+def as_grid(found: Sequence[Maintained]) -> Grid:
+    """What was done, as a console table."""
+    grid = Grid(box=None, padding=(0, 2, 0, 0))
+    for heading in _HEADINGS:
+        grid.add_column(heading, no_wrap=True, justify="left" if heading == "table" else "right")
+    for one in found:
+        grid.add_row(*_cells(one))
+    return grid
+
+
+def as_markdown(found: Sequence[Maintained]) -> str:
+    """What was done, as a table for the UI."""
+    rows = [_HEADINGS, ["---"] * len(_HEADINGS), *map(_cells, found)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def sentences(found: Sequence[Maintained], *, dry_run: bool = False) -> list[str]:
+    """What there is to say besides: problems come last."""
+    days = sum(len(one.compacted) for one in found)
+    wrong = [text for one in found for text in one.problems]
+    said = [text for one in found for text in one.notes]
+    if dry_run:
+        said.append("a dry run: nothing was done")
+    elif days and not wrong:
+        said.append(f"{days} day(s) were compacted and hold what they held, by their digests")
+    return said + wrong
+
+
+class MaintenanceConfig(dg.Config):
+    """What to maintain."""
+
+    tables: list[str] = Field([], description="Only these tables; all of them if empty.")
+    dry_run: bool = Field(False, description="Tell what would be done, and do nothing.")
+
+
+def job(settings: Settings) -> dg.JobDefinition:
+    """Maintenance as a job, for the UI and for a schedule of the deployment's own."""
+
+    @dg.op(name="maintain_tables", required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
+    def maintain_tables(context: dg.OpExecutionContext, config: MaintenanceConfig) -> None:
+        spark = context.resources.engine.spark_session
+        found = []
+        for one in maintain(spark, settings, config.tables, dry_run=config.dry_run):
+            context.log.info(", ".join(_cells(one)))
+            found.append(one)
+        said = sentences(found, dry_run=config.dry_run)
+        metadata = {
+            "maintenance": dg.MetadataValue.md(as_markdown(found)),
+            "notes": dg.MetadataValue.md("\n".join(f"- {text}" for text in said) or "none"),
+        }
+        if problems := [text for one in found for text in one.problems]:
+            raise dg.Failure("; ".join(problems), metadata, allow_retries=False)
+        context.add_output_metadata(metadata)
+
+    @dg.job(
+        name="maintenance",
+        description="Puts small files together and takes those away that are past the time to "
+        "undo. No row changes; the digests of the days are compared.",
+    )
+    def maintenance() -> None:
+        maintain_tables()
+
+    return maintenance

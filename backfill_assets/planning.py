@@ -1,0 +1,454 @@
+"""The plan of a backfill: which days of which tables it builds, and what becomes of each of them.
+
+Made from the tables' logs, the listing of the landing and Dagster's records alone: nothing is
+computed and no JVM is started.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import date, timedelta
+from functools import cached_property
+from statistics import linear_regression
+from typing import Literal
+
+import dagster as dg
+from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
+from dagster._core.definitions.partitions.subset import PartitionsSubset
+from pydantic import BaseModel, Field
+
+from backfill_assets.history import spans
+from backfill_assets.io_manager import same_days
+from backfill_assets.landing import contents, landed_files
+from backfill_assets.lateness import Policy, log_days
+from backfill_assets.partitions import DAY, Window, daily_partitions, days_of_run, windows
+from backfill_assets.provenance import Code
+from backfill_assets.recipes import landed, made_of
+from backfill_assets.records import Ledger, Ledgers, data_files, packed, read_ledger, unpacked
+from backfill_assets.reprocessing import final_days
+from backfill_assets.schemas import (
+    CORRECTIONS,
+    CURRENT,
+    FACT,
+    LATE,
+    LATENESS,
+    RAW,
+    REJECTED,
+    STAGED,
+    TABLES,
+)
+from backfill_assets.settings import Settings
+
+#: Past runs that the expected duration is judged from.
+_PAST_RUNS = 100
+
+
+class Expected(enum.Enum):
+    """What will become of a day."""
+
+    #: Published as it would be made: no commit speaks of it.
+    IDENTICAL = "identical"
+    #: It is computed, and a commit speaks of it, also if it finds the rows that are there.
+    COMPUTED = "computed"
+    #: It is computed if what it is made of turns out to be other than now.
+    DEPENDS = "depends on its input"
+    #: It cannot be built: an input day has never been published, and is not in the plan.
+    LACKING = "input missing"
+
+
+class Parameters(BaseModel, frozen=True):
+    """What a person asks for.
+
+    Attributes:
+        days: the days, as `FIRST...LAST`; they are those of the tables that the others are made
+            of, whose days follow from them as when they are launched in the UI.
+        tables: the tables to build.
+        pilot_days: so many of the first days are built and reconciled before the rest.
+        chunk_days: stages of so many days, each built and reconciled before the next; none for
+            all of the rest in one stage.
+        max_parallel: at most so many runs at a time; none for what the run queue allows.
+        write_mode: as the run tag of that name.
+        rewrite: compute and write also what would be identical.
+        reason: why.
+    """
+
+    days: str
+    tables: tuple[str, ...] = tuple(TABLES)
+    pilot_days: int = Field(default=0, ge=0)
+    chunk_days: int | None = Field(default=None, ge=1)
+    max_parallel: int | None = Field(default=None, ge=1, le=7)
+    write_mode: Literal["overwrite", "merge"] = "overwrite"
+    rewrite: bool = False
+    reason: str = ""
+
+    @property
+    def window(self) -> Window:
+        """The days asked for."""
+        return Window.parse(self.days)
+
+    def stages(self) -> Iterator[tuple[str, Window]]:
+        """The stages, one after another: a name and the days of each."""
+        window = self.window
+        if 0 < self.pilot_days < len(window):
+            rest = window.start + self.pilot_days * DAY
+            yield "pilot", Window(window.start, rest)
+            window = Window(rest, window.end)
+        chunks = window.split(self.chunk_days)
+        for n, chunk in enumerate(chunks, 1):
+            yield (f"{n:03d}" if len(chunks) > 1 else "rest"), chunk
+
+
+class Outlook(BaseModel, frozen=True):
+    """What will become of the days of one table, by ranges."""
+
+    identical: tuple[str, ...] = ()
+    computed: tuple[str, ...] = ()
+    depends: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
+    final: tuple[str, ...] = ()
+
+    def by_expectation(self) -> Iterator[tuple[Expected, list[date]]]:
+        """The days, by what will become of them."""
+        for expected in Expected:
+            if days := unpacked(getattr(self, expected.name.lower())):
+                yield expected, days
+
+    @property
+    def left(self) -> list[date]:
+        """The days that are not published as they should be now."""
+        return unpacked([*self.computed, *self.depends, *self.lacking])
+
+
+class BackfillPlan(BaseModel, frozen=True):
+    """A backfill that has not been launched, and what it was planned on.
+
+    Attributes:
+        id: of the plan, and of the backfill that comes of it.
+        parameters: what was asked for.
+        code_version: of the code that is to compute it.
+        code: the same in words, with the git commit.
+        config_digest: of the settings that decide what is in the tables.
+        versions: by table that it reads or writes, the version of the last commit that changed it.
+        landing: digest of the listing that raw days are loaded from; empty if none are.
+        tables: what will become of the days.
+        files: data files and landing files to read at most.
+        size: of these, in bytes.
+        commits: at most so many are made.
+        runs: so many runs, if none is split further.
+        seconds: expected duration, from past runs; none without any.
+    """
+
+    id: str
+    parameters: Parameters
+    code_version: str
+    code: str
+    config_digest: str
+    versions: Mapping[str, int | None]
+    landing: str
+    tables: Mapping[str, Outlook]
+    files: int
+    size: int
+    commits: int
+    runs: int
+    seconds: float | None
+
+    def moved(self, now: BackfillPlan) -> list[str]:
+        """What has changed since the plan was made, in words."""
+        found = []
+        if self.code_version != now.code_version:
+            found.append(f"the code was {self.code} and is {now.code}")
+        if self.config_digest != now.config_digest:
+            found.append(f"the configuration was {self.config_digest} and is {now.config_digest}")
+        found += [
+            f"{name} was at version {version} and is at {now.versions.get(name)}"
+            for name, version in self.versions.items()
+            if now.versions.get(name) != version
+        ]
+        if self.landing != now.landing:
+            found.append("files have landed (or gone) for the days that are to be loaded")
+        return found
+
+
+def target_days(
+    graph: BaseAssetGraph, tables: Collection[str], window: Window
+) -> dict[str, list[date]]:
+    """The days of each table, inputs first: those asked for, and by mapping all that follows.
+
+    Those asked for are the days of the tables that are made of none of the others. Dagster's own
+    answer depends on the order in which it comes to a table that follows two others.
+    """
+    found: dict[str, PartitionsSubset] = {}
+    for name in (name for name in TABLES if name in tables):
+        key = dg.AssetKey(name)
+        days = graph.get(key).partitions_def
+        assert days is not None
+        parents = [p for p in graph.get(key).parent_keys if p.to_user_string() in found]
+        subset = days.subset_with_partition_keys([] if parents else map(str, window))
+        for parent in parents:
+            subset |= graph.get_partition_mapping(
+                key, parent
+            ).get_downstream_partitions_for_partitions(found[parent.to_user_string()], days, days)
+        found[name] = subset
+    return {
+        name: sorted(map(date.fromisoformat, subset.get_partition_keys()))
+        for name, subset in found.items()
+        if not subset.is_empty
+    }
+
+
+def make_plan(
+    settings: Settings,
+    graph: BaseAssetGraph,
+    instance: dg.DagsterInstance,
+    parameters: Parameters,
+    code: Code,
+    id_: str,
+) -> BackfillPlan:
+    """The plan as of now.
+
+    Args:
+        settings: the deployment's settings.
+        graph: the assets.
+        instance: knows the past runs.
+        parameters: what is asked for.
+        code: the code that is to compute it.
+        id_: of the plan.
+
+    Raises:
+        ValueError: a day is not on the calendar, or there is no such table.
+    """
+    window = parameters.window
+    keys = daily_partitions(settings).get_partition_keys()
+    if unknown := set(parameters.tables) - TABLES.keys():
+        raise ValueError(f"no such table: {', '.join(sorted(unknown))}; there are {[*TABLES]}")
+    if not window or not {str(window.start), str(window.end - DAY)} <= set(keys):
+        calendar = f"{keys[0]}...{keys[-1]}" if keys else "empty"
+        raise ValueError(f"{parameters.days}: the calendar is {calendar} (FIRST...LAST)")
+    days = target_days(graph, parameters.tables, window)
+    ledgers = {name: read_ledger(settings.table(name), table) for name, table in TABLES.items()}
+    return plan_backfill(settings, parameters, days, ledgers, code, id_, past_runs(instance))
+
+
+def plan_backfill(
+    settings: Settings,
+    parameters: Parameters,
+    days: Mapping[str, Sequence[date]],
+    ledgers: Ledgers,
+    code: Code,
+    id_: str,
+    past: Sequence[tuple[int, float]] = (),
+) -> BackfillPlan:
+    """The plan.
+
+    Args:
+        settings: the deployment's settings.
+        parameters: what is asked for.
+        days: the days of each table, inputs first, as `target_days` says them.
+        ledgers: those of all tables.
+        code: the code that is to compute it.
+        id_: of the plan.
+        past: days and seconds of past runs.
+    """
+    loaded = sorted({*days.get(RAW.name, ()), *days.get(REJECTED.name, ())})
+    arrivals = sorted({d for day in loaded for d in (day - DAY, day)})
+    listed = contents(settings.landing, arrivals) if arrivals else {}
+    found = _outcomes(settings, parameters, days, ledgers, code, listed)
+    final = final_days(ledgers, Policy.of(settings))
+    work = {name: [d for d, what in of.items() if what in _WORK] for name, of in found.items()}
+    files, size = landed_files(settings.landing, arrivals)
+    for input_, of in _reads(work, ledgers, settings.window_days):
+        if of:
+            there = data_files(settings.table(input_), TABLES[input_], of)
+            files += there.num_rows
+            size += sum(there["size_bytes"].to_pylist())
+    stages = [stage for _, stage in parameters.stages()]
+    chunks = sum(len(stage.split(settings.partitions_per_run)) for stage in stages)
+    # What is made of the log by event day comes in runs of its own, once the log is there.
+    runs = chunks * (2 if RAW.name in days and len(days) > 1 else 1)
+    touched = {*days, *(input_ for name in days for input_, *_ in _INPUTS.get(name, ()))}
+    return BackfillPlan(
+        id=id_,
+        parameters=parameters,
+        code_version=code.version,
+        code=str(code),
+        config_digest=settings.digest,
+        versions={name: last_change(ledgers[name]) for name in TABLES if name in touched},
+        landing=_digest(listed) if arrivals else "",
+        tables={
+            name: Outlook(
+                **{
+                    expected.name.lower(): tuple(packed(d for d in of if of[d] is expected))
+                    for expected in Expected
+                },
+                final=tuple(packed(final.get(name, set()) & of.keys())),
+            )
+            for name, of in found.items()
+        },
+        files=files,
+        size=size,
+        commits=sum(min(len(of), chunks) for of in work.values()),
+        runs=runs,
+        seconds=_expected_seconds(past, runs, len(parameters.window)) if any(work.values()) else 0,
+    )
+
+
+_WORK = (Expected.COMPUTED, Expected.DEPENDS)
+
+#: By table: an input, the days of it that are read, and whether a day needs its own day of it.
+_INPUTS: Mapping[str, Sequence[tuple[str, Callable[[Window, int], Window], bool]]] = {
+    STAGED.name: [(RAW.name, log_days, True)],
+    LATE.name: [(RAW.name, lambda days, _: days, True)],
+    CORRECTIONS.name: [(RAW.name, lambda days, _: Window(date.min, days.end), True)],
+    FACT.name: [(STAGED.name, lambda days, _: days, True)],
+    CURRENT.name: [
+        (FACT.name, lambda days, _: days, True),
+        (CORRECTIONS.name, lambda *_: Window(date.min, date.max), False),
+    ],
+    LATENESS.name: [
+        (REJECTED.name, lambda days, _: days, True),
+        (RAW.name, lambda days, w: days.widened(before=w), True),
+    ],
+}
+
+
+def _outcomes(
+    settings: Settings,
+    parameters: Parameters,
+    days: Mapping[str, Sequence[date]],
+    ledgers: Ledgers,
+    code: Code,
+    listed: Mapping[date, str],
+) -> dict[str, dict[date, Expected]]:
+    """What becomes of each day: its recipe as it is now, and as it is if its inputs change."""
+    policy, by = Policy.of(settings), (code.version, settings.digest)
+    supposed: dict[str, Ledger] = dict(ledgers)
+    found = {}
+    for name, wanted in days.items():
+        ledger = ledgers[name]
+        if name in (RAW.name, REJECTED.name):
+            now = then = landed(listed, wanted)
+        else:
+            now = made_of(name, ledgers, wanted, policy)
+            then = made_of(name, supposed, wanted, policy)
+        same = set() if parameters.rewrite else same_days(ledger, now, *by)
+        needed = [input_ for input_, _, own in _INPUTS.get(name, ()) if own]
+        # Which days a correction speaks of is known when it is made.
+        any_day = name == CURRENT.name and isinstance(supposed[CORRECTIONS.name], _Supposed)
+        outcomes = {}
+        for day in wanted:
+            if not all(day in supposed[input_].published for input_ in needed):
+                outcomes[day] = Expected.LACKING
+            elif parameters.rewrite or not _made_by(ledger, day, by):
+                outcomes[day] = Expected.COMPUTED
+            elif any_day or now[day] != then[day]:
+                outcomes[day] = Expected.DEPENDS
+            else:
+                outcomes[day] = Expected.IDENTICAL if day in same else Expected.COMPUTED
+        found[name] = outcomes
+        moving = frozenset(day for day, outcome in outcomes.items() if outcome in _WORK)
+        if moving:
+            kept = {field.name: getattr(ledger, field.name) for field in fields(ledger)}
+            supposed[name] = _Supposed(**kept, moving=moving)
+    return found
+
+
+def _made_by(ledger: Ledger, day: date, by: tuple[str, str]) -> bool:
+    """Whether a day stands as this code and configuration published it."""
+    record = ledger.latest.get(day) if ledger.stands(day) else None
+    return record is not None and (record.code_version, record.config_digest) == by
+
+
+@dataclass(frozen=True)
+class _Supposed(Ledger):
+    """A ledger some of whose days may come to hold anything."""
+
+    moving: frozenset[date] = frozenset()
+
+    @cached_property
+    def published(self) -> frozenset[date]:
+        return super().published | self.moving
+
+    def content(self, day: date) -> str:
+        return "not known yet" if day in self.moving else super().content(day)
+
+
+def last_change(ledger: Ledger) -> int | None:
+    """The version of the last commit that changed a table; maintenance does not."""
+    return max((commit.version for commit in ledger.commits), default=None)
+
+
+def _reads(
+    work: Mapping[str, Sequence[date]], ledgers: Ledgers, window_days: int
+) -> Iterator[tuple[str, set[date]]]:
+    """What the days that are computed read of other tables: of each input, the published days."""
+    for name, days in work.items():
+        for input_, of, _ in _INPUTS.get(name, ()):
+            spans = [of(window, window_days) for window in windows(days)]
+            there = ledgers[input_].measured
+            yield input_, {day for day in there if any(day in span for span in spans)}
+
+
+def _digest(listed: Mapping[date, str]) -> str:
+    said = json.dumps({str(day): what for day, what in sorted(listed.items())})
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def past_runs(instance: dg.DagsterInstance) -> list[tuple[int, float]]:
+    """Days and seconds of the last runs that succeeded, as Dagster has them."""
+    wanted = dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS])
+    found = []
+    for record in instance.get_run_records(wanted, limit=_PAST_RUNS):
+        days = days_of_run(record.dagster_run.tags)
+        if days and record.start_time and record.end_time:
+            found.append((len(days), record.end_time - record.start_time))
+    return found
+
+
+def _expected_seconds(past: Sequence[tuple[int, float]], runs: int, days: int) -> float | None:
+    """So many seconds a run and a day as past runs took; one after another."""
+    if not past:
+        return None
+    sizes, seconds = zip(*past, strict=True)
+    if len(set(sizes)) > 1:
+        line = linear_regression(sizes, seconds)
+        if line.slope > 0 and line.intercept > 0:
+            return runs * line.intercept + days * line.slope
+    return days * sum(seconds) / sum(sizes)
+
+
+def in_lines(plan: BackfillPlan) -> Iterator[tuple[str, str, str]]:
+    """The plan's days for a reader: table, what becomes of them, and which they are."""
+    for name, outlook in plan.tables.items():
+        for expected, days in outlook.by_expectation():
+            yield name, f"{len(days)} {expected.value}", spans(windows(days))
+        if outlook.final:
+            days = unpacked(outlook.final)
+            yield name, f"of these, {len(days)} final", spans(windows(days))
+
+
+def in_numbers(plan: BackfillPlan) -> Iterator[tuple[str, str]]:
+    """The rest of the plan for a reader."""
+    asked = plan.parameters
+    stages = [f"{name} {window}" for name, window in asked.stages()]
+    yield "stages", ", ".join(stages[:4]) + (f" and {len(stages) - 4} more" if stages[4:] else "")
+    yield (
+        "runs",
+        f"about {plan.runs}"
+        + (f", at most {asked.max_parallel} at a time" if asked.max_parallel else ""),
+    )
+    yield "commits", f"at most {plan.commits}"
+    yield "reads", f"at most {plan.files:,} files, {plan.size / 1e6:,.1f} MB"
+    yield (
+        "expected",
+        "no past run to judge from"
+        if plan.seconds is None
+        else f"{timedelta(seconds=round(plan.seconds))} if one run comes after another",
+    )
+    yield "code", plan.code
+    yield "configuration", plan.config_digest
+    yield "writes by", asked.write_mode + (", whatever is published" if asked.rewrite else "")
+    yield "reason", asked.reason or "none given"

@@ -1,0 +1,750 @@
+"""Reconciliation: what each day of a table held before and after, in numbers and as a SHA-256.
+
+It compares versions of a table and tells a person how they differ; it writes nothing. Which
+versions belong to a day is for the caller to say. The text that the SHA-256 is taken of is
+specified in `docs/reconciliation.md`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from functools import partial, reduce
+from hashlib import sha256
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pyspark.sql.types as T
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window as SqlWindow
+from rich.console import Group
+from rich.table import Table as Grid
+from rich.text import Text
+
+from backfill_assets.commits import gist
+from backfill_assets.history import spans
+from backfill_assets.partitions import any_of, windows
+from backfill_assets.records import Foreign, Ledger, Ledgers, Published, Record
+from backfill_assets.retries import engine_lost
+from backfill_assets.schemas import CURRENT, FACT, LATE, LATENESS, RAW, REJECTED, STAGED, Table
+from backfill_assets.spark import SPARK_ERRORS
+
+#: Population stability index from which a column has drifted moderately, and a lot: the usual rule
+#: of thumb in credit scoring (Siddiqi, Credit Risk Scorecards, 2006).
+MODERATE_DRIFT = 0.1
+LARGE_DRIFT = 0.25
+#: How many rows of each kind a report shows in all.
+MOST_SAMPLES = 5
+
+Number = int | Decimal
+#: Versions of a table before and after; none where the day was not published then.
+Versions = tuple[int | None, int | None]
+
+
+class ReconciliationError(RuntimeError):
+    """A version that is to be compared cannot be read."""
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """One day of a table in numbers.
+
+    Attributes:
+        rows: number of rows.
+        keys: distinct natural keys; none where the table has no key.
+        totals: sums by column, of the table's `totals`.
+        sha256: of all columns of all rows, as `docs/reconciliation.md` spells them.
+    """
+
+    rows: int
+    keys: int | None
+    totals: Mapping[str, Number]
+    sha256: str
+
+    @classmethod
+    def empty(cls, table: Table) -> Fingerprint:
+        """The fingerprint of a day without rows."""
+        return cls(0, 0 if table.key else None, table.zeros, sha256().hexdigest())
+
+
+class Status(enum.Enum):
+    """What became of a day between two versions."""
+
+    IDENTICAL = "identical"
+    CHANGED = "changed"
+    #: Published now, but not before.
+    ADDED = "added"
+    #: Not published (any more).
+    MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class Day:
+    """One day before and after.
+
+    Attributes:
+        day: the day.
+        versions: the table's versions that were compared.
+        before: what it held; none if it was not published.
+        after: what it holds; none if it is not published.
+    """
+
+    day: date
+    versions: Versions
+    before: Fingerprint | None
+    after: Fingerprint | None
+
+    @property
+    def status(self) -> Status:
+        """What became of the day."""
+        if self.after is None:
+            return Status.MISSING
+        if self.before is None:
+            return Status.ADDED
+        same = self.before.sha256 == self.after.sha256
+        return Status.IDENTICAL if same else Status.CHANGED
+
+    @property
+    def difference(self) -> str:
+        """By how much rows, keys and totals differ, as text; empty for an identical day."""
+        old, new = _figures(self.before), _figures(self.after)
+        deltas = {name: new.get(name, 0) - old.get(name, 0) for name in old | new}
+        if deltas.get("keys") == deltas.get("rows"):  # which goes without saying
+            deltas.pop("keys", None)
+        said = [f"{name} {delta:+,}" for name, delta in deltas.items() if delta]
+        if not said and self.status is Status.CHANGED:
+            return "same counts and sums, other values"
+        return ", ".join(said)
+
+
+def _figures(held: Fingerprint | None) -> dict[str, Number]:
+    if held is None:
+        return {}
+    keys = {} if held.keys is None else {"keys": held.keys}
+    return {"rows": held.rows, **keys, **held.totals}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A row that differs between the two versions of a changed day.
+
+    Rows are compared as a whole. Under a natural key that is in both versions, the row is changed;
+    otherwise it was added or removed.
+
+    Attributes:
+        day: the day.
+        before: its values by column, as text (times in UTC); none for a row that was added.
+        after: the same; none for a row that was removed.
+    """
+
+    day: date
+    before: Mapping[str, str | None] | None
+    after: Mapping[str, str | None] | None
+
+    @property
+    def kind(self) -> str:
+        """`added`, `removed` or `changed`."""
+        if self.before is None:
+            return "added"
+        return "removed" if self.after is None else "changed"
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How far the distribution of a numeric column has moved on the changed days.
+
+    Attributes:
+        psi: population stability index; 0 if it has not moved.
+    """
+
+    psi: float
+
+    @property
+    def level(self) -> str:
+        """`none`, `moderate` or `large`."""
+        if self.psi < MODERATE_DRIFT:
+            return "none"
+        return "moderate" if self.psi < LARGE_DRIFT else "large"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Days of one table before and after.
+
+    Attributes:
+        table: the table.
+        days: in ascending order.
+        samples: rows of the changed days, by kind, day and key: at most `MOST_SAMPLES` of a kind.
+        drift: by numeric column, of all changed days together; empty if no day has changed.
+    """
+
+    table: Table
+    days: Sequence[Day]
+    samples: Sequence[Sample] = ()
+    drift: Mapping[str, Drift] = field(default_factory=dict)
+
+    def of(self, status: Status) -> list[Day]:
+        """The days of a status."""
+        return [day for day in self.days if day.status is status]
+
+    @property
+    def summary(self) -> str:
+        """How many days there are of each status, in one line."""
+        counts = Counter(day.status for day in self.days)
+        said = ", ".join(f"{counts[status]} {status.value}" for status in Status if counts[status])
+        return f"{self.table.name}: {said or 'no days'}"
+
+    @property
+    def warnings(self) -> list[str]:
+        """The columns that have drifted, one sentence each; for a person, they fail nothing."""
+        return [
+            f"{self.table.name}.{name}: {drift.level} drift on the changed days, "
+            f"PSI {drift.psi:.2f}"
+            for name, drift in self.drift.items()
+            if drift.level != "none"
+        ]
+
+
+#: What would end a field or a line, and how it is written; the backslash comes first.
+_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
+_NULL = "\\N"
+#: With more decimals than this, Spark may write a small number with an exponent.
+_MOST_DECIMALS = 6
+#: Lines whose hashes begin with the same digits, so many, are hashed together first.
+_GROUP_DIGITS = 2
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - of UTC, and printed with a Z
+
+
+def _cells(table: Table) -> dict[str, Column]:
+    """The fields of a row as text by column, in the order of the table."""
+    return {f.name: _cell(F.col(f.name), f.dataType, table, f.name) for f in table.struct}
+
+
+def _cell(value: Column, kind: T.DataType, table: Table, name: str) -> Column:
+    if isinstance(kind, T.StringType):
+        text = value
+        for character, written in _ESCAPES.items():
+            text = F.replace(text, F.lit(character), F.lit(written))
+    elif isinstance(kind, T.TimestampType):
+        # As a number: a text would be of the session's time zone.
+        text = F.unix_micros(value).cast("string")
+    elif isinstance(kind, T.ArrayType) and not isinstance(
+        kind.elementType, T.StringType | T.ArrayType
+    ):
+        elements = F.transform(value, lambda x: _cell(x, kind.elementType, table, name))
+        text = F.concat(F.lit("["), F.array_join(elements, ", "), F.lit("]"))
+    elif isinstance(kind, T.DateType | T.IntegralType) or (
+        isinstance(kind, T.DecimalType) and kind.scale <= _MOST_DECIMALS
+    ):
+        text = value.cast("string")
+    else:
+        raise TypeError(
+            f"{table.name}.{name}: a {kind.simpleString()} has no canonical text yet, so the days "
+            "of this table have no SHA-256. Add a rule to `reconciliation` and to "
+            "docs/reconciliation.md."
+        )
+    return F.coalesce(text, F.lit(_NULL))
+
+
+def fingerprints(frame: DataFrame, table: Table) -> dict[date, Fingerprint]:
+    """The days of a frame in numbers, in one Spark query.
+
+    A day without rows is not among them: see `Fingerprint.empty`.
+
+    Args:
+        frame: rows of a table.
+        table: which one.
+
+    Raises:
+        TypeError: a column is of a type that has no canonical text.
+    """
+    found = _fingerprints(frame, table, table.partition)
+    return {day: held for (day,), held in found.items()}
+
+
+def _fingerprints(frame: DataFrame, table: Table, *by: str) -> dict[tuple, Fingerprint]:
+    line = F.sha2(F.concat_ws("\t", *_cells(table).values()), 256).alias("line")
+    first = F.substring("line", 1, _GROUP_DIGITS).alias("first")
+    sums = [F.sum(f"total_{name}").alias(f"total_{name}") for name in table.totals]
+    rows = frame.select(*by, line, *[F.col(x).alias(f"total_{x}") for x in table.totals])
+    # Group by group, or all lines of a large day would have to be in the memory of one task.
+    groups = rows.groupBy(*by, first).agg(
+        F.count(F.lit(1)).alias("rows"),
+        _hashed(F.sort_array(F.collect_list("line"))).alias("group"),
+        *sums,
+    )
+    in_order = F.sort_array(F.collect_list(F.struct("first", "group")))["group"]
+    days = groups.groupBy(*by).agg(
+        F.sum("rows").alias("rows"), _hashed(in_order).alias("sha256"), *sums
+    )
+    if table.key:
+        # By itself: beside the lists above, Spark would have to gather those by key as well.
+        keys = F.count_distinct(F.struct(*table.key)).alias("keys")
+        days = days.join(frame.groupBy(*by).agg(keys), [*by])
+    return {
+        tuple(row[name] for name in by): _fingerprint(row.asDict(), table) for row in days.collect()
+    }
+
+
+def _hashed(hashes: Column) -> Column:
+    return F.sha2(F.array_join(hashes, "\n"), 256)
+
+
+def _fingerprint(row: Mapping[str, Any], table: Table) -> Fingerprint:
+    totals = {name: row[f"total_{name}"] or zero for name, zero in table.zeros.items()}
+    return Fingerprint(row["rows"], row.get("keys"), totals, row["sha256"])
+
+
+_VERSION = "_version"
+#: A day as of a version.
+_Place = tuple[int, date]
+
+
+def reconcile(
+    spark: SparkSession,
+    url: str,
+    table: Table,
+    versions: Mapping[date, Versions],
+    ledger: Ledger | None = None,
+) -> Report:
+    """Compare days of a table between two versions each.
+
+    Only the files of these days are read: once, and those of the days that have changed again for
+    samples and drift.
+
+    Args:
+        spark: the session.
+        url: where the table lives.
+        table: which one it is.
+        versions: by day, the versions before and after; none where it was not published then.
+        ledger: what the table's log says. With it a day is read at any version that has the same
+            rows, so that many commits of a day each are not as many versions to read.
+
+    Raises:
+        ReconciliationError: a version cannot be read.
+        TypeError: a column is of a type that has no canonical text.
+    """
+    try:
+        return _reconcile(partial(_read, spark, url, table), table, versions, ledger)
+    except SPARK_ERRORS as error:
+        if engine_lost(error):
+            raise
+        asked = sorted({v for pair in versions.values() for v in pair if v is not None})
+        raise ReconciliationError(
+            f"{table.name} [{', '.join(map(str, windows(versions)))}]: the days cannot be compared "
+            f"as of version(s) {', '.join(map(str, asked))} of {url}. The table is as it was. If "
+            "files of these versions are gone (VACUUM removes those that are older than its "
+            "retention), there is nothing left to compare with: leave these days out. "
+            f"Spark says: {gist(error)}"
+        ) from error
+
+
+def _reconcile(
+    read: Callable[[Iterable[_Place]], DataFrame],
+    table: Table,
+    versions: Mapping[date, Versions],
+    ledger: Ledger | None,
+) -> Report:
+    wanted = {(v, day) for day, pair in versions.items() for v in pair if v is not None}
+    at = _read_at(wanted, ledger)
+    found: dict[tuple, Fingerprint] = {}
+    if wanted:
+        found = _fingerprints(read(at.values()), table, _VERSION, table.partition)
+    empty = Fingerprint.empty(table)
+
+    def held(version: int | None, day: date) -> Fingerprint | None:
+        return None if version is None else found.get(at[version, day], empty)
+
+    days = [
+        Day(day, (old, new), held(old, day), held(new, day))
+        for day, (old, new) in sorted(versions.items())
+    ]
+    changed = [
+        (at[old, day], at[new, day])
+        for day, (old, new) in versions.items()
+        if old is not None and new is not None and held(old, day) != held(new, day)
+    ]
+    if not changed:
+        return Report(table, days)
+    before, after = (read(places) for places in zip(*changed, strict=True))
+    return Report(table, days, _samples(before, after, table), _drift(before, after, table))
+
+
+def _read_at(wanted: Iterable[_Place], ledger: Ledger | None) -> dict[_Place, _Place]:
+    """For each day as of a version, where to read it: at as few versions as will do.
+
+    A day stays the same from a commit that wrote it to the next that does. For each version Spark
+    goes through the table's whole state, whatever is read of it.
+    """
+    if ledger is None or ledger.version is None:
+        return {place: place for place in wanted}
+    wrote = defaultdict(list)
+    for commit in ledger.commits:
+        for day in _written(commit):
+            wrote[day].append(commit.version)
+    same = []
+    for version, day in wanted:
+        own = wrote[day]
+        n = bisect_right(own, version)
+        first = own[n - 1] if n else 0
+        last = own[n] - 1 if n < len(own) else ledger.version
+        known = version <= ledger.version
+        same.append((last, first, version, day) if known else (version, version, version, day))
+    found: dict[_Place, _Place] = {}
+    at = -1
+    # By the end of each stretch: a version is added only when none so far lies in the next one.
+    for last, first, version, day in sorted(same):
+        at = at if at >= first else last
+        found[version, day] = (at, day)
+    return found
+
+
+def _written(commit: Record | Foreign) -> Collection[date]:
+    if isinstance(commit, Foreign):
+        return commit.days
+    return (commit.days.keys() if commit.written is None else commit.written) | commit.withdrawn
+
+
+def _read(spark: SparkSession, url: str, table: Table, places: Iterable[_Place]) -> DataFrame:
+    """The rows of days as of versions, each version read once, with the version as a column."""
+    days = defaultdict(set)
+    for version, day in places:
+        days[version].add(day)
+    frames = [
+        spark.read.format("delta")
+        .option("versionAsOf", version)
+        .load(url)
+        .where(any_of(windows(own), table.partition))
+        .select(F.lit(version).alias(_VERSION), *table.columns)
+        for version, own in sorted(days.items())
+    ]
+    return reduce(DataFrame.unionByName, frames)
+
+
+def _samples(before: DataFrame, after: DataFrame, table: Table) -> list[Sample]:
+    """The first differing rows of each kind, by day and key; by the whole row without a key."""
+    names = list(table.columns)
+    row = F.array(*_cells(table).values()).alias("cells")
+    sides = [
+        frame.select(F.lit(sign).alias("sign"), table.partition, row)
+        for sign, frame in ((-1, before), (1, after))
+    ]
+    # A row that both have as often as each other cancels out.
+    differing = (
+        sides[0]
+        .unionByName(sides[1])
+        .groupBy(table.partition, "cells")
+        .agg(F.sum("sign").alias("copies"))
+        .where("copies != 0")
+    )
+    cells = F.col("cells")
+    key = F.array(*[F.get(cells, names.index(name)) for name in table.key]) if table.key else cells
+    pairs = differing.groupBy(table.partition, key.alias("key")).agg(
+        F.min(F.when(F.col("copies") < 0, cells)).alias("before"),
+        F.min(F.when(F.col("copies") > 0, cells)).alias("after"),
+    )
+    kind = [F.col("before").isNull(), F.col("after").isNull()]
+    order = SqlWindow.partitionBy(*kind).orderBy(table.partition, "key")
+    few = pairs.withColumn("n", F.row_number().over(order)).where(F.col("n") <= MOST_SAMPLES)
+    samples = [
+        Sample(row[table.partition], _shown(row["before"], table), _shown(row["after"], table))
+        for row in few.orderBy("n").collect()
+    ]
+    return sorted(samples, key=lambda sample: sample.kind)
+
+
+def _shown(cells: Sequence[str] | None, table: Table) -> dict[str, str | None] | None:
+    """A row's values by column as a person reads them."""
+    if cells is None:
+        return None
+    shown: dict[str, str | None] = {}
+    for column, cell in zip(table.struct, cells, strict=True):
+        shown[column.name] = None if cell == _NULL else cell
+        if isinstance(column.dataType, T.TimestampType) and cell != _NULL:
+            shown[column.name] = _moment(int(cell))
+    return shown
+
+
+def _moment(micros: int) -> str:
+    try:
+        return f"{(_EPOCH + timedelta(microseconds=micros)).isoformat()}Z"
+    except OverflowError:  # before the year 1 or after 9999
+        return f"{micros} microseconds since 1970"
+
+
+_TENTHS = [n / 10 for n in range(1, 10)]
+#: Added to each bin's count, so that one without rows does not make the index infinite.
+_SMOOTHING = 0.5
+
+
+def _drift(before: DataFrame, after: DataFrame, table: Table) -> dict[str, Drift]:
+    """The drift of each numeric column.
+
+    The bins are the tenths of what was there before, what lies below and above all of it, and
+    null. Only their counts leave Spark.
+    """
+    names = [f.name for f in table.struct if isinstance(f.dataType, T.NumericType)]
+    if not names:
+        return {}
+    edges = before.agg(
+        *[
+            F.array_sort(
+                F.array_distinct(F.concat(F.array(F.min(x)), F.percentile_approx(x, _TENTHS)))
+            ).alias(x)
+            for x in names
+        ],
+        *[F.max(x).alias(f"_max_{x}") for x in names],
+    ).first()
+    assert edges is not None  # an aggregation without groups has one row
+    ranks = []
+    for name in names:
+        value, top = F.col(name), edges[f"_max_{name}"]
+        below = [F.count_if(value < F.lit(edge)) for edge in edges[name] or ()]
+        upto = [] if top is None else [F.count_if(value <= F.lit(top))]
+        ranks.append(F.array(*below, *upto, F.count(value), F.count(F.lit(1))).alias(name))
+    counts = [frame.agg(*ranks).first() for frame in (before, after)]
+    return {name: Drift(_psi(*[_bins(row[name]) for row in counts if row])) for name in names}
+
+
+def _bins(ranks: Sequence[int]) -> list[int]:
+    return [high - low for low, high in pairwise([0, *ranks])]
+
+
+def _psi(before: Sequence[int], after: Sequence[int]) -> float:
+    """The population stability index of two counts by bin."""
+    old, new = (
+        [(count + _SMOOTHING) / (sum(side) + _SMOOTHING * len(side)) for count in side]
+        for side in (before, after)
+    )
+    return sum((b - a) * math.log(b / a) for a, b in zip(old, new, strict=True))
+
+
+class _Figure(NamedTuple):
+    """A number of a day, by its name in `_numbers`, and how it is said."""
+
+    table: Table
+    name: str
+    text: str
+
+
+#: Before the name of what a commit recorded of a day's inputs.
+_RECORDED = "recorded "
+#: Numbers of one day that must be equal, the earlier layer first. Staging cannot be held against
+#: raw by the day, as an event day's lines lie in many log days; `conservation` has done that.
+_EQUAL = (
+    (_Figure(STAGED, "rows", "has {} rows"), _Figure(FACT, "orders", "has {} orders")),
+    (_Figure(STAGED, "amount", "has amount {}"), _Figure(FACT, "revenue", "has revenue {}")),
+    (
+        _Figure(REJECTED, "rows", "has {} rows"),
+        _Figure(RAW, _RECORDED + "rejected", "was read with {} rejected"),
+    ),
+    (
+        _Figure(REJECTED, "rows", "has {} rows"),
+        _Figure(LATENESS, _RECORDED + "rejected", "was made of {}"),
+    ),
+    (_Figure(RAW, "rows", "has {} rows"), _Figure(LATE, _RECORDED + "raw", "was made of {}")),
+    (_Figure(RAW, "rows", "has {} rows"), _Figure(LATENESS, _RECORDED + "lines", "was made of {}")),
+    (
+        _Figure(LATE, _RECORDED + "late", "found {} late"),
+        _Figure(LATENESS, _RECORDED + "beyond", "found {}"),
+    ),
+    (
+        _Figure(FACT, "orders", "has {} orders"),
+        _Figure(CURRENT, _RECORDED + "orders", "was made of {}"),
+    ),
+    (
+        _Figure(FACT, "revenue", "has revenue {}"),
+        _Figure(CURRENT, _RECORDED + "revenue", "was made of {}"),
+    ),
+)
+
+
+def across_layers(reports: Iterable[Report], ledgers: Ledgers | None = None) -> list[str]:
+    """Where the layers disagree on a day that is in several reports, as it is after.
+
+    Args:
+        reports: of any tables.
+        ledgers: by table, what its log says. With them, a day is also held against what its
+            commit says of it, and an input against what its followers were made of.
+
+    Returns:
+        A sentence for each disagreement, naming day and numbers; of two tables the latter is the
+        one to publish again.
+    """
+    said: list[str] = []
+    found: dict[str, dict[date, Mapping[str, Decimal]]] = defaultdict(dict)
+    for report in reports:
+        name = report.table.name
+        ledger = (ledgers or {}).get(name)
+        records = _records(report, ledger) if ledger else {}
+        for one in report.days:
+            if one.after is not None:
+                found[name][one.day] = _numbers(one.after, records.get(one.day))
+        for day, record in records.items():
+            said += _against_record(name, day, found[name][day], record)
+    for earlier, later in _EQUAL:
+        own, others = found[earlier.table.name], found[later.table.name]
+        for day in own.keys() & others.keys():
+            x, y = own[day].get(earlier.name), others[day].get(later.name)
+            if x is not None and y is not None and x != y:
+                has, instead = earlier.text.format(f"{x:,}"), later.text.format(f"{y:,}")
+                said.append(f"{day}: {earlier.table.name} {has}, but {later.table.name} {instead}")
+    return sorted(said)
+
+
+def _records(report: Report, ledger: Ledger) -> dict[date, Published]:
+    """What the log said of the published days as of the version after."""
+    days: dict[int, list[date]] = defaultdict(list)
+    for one in report.days:
+        if (version := one.versions[1]) is not None:
+            days[version].append(one.day)
+    found: dict[date, Published] = {}
+    for version, own in days.items():
+        then = replace(
+            ledger,
+            records=[r for r in ledger.records if r.version <= version],
+            foreign=[f for f in ledger.foreign if f.version <= version],
+        )
+        found |= {day: said for day in own if (said := then.stands(day))}
+    return found
+
+
+def _numbers(held: Fingerprint, record: Published | None) -> dict[str, Decimal]:
+    """All numbers of a day by name: what it holds, and what its commit recorded of its inputs."""
+    entries = record.entries if record else {}
+    numbers = {**_figures(held), **{_RECORDED + name: x for name, x in entries.items()}}
+    return {name: Decimal(x) for name, x in numbers.items()}
+
+
+def _against_record(
+    name: str, day: date, own: Mapping[str, Decimal], record: Published
+) -> Iterator[str]:
+    due: dict[str, int | str] = {"rows": record.rows, **record.totals}
+    for figure, number in due.items():
+        if own[figure] != Decimal(number):
+            yield (
+                f"{day}: {name} has {figure} {own[figure]:,}, but the commit that published it "
+                f"says {Decimal(number):,}"
+            )
+
+
+_HEADINGS = ("days", "status", "rows", "difference", "sha256")
+_SHORT = 12
+
+
+def as_grid(report: Report) -> Group:
+    """The report for the console: the days, then samples and drift of those that changed."""
+    grid = Grid(title=report.summary, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in _HEADINGS:
+        grid.add_column(heading, no_wrap=True, justify="right" if heading == "rows" else "left")
+    for cells in _lines(report):
+        grid.add_row(*cells)
+    return Group(grid, *[Text(line) for line in _remarks(report)])
+
+
+def as_markdown(report: Report) -> str:
+    """The report for Dagster's UI."""
+    lines = [
+        f"**{report.summary}**",
+        "",
+        f"| {' | '.join(_HEADINGS)} |",
+        "|---" * len(_HEADINGS) + "|",
+        *(f"| {' | '.join(cells)} |".replace("\n", ", ") for cells in _lines(report)),
+        "",
+        # As code: what is in the rows is not markup.
+        *(f"    {line}" for line in _remarks(report)),
+    ]
+    return "\n".join(lines)
+
+
+def as_json(reports: Iterable[Report]) -> dict[str, Any]:
+    """The reports as JSON can hold them, by table; money is exact text."""
+    return {
+        report.table.name: {
+            "days": {str(day.day): _day_json(day) for day in report.days},
+            "samples": [
+                {"day": str(s.day), "kind": s.kind, "before": s.before, "after": s.after}
+                for s in report.samples
+            ],
+            "drift": {
+                name: {"psi": round(drift.psi, 6), "level": drift.level}
+                for name, drift in report.drift.items()
+            },
+        }
+        for report in reports
+    }
+
+
+def _day_json(day: Day) -> dict[str, Any]:
+    sides = zip(("before", "after"), day.versions, (day.before, day.after), strict=True)
+    return {
+        "status": day.status.value,
+        "difference": day.difference,
+        **{name: held and _fingerprint_json(held, version) for name, version, held in sides},
+    }
+
+
+def _fingerprint_json(held: Fingerprint, version: int | None) -> dict[str, Any]:
+    totals = {
+        name: total if isinstance(total, int) else str(total) for name, total in held.totals.items()
+    }
+    return {
+        "version": version,
+        "rows": held.rows,
+        "keys": held.keys,
+        "totals": totals,
+        "sha256": held.sha256,
+    }
+
+
+def _lines(report: Report) -> Iterator[tuple[str, ...]]:
+    """The identical days together, and each other day by itself."""
+    same = report.of(Status.IDENTICAL)
+    if same:
+        rows = sum(day.after.rows for day in same if day.after)
+        days = spans(windows(day.day for day in same))
+        yield (days, Status.IDENTICAL.value, f"{rows:,}", "", "")
+    for day in report.days:
+        if day.status is not Status.IDENTICAL:
+            sides = [held for held in (day.before, day.after) if held]
+            yield (
+                str(day.day),
+                day.status.value,
+                " -> ".join(f"{held.rows:,}" for held in sides),
+                day.difference,
+                " -> ".join(held.sha256[:_SHORT] for held in sides),
+            )
+
+
+def _remarks(report: Report) -> Iterator[str]:
+    """Samples and drift, one a line."""
+    for sample in report.samples:
+        yield f"{sample.kind} {sample.day}  {_row_text(sample, report.table)}"
+    for name, drift in report.drift.items():
+        yield f"drift {name}  {drift.level} (PSI {drift.psi:.2f})"
+
+
+def _row_text(sample: Sample, table: Table) -> str:
+    """A row in one line: of a changed one, its key and what changed."""
+    row = {**(sample.before or sample.after or {})}
+    del row[table.partition]
+    if sample.before is None or sample.after is None:
+        return " ".join(f"{name}={_value(value)}" for name, value in row.items())
+    key = [f"{name}={_value(row[name])}" for name in table.key if name in row]
+    changes = [
+        f"{name} {_value(value)} -> {_value(sample.after[name])}"
+        for name, value in row.items()
+        if value != sample.after[name]
+    ]
+    return " ".join([*key, ", ".join(changes)])
+
+
+def _value(text: str | None) -> str:
+    return "null" if text is None else text

@@ -1,0 +1,198 @@
+"""Planned backfills: the plan is right, and the stages come one after another or not at all."""
+
+from datetime import date
+
+import dagster as dg
+import pytest
+from dagster._core.execution.backfill import BulkActionStatus
+
+from backfill_assets import backfills, definitions, jobs
+from backfill_assets.backfills import BackfillRefusedError
+from backfill_assets.partitions import Window
+from backfill_assets.planning import Parameters, target_days
+from backfill_assets.provenance import Code
+from backfill_assets.records import read_ledger
+from backfill_assets.schemas import FACT, STAGED, TABLES
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
+
+
+@pytest.fixture(autouse=True)
+def _daemons_run(monkeypatch):
+    monkeypatch.setattr(backfills, "lacking_daemons", lambda _: [])
+
+
+@pytest.fixture
+def pipeline(engine, tmp_path):
+    pipeline = Pipeline(engine, tmp_path, window_days=2)
+    for n in range(1, 7):
+        pipeline.land(n, [order(f"o{n}", n, f"{n}.00")])
+    return pipeline
+
+
+def graph(pipeline):
+    return pipeline.repository.asset_graph
+
+
+def code(pipeline):
+    return Code(pipeline.io_manager.code_version)
+
+
+def planned(pipeline, days, **more):
+    asked = Parameters(days=days, **{"tables": LAYERS, **more})
+    return jobs.plan_anew(
+        pipeline.settings, graph(pipeline), pipeline.instance, code(pipeline), asked
+    )
+
+
+def launch(pipeline, id_):
+    return jobs.launch(pipeline.settings, graph(pipeline), pipeline.instance, code(pipeline), id_)
+
+
+def ledgers(pipeline):
+    return {n: read_ledger(pipeline.settings.table(n), table) for n, table in TABLES.items()}
+
+
+def serve(pipeline, *, fails=False):
+    """What the daemon does with the backfill that is under way: the runs, wave after wave."""
+    (it,) = backfills.under_way(pipeline.instance)
+    backfill = pipeline.instance.get_backfill(it.backfill_id)
+    tags = {**backfill.tags, "dagster/backfill": backfill.backfill_id}
+    of = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
+    days = {key.to_user_string(): sorted(s.get_partition_keys()) for key, s in of.items()}
+    raw = [name for name in days if name.startswith("raw")]
+    for wave in (raw, [name for name in LAYERS if name in days and name not in raw]):
+        spans = {(days[name][0], days[name][-1]) for name in wave}
+        for first, last in sorted(spans):
+            names = [name for name in wave if (days[name][0], days[name][-1]) == (first, last)]
+            pipeline.run(*map(date.fromisoformat, (first, last)), names, tags=tags, fails=fails)
+    status = BulkActionStatus.COMPLETED_FAILED if fails else BulkActionStatus.COMPLETED_SUCCESS
+    pipeline.instance.update_backfill(backfill.with_status(status))
+    return backfill.backfill_id
+
+
+def tick(pipeline):
+    """One look of the sensor; the run that it asks for is run."""
+    told = pipeline.tick("planned_backfills")
+    for request in told.run_requests or []:
+        pipeline.repository.get_job("reconcile").execute_in_process(
+            instance=pipeline.instance,
+            run_config=request.run_config,
+            tags=request.tags,
+            raise_on_error=False,
+        )
+    return told.skip_message or ""
+
+
+def test_stages_one_after_another(pipeline):
+    plan = planned(pipeline, "2024-01-01...2024-01-04", pilot_days=1, chunk_days=2, reason="first")
+    assert [(name, str(w)) for name, w in plan.parameters.stages()] == [
+        ("pilot", "2024-01-01"),
+        ("001", "2024-01-02...2024-01-03"),
+        ("002", "2024-01-04"),
+    ]
+    launch(pipeline, plan.id)
+    with pytest.raises(BackfillRefusedError, match="is under way"):
+        launch(pipeline, plan.id)
+    said = []
+    for _ in range(20):
+        if not backfills.under_way(pipeline.instance):
+            break
+        if "under way" in (text := tick(pipeline)):
+            said.append(serve(pipeline))
+    assert said == [f"{plan.id}-pilot", f"{plan.id}-001", f"{plan.id}-002"]
+    it = backfills.find(pipeline.instance, plan.id)
+    assert (it.complete, it.ended) == (True, "complete and reconciled"), text
+    record = ledgers(pipeline)[FACT.name].latest[day(4)]
+    assert (record.backfill_id, record.reason) == (f"{plan.id}-002", "first")
+    spark = pipeline.io_manager.engine.spark_session
+    found = jobs.give_account(pipeline.settings, graph(pipeline), pipeline.instance, spark, plan.id)
+    assert found.problems == []
+    assert {report.table.name for report in found.reports} == set(LAYERS)
+
+
+def test_a_failing_pilot_leaves_the_rest_unlaunched(pipeline):
+    pipeline.land(1, ["{not json"], "_control.json")
+    pipeline.folder(1).joinpath("part-1.jsonl.gz").write_bytes(b"broken")
+    plan = planned(pipeline, "2024-01-01...2024-01-04", pilot_days=1)
+    launch(pipeline, plan.id)
+    serve(pipeline, fails=True)
+    tick(pipeline)
+    assert "did not pass" in tick(pipeline)
+    it = backfills.find(pipeline.instance, plan.id)
+    assert not it.complete
+    assert it.ended.endswith("not launched: 2024-01-02...2024-01-04")
+    assert pipeline.instance.get_backfill(f"{plan.id}-rest") is None
+    (run,) = pipeline.instance.get_runs(dg.RunsFilter(job_name="reconcile"))
+    steps = [e.dagster_event for e in pipeline.instance.all_logs(run.run_id) if e.dagster_event]
+    (failed,) = [event.step_failure_data for event in steps if event.is_step_failure]
+    why = failed.user_failure_data.description
+    assert "raw_orders [2024-01-01] is not published as it should be now" in why
+    # Mended, the same backfill goes on from the stage that failed.
+    pipeline.folder(1).joinpath("part-1.jsonl.gz").unlink()
+    pipeline.folder(1).joinpath("_control.json").unlink()
+    launch(pipeline, plan.id)
+    assert serve(pipeline) == f"{plan.id}-pilot-2"
+    tick(pipeline)
+    tick(pipeline)
+    assert serve(pipeline) == f"{plan.id}-rest"
+    tick(pipeline)
+    tick(pipeline)
+    assert backfills.find(pipeline.instance, plan.id).complete
+
+
+def test_what_has_moved_since_the_plan_is_named(pipeline, monkeypatch):
+    pipeline.run(1, 2)
+    plan = planned(pipeline, "2024-01-01...2024-01-03")
+    pipeline.land(2, [order("more", 2)], "more.jsonl")
+    pipeline.run(2, assets=["raw_orders"])
+    with pytest.raises(BackfillRefusedError) as refused:
+        launch(pipeline, plan.id)
+    said = str(refused.value)
+    version = pipeline.log("raw_orders").version()
+    assert f"raw_orders was at version {version - 1} and is at {version}" in said
+    assert "files have landed (or gone)" in said
+    assert "stg_orders" not in said
+    assert backfills.under_way(pipeline.instance) == []
+
+
+@pytest.fixture
+def redeployed(pipeline, engine, monkeypatch):
+    """The same deployment with other code."""
+    monkeypatch.setattr(definitions, "running_code", lambda _: Code("deployed-meanwhile"))
+    other = Pipeline(engine, pipeline.root, window_days=2)
+    other.instance = pipeline.instance
+    return other
+
+
+def test_other_code_does_not_finish_a_backfill(pipeline, redeployed):
+    plan = planned(pipeline, "2024-01-01...2024-01-02", pilot_days=1)
+    launch(pipeline, plan.id)
+    serve(redeployed, fails=True)
+    assert all(ledger.records == () for ledger in ledgers(pipeline).values())
+    tick(redeployed)
+    assert "did not pass" in tick(redeployed)
+    with pytest.raises(BackfillRefusedError, match=r"the code was .* and is deployed-meanwhile"):
+        launch(redeployed, plan.id)
+
+
+def test_without_a_plan_other_code_is_refused_as_well(pipeline, redeployed):
+    tags = {"dagster/backfill": "byhand12"}
+    pipeline.run(1, 2, ["raw_orders", "raw_orders_rejected"], tags=tags)
+    failed = redeployed.run(1, 2, ["stg_orders"], tags=tags, fails=True)
+    assert "backfill byhand12 has published 2024-01-01...2024-01-02 of raw_orders" in (
+        redeployed.failure(failed)
+    )
+    assert ledgers(pipeline)[STAGED.name].records == ()
+    redeployed.run(1, 2, ["stg_orders"], tags={"dagster/backfill": "another1"})
+
+
+def test_the_days_that_follow(pipeline):
+    """A table that follows two others has the days of both; Dagster's own search may lose some."""
+    days = target_days(graph(pipeline), list(TABLES), Window(day(4), day(6)))
+    assert [*days] == [*TABLES]
+    for name in TABLES:
+        follows = name in ("stg_orders", "fact_daily_orders", "fact_daily_orders_current")
+        assert days[name] == [day(n) for n in ((2, 3, 4, 5) if follows else (4, 5))], name
+    assert target_days(graph(pipeline), ["fact_daily_orders"], Window(day(4), day(6))) == {
+        "fact_daily_orders": [day(4), day(5)]
+    }

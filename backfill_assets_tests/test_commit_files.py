@@ -1,0 +1,481 @@
+"""Commit files are read once, and whatever becomes of the copy, the ledger is the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+from uuid import uuid4
+
+import pytest
+from deltalake import DeltaTable
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from backfill_assets import commit_files, records
+from backfill_assets.commit_files import CommitFiles
+from backfill_assets.records import Foreign, Ledger, read_ledger
+from backfill_assets.schemas import FACT
+from backfill_assets_tests.pipeline import day
+from backfill_assets_tests.test_records import days, facts, said_of
+
+ENOUGH = 4
+
+
+@pytest.fixture(autouse=True)
+def _enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_files, "_ENOUGH", ENOUGH)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Path:
+    return made(tmp_path / FACT.name)
+
+
+# --- logs without a row, written by hand ----------------------------------------------------------
+
+
+def made(url: Path) -> Path:
+    DeltaTable.create(url, facts(()).schema, partition_by=["run_date"])
+    return url
+
+
+def log_file(url: Path, version: int) -> Path:
+    return url / "_delta_log" / f"{version:020d}.json"
+
+
+def copy_of(url: Path) -> Path:
+    return url / "_backfill_assets" / "commits.jsonl.zst"
+
+
+def latest(url: Path) -> int:
+    return max(int(path.stem) for path in (url / "_delta_log").glob("0*.json"))
+
+
+def append(url: Path, *actions: Any) -> int:
+    version = latest(url) + 1
+    log_file(url, version).write_text("\n".join(map(json.dumps, actions)) + "\n")
+    return version
+
+
+def info(operation: str = "WRITE", said: Any = None, **more: Any) -> dict[str, Any]:
+    told = {} if said is None else {"userMetadata": json.dumps(said)}
+    return {"commitInfo": {"operation": operation, "timestamp": 1_700_000_000_123, **told, **more}}
+
+
+def add(n: int, path: str, **more: Any) -> dict[str, Any]:
+    path = f"{path}-{uuid4().hex}"  # as Delta does: no two files have one name
+    values = {"run_date": str(day(n))}
+    stats = '{"numRecords": 2, "nullCount": {"orders": 1}}'
+    file = {"path": path, "partitionValues": values, "size": 1, "modificationTime": 1}
+    return {"add": {**file, "dataChange": True, "stats": stats, **more}}
+
+
+def ours(url: Path, *of: int, **more: Any) -> int:
+    said = said_of(days(*of), commit_id=uuid4().hex, **more)
+    return append(url, info(said=said), *(add(n, "ours") for n in of))
+
+
+def theirs(url: Path, n: int, **more: Any) -> int:
+    return append(url, info("UPDATE", txnId=uuid4().hex), add(n, "theirs", **more))
+
+
+# --- as it would be without memory or copy --------------------------------------------------------
+
+
+def read(url: Path) -> Ledger:
+    return read_ledger(str(url), FACT)
+
+
+def read_by_another_process(url: Path) -> Ledger:
+    with patch.object(records, "_known", {}):
+        return read(url)
+
+
+def read_plainly(url: Path) -> Ledger:
+    with patch.object(CommitFiles, "_copied", lambda *_: (-1, [])):  # noqa: SIM117
+        with patch.object(CommitFiles, "_copy", lambda *_: None):
+            return read_by_another_process(url)
+
+
+def whole(ledger: Ledger) -> dict[str, Any]:
+    """All of a ledger, the times of the commits included, as plain values."""
+    return {
+        "version": ledger.version,
+        "records": [{**vars(r), "days": dict(r.days)} for r in ledger.records],
+        "foreign": [asdict(other) for other in ledger.foreign],
+        "measured": ledger.measured,
+        "latest": {d: record.version for d, record in ledger.latest.items()},
+        "changed": ledger.changed,
+    }
+
+
+def same_by_all_ways(url: Path) -> dict[str, Any]:
+    plain = whole(read_plainly(url))
+    assert whole(read_by_another_process(url)) == plain
+    assert whole(read(url)) == plain
+    return plain
+
+
+class Texts:
+    """Counts the commit files that are read."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    @classmethod
+    def counted(cls, act: Callable[[], Any]) -> list[int]:
+        seen, text = cls(), CommitFiles.text
+
+        def counting(files: CommitFiles, version: int) -> bytes | None:
+            seen.read.append(version)
+            return text(files, version)
+
+        with patch.object(CommitFiles, "text", counting):
+            act()
+        return seen.read
+
+
+# --- how much is read -----------------------------------------------------------------------------
+
+
+def test_a_table_as_it_was_is_not_read_again(url, monkeypatch):
+    ours(url, 1)
+    found = read(url)
+    monkeypatch.delattr(records, "load_log")
+    assert read(url) is found
+    assert Texts.counted(lambda: read(url)) == [1, 2]
+
+
+def test_only_new_commits_are_read_again(url):
+    for n in range(1, 9):
+        ours(url, n)
+    before = read(url)
+    version = ours(url, 9)
+    assert set(Texts.counted(lambda: read(url))) == {version - 1, version, version + 1}
+    assert read(url).records[:-1] == before.records
+    same_by_all_ways(url)
+
+
+def test_another_process_reads_the_copy_and_what_came_since(url):
+    for n in range(1, 20):
+        ours(url, n)
+    read(url)
+    assert copy_of(url).exists()
+    ours(url, 20)
+    version = theirs(url, 1)
+    seen = Texts.counted(lambda: read_by_another_process(url))
+    assert set(seen) == {version - 2, version - 1, version, version + 1}
+    assert len(same_by_all_ways(url)["records"]) == 20
+
+
+def test_few_commits_make_no_copy(url):
+    for n in range(1, ENOUGH - 1):
+        ours(url, n)
+    read(url)
+    assert not copy_of(url).exists()
+    for n in range(ENOUGH, 3 * ENOUGH):
+        ours(url, n)
+    # This process knows the first ones only as what became of them; another has read all.
+    read(url)
+    assert not copy_of(url).exists()
+    read_by_another_process(url)
+    assert copy_of(url).exists()
+    same_by_all_ways(url)
+
+
+def test_a_copy_that_is_far_behind_is_written_again(url):
+    for n in range(1, 7):
+        ours(url, n)
+    read(url)
+    old = copy_of(url).read_bytes()
+    for n in range(7, 7 + ENOUGH):
+        assert copy_of(url).read_bytes() == old
+        ours(url, n)
+        read_by_another_process(url)
+    assert copy_of(url).read_bytes() != old
+    assert [path.name for path in copy_of(url).parent.iterdir()] == [copy_of(url).name]
+    same_by_all_ways(url)
+
+
+def test_days_of_the_copy_are_read_when_they_are_asked_for(url):
+    for n in range(1, 8):
+        ours(url, n)
+    read(url)
+    with patch.object(records.Published, "__init__", side_effect=AssertionError):
+        found = read_by_another_process(url)
+        assert found.published == days((1, 7))
+        assert day(3) in found.records[2].days
+    assert found.content(day(3)) == "digest of 2024-01-03"
+    assert repr(found.records[2].days) == repr(dict(found.records[2].days))
+
+
+# --- what the log may look like -------------------------------------------------------------------
+
+
+def test_a_commit_that_says_nothing_shifts_no_version(url):
+    first = ours(url, 1)
+    silent = append(url, add(2, "silent"))
+    last = ours(url, 3)
+    found = read(url)
+    assert [record.version for record in found.records] == [first, last]
+    assert found.foreign == [Foreign(silent, "None", days(2))]
+
+
+def test_what_a_commit_is_about_may_come_last_and_be_spoken_of_elsewhere(url):
+    said = said_of(days(1))
+    version = append(url, add(1, "ours", tags={"commitInfo": "1"}), info(said=said))
+    assert [record.version for record in read(url).records] == [version]
+
+
+def test_a_log_whose_first_files_are_gone(url):
+    for n in range(1, 9):
+        ours(url, n)
+    DeltaTable(url).create_checkpoint()
+    for version in range(4):
+        log_file(url, version).unlink()
+    found = same_by_all_ways(url)
+    assert [record["version"] for record in found["records"]] == [4, 5, 6, 7, 8]
+    assert found["measured"].keys() == days((1, 8))
+
+
+def test_a_table_without_any_statistics(url):
+    append(url, info(said=said_of(days(1))), add(1, "bare", stats=None))
+    found = read(url).measured
+    assert {d: (m.rows, set(m.nulls.values())) for d, m in found.items()} == {day(1): (0, {0})}
+
+
+def test_files_of_a_day_are_added_up(url):
+    ours(url, 1, 2)
+    ours(url, 2)
+    theirs(url, 2, stats=None)
+    found = read(url).measured
+    assert {d.day: (m.rows, m.nulls["orders"], m.nulls["revenue"]) for d, m in found.items()} == {
+        1: (2, 1, 0),
+        2: (4, 2, 0),
+    }
+
+
+def test_others_before_our_first_commit_made_the_table(url):
+    theirs(url, 1)
+    ours(url, 2)
+    version = theirs(url, 3)
+    assert [other.version for other in read(url).foreign] == [version]
+
+
+def test_a_table_by_another_name_is_another(url):
+    ours(url, 1)
+    other = replace(FACT, name="other")
+    assert read(url).table is FACT
+    assert read_ledger(str(url), other).table is other
+
+
+# --- what may become of the copy, and of the table ------------------------------------------------
+
+
+@pytest.fixture
+def copied(url: Path) -> Path:
+    for n in range(1, 9):
+        ours(url, n)
+    theirs(url, 3)
+    read_by_another_process(url)
+    assert copy_of(url).exists()
+    return url
+
+
+def test_without_the_copy_all_is_the_same(copied):
+    before = whole(read_by_another_process(copied))
+    copy_of(copied).unlink()
+    assert same_by_all_ways(copied) == before
+
+
+@pytest.mark.parametrize("size", [0, 1, 4, 20, 200, -1])
+def test_a_torn_copy(copied, size):
+    text = copy_of(copied).read_bytes()
+    copy_of(copied).write_bytes(text[:size])
+    same_by_all_ways(copied)
+    assert copy_of(copied).read_bytes() == text
+
+
+@pytest.mark.parametrize("text", ["", "\n", "{}", "[1]", "17", "null", "hello", '{"version": "x"}'])
+def test_a_copy_that_is_something_else(copied, text):
+    copy_of(copied).write_text(text)
+    same_by_all_ways(copied)
+    with commit_files.open_store(str(copied))[0].open_output_stream(str(copy_of(copied))) as stream:
+        stream.write(text.encode())
+    same_by_all_ways(copied)
+
+
+def test_a_copy_by_code_that_tells_something_else(copied, monkeypatch):
+    before = copy_of(copied).read_bytes()
+    with patch.object(records, "_form", lambda _: "another"):
+        same_by_all_ways(copied)
+    assert copy_of(copied).read_bytes() != before
+    same_by_all_ways(copied)
+    assert copy_of(copied).read_bytes() == before
+
+
+def test_who_may_not_write_reads(copied):
+    before = whole(read_by_another_process(copied))
+    shutil.rmtree(copy_of(copied).parent)
+    copy_of(copied).parent.write_text("in the way")
+    assert same_by_all_ways(copied) == before
+
+
+class KilledWhileWriting:
+    """A file system whose process dies when half is written."""
+
+    def __init__(self, filesystem: Any) -> None:
+        self.filesystem = filesystem
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.filesystem, name)
+
+    def open_output_stream(self, path: str) -> Any:
+        Path(path).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+
+def test_a_writer_that_was_killed(copied):
+    for n in range(1, 2 + ENOUGH):
+        ours(copied, n)
+    before = copy_of(copied).read_bytes()
+    killed = (KilledWhileWriting(commit_files.open_store(str(copied))[0]), str(copied))
+    with patch.object(commit_files, "open_store", lambda _: killed):  # noqa: SIM117
+        with pytest.raises(KeyboardInterrupt):
+            read_by_another_process(copied)
+    assert copy_of(copied).read_bytes() == before
+    same_by_all_ways(copied)
+    assert copy_of(copied).read_bytes() != before
+
+
+def test_many_at_once(url):
+    for n in range(1, 30):
+        ours(url, n)
+    files = CommitFiles(str(url), lambda version, _: {"version": version}, "numbers")
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: list(files.entries(None, 29)), range(40)))
+    assert found == [[{"version": n} for n in range(30)]] * 40
+    assert files._copied(29)[0] == 29
+
+
+def test_a_table_that_was_made_again(copied):
+    before = read(copied)
+    shutil.rmtree(copied / "_delta_log")
+    made(copied)
+    assert read_by_another_process(copied).records == read(copied).records == []
+    # As many commits as it had, and more.
+    for n in range(10, 12 + len(before.commits)):
+        ours(copied, n)
+    assert not same_by_all_ways(copied)["latest"].keys() & before.latest.keys()
+
+
+def test_a_log_of_which_only_the_checkpoint_is_left(copied):
+    DeltaTable(copied).create_checkpoint()
+    for path in (copied / "_delta_log").glob("*.json"):
+        path.unlink()
+    assert read(copied).published == days((1, 8))
+    assert same_by_all_ways(copied)["records"] == []
+    shutil.rmtree(copied / "_delta_log")
+    made(copied)
+    assert same_by_all_ways(copied)["version"] == 0
+
+
+def test_a_copy_that_is_ahead_of_what_is_asked_for(copied):
+    files = CommitFiles(str(copied), lambda version, _: {"version": version}, "numbers")
+    assert len(list(files.entries(None, 8))) == 9
+    assert len(list(files.entries(None, 6))) == 7
+
+
+def test_a_table_that_was_put_back_from_a_backup(copied):
+    read(copied)
+    for version in range(5, latest(copied) + 1):
+        log_file(copied, version).unlink()
+    assert same_by_all_ways(copied)["version"] == 4
+    for n in range(20, 28):
+        ours(copied, n)
+    assert {d.day for d in same_by_all_ways(copied)["latest"]} == {1, 2, 3, 4, *range(20, 28)}
+
+
+def test_a_table_that_is_no_more(copied):
+    read(copied)
+    shutil.rmtree(copied)
+    assert read(copied) == read_by_another_process(copied) == Ledger(FACT)
+    made(copied)
+    assert read(copied).version == 0
+
+
+def test_vacuum_leaves_the_copy(copied):
+    DeltaTable(copied).vacuum(0, enforce_retention_duration=False, dry_run=False, full=True)
+    assert copy_of(copied).exists()
+
+
+# --- any sequence of all that ---------------------------------------------------------------------
+
+some_days = st.sets(st.integers(1, 12), max_size=4)
+
+
+def histories() -> st.SearchStrategy[list[tuple[str, Any]]]:
+    plain = ("checkpoint", "optimize", "silent", "read", "another", "forget", "spoil", "anew")
+    commits = st.tuples(st.just("ours"), st.tuples(some_days, some_days, st.booleans()))
+    others = st.tuples(st.just("theirs"), some_days)
+    back = st.tuples(st.just("back"), st.integers(1, 4))
+    rest = st.tuples(st.sampled_from(plain), st.none())
+    return st.lists(st.one_of(commits, commits, others, rest, back), max_size=40)
+
+
+def act(url: Path, what: str, given: Any) -> None:
+    version = latest(url)
+    if what == "ours":
+        of, written, told = given
+        spans = {"days": records.packed(days(*written)), "since": version} if told else {}
+        ours(url, *of, **spans, final=records.packed(days(*of & written)))
+    elif what == "theirs":
+        append(url, info("DELETE", txnId=uuid4().hex), *(add(n, "theirs") for n in given))
+    elif what == "optimize":
+        append(url, info("OPTIMIZE"), add(1, "optimized", dataChange=False))
+    elif what == "silent":
+        append(url, add(2, "silent"))
+    elif what == "checkpoint":
+        DeltaTable(url).create_checkpoint()
+    elif what == "read":
+        assert whole(read(url)) == whole(read_plainly(url))
+    elif what == "another":
+        assert whole(read_by_another_process(url)) == whole(read_plainly(url))
+    elif what == "forget":
+        copy_of(url).unlink(missing_ok=True)
+    elif what == "spoil" and copy_of(url).exists():
+        copy_of(url).write_bytes(copy_of(url).read_bytes()[:-9])
+    elif what == "anew":
+        shutil.rmtree(url / "_delta_log")
+        made(url)
+    elif what == "back":
+        for path in (url / "_delta_log").iterdir():
+            name = path.name.split(".")[0]
+            if path.name == "_last_checkpoint" or int(name) > max(version - given, 0):
+                path.unlink()
+
+
+@pytest.fixture(scope="module")
+def scratch() -> Iterator[Path]:
+    with TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@given(history=histories())
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_history_is_read_alike_in_every_way(scratch, history):
+    url = scratch / FACT.name
+    shutil.rmtree(url, ignore_errors=True)
+    made(url)
+    for what, given_ in history:
+        act(url, what, given_)
+    same_by_all_ways(url)

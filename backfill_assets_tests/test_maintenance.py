@@ -1,0 +1,399 @@
+"""Maintenance: fewer files, the same rows, and every day can be undone for as long as was said."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections import Counter
+from decimal import Decimal
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+
+from backfill_assets import cli, commits, maintenance
+from backfill_assets.io_manager import Built, Candidate, Done, Plan
+from backfill_assets.maintenance import Files, Maintained, maintain
+from backfill_assets.partitions import Window
+from backfill_assets.schemas import CORRECTIONS, FACT
+from backfill_assets_tests.pipeline import Pipeline, day
+
+RECORD = {"run_id": "r1", "asset": FACT.name, "code_version": "c", "config_digest": "d"}
+DAYS = 86400
+FILES = 3
+
+
+def facts(spark, days: range, customer: str):
+    """Rows of some days in `FILES` files each."""
+    rows = [
+        (day(n), f"{customer}{i}", i + 1, Decimal(i + 1)) for n in days for i in range(4 * FILES)
+    ]
+    return spark.createDataFrame(rows, FACT.struct).repartition(FILES, "orders")
+
+
+def publish(pipeline: Pipeline, days: range, customer: str) -> list[Done]:
+    """Publish days of rows that the name stands for."""
+    rows = facts(pipeline.io_manager.engine.spark_session, days, customer)
+    window = Window(day(days.start), day(days.stop))
+
+    def build(of: Window) -> Built:
+        return Built(rows.where(of.predicate(FACT.partition)), {})
+
+    plan = Plan(dict.fromkeys(window, customer), build)
+    return pipeline.io_manager.publish(Candidate(FACT, lambda _: plan), window, RECORD)
+
+
+def url(pipeline: Pipeline) -> Path:
+    return pipeline.warehouse / FACT.name
+
+
+def maintained(pipeline: Pipeline, **how: bool) -> Maintained:
+    spark = pipeline.io_manager.engine.spark_session
+    (one,) = maintain(spark, pipeline.settings, **how)
+    return one
+
+
+def operations(pipeline: Pipeline, since: int) -> list[str]:
+    history = pipeline.log(FACT.name).history()
+    return [entry["operation"] for entry in reversed(history) if entry["version"] > since]
+
+
+def customers(pipeline: Pipeline, n: int, version: int | None = None) -> set[str]:
+    """The customers of a day, by their first letter, as Spark reads it."""
+    reader = pipeline.io_manager.engine.spark_session.read.format("delta")
+    if version is not None:
+        reader = reader.option("versionAsOf", version)
+    rows = reader.load(str(url(pipeline))).where(f"run_date = DATE'{day(n)}'").collect()
+    return {row["customer_id"][0] for row in rows}
+
+
+def later(pipeline: Pipeline, days: int, root: Path, **overrides: object) -> Pipeline:
+    """The same tables as they will be so many days from now, if nobody does anything.
+
+    At another place, as Spark keeps what it has read of a log.
+    """
+    shutil.copytree(pipeline.warehouse, root / "warehouse")
+    for path in [p for p in root.rglob("*") if p.is_file()]:
+        if path.suffix == ".crc":
+            path.unlink()
+        elif path.suffix == ".json":
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            for action in lines:
+                for what in action.values():
+                    for stamp in ("timestamp", "modificationTime", "deletionTimestamp"):
+                        if stamp in what:
+                            what[stamp] -= days * DAYS * 1000
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for path in root.rglob("*"):
+        then = path.stat().st_mtime - days * DAYS
+        os.utime(path, (then, then))
+    return Pipeline(pipeline.io_manager.engine, root, **overrides)
+
+
+@pytest.fixture(scope="module")
+def original(engine, spark, tmp_path_factory) -> Pipeline:
+    """Days 1 to 3 in several files each, then day 2 replaced."""
+    pipeline = Pipeline(engine, tmp_path_factory.mktemp("original"))
+    publish(pipeline, range(1, 4), "a")
+    publish(pipeline, range(2, 3), "b")
+    return pipeline
+
+
+@pytest.fixture
+def scattered(original, tmp_path) -> Pipeline:
+    """A copy of it."""
+    shutil.copytree(original.warehouse, tmp_path / "warehouse")
+    return Pipeline(original.io_manager.engine, tmp_path)
+
+
+def test_files_become_fewer_and_nothing_else_changes(scattered):
+    before, digests = scattered.log(FACT.name).version(), scattered.digests()
+    one = maintained(scattered)
+    assert (one.table, one.problems, one.notes, one.removed) == (FACT.name, [], [], 0)
+    assert one.compacted == [day(1), day(2), day(3)]
+    assert one.before.by_day == dict.fromkeys(one.compacted, FILES)
+    assert one.after.by_day == dict.fromkeys(one.compacted, 1)
+    assert one.after.bytes_by_day.total() < one.before.bytes_by_day.total()
+    assert (one.before.version, one.after.version) == (before, before + 1)
+    assert operations(scattered, before) == ["OPTIMIZE"]
+    assert scattered.digests() == digests
+    # What was replaced can still be had.
+    assert customers(scattered, 2, before - 1) == {"a"}
+    ledger = scattered.io_manager.ledger(FACT)
+    assert ledger.foreign == []
+    assert all(ledger.stands(day(n)) for n in (1, 2, 3))
+    # A second time there is nothing to do, and no commit says so.
+    again = maintained(scattered)
+    assert (again.compacted, again.removed) == ([], 0)
+    assert again.before == again.after == one.after
+
+
+def test_runs_go_on_as_before(scattered):
+    publish(scattered, range(1, 4), "a")
+    maintained(scattered)
+    version = scattered.log(FACT.name).version()
+    done = publish(scattered, range(1, 4), "a")
+    assert [one.outcome.value for one in done] == ["identical"] * 3
+    assert scattered.log(FACT.name).version() == version
+    publish(scattered, range(3, 4), "c")
+    assert scattered.log(FACT.name).version() == version + 1
+    assert customers(scattered, 3) == {"c"}
+
+
+def test_only_the_days_that_are_worth_it(scattered):
+    maintained(scattered)
+    publish(scattered, range(3, 4), "c")
+    one = maintained(scattered)
+    assert one.compacted == [day(3)]
+    assert one.before.by_day == {day(1): 1, day(2): 1, day(3): FILES}
+    full = Files(1, one.before.by_day, Counter({day(1): 1, day(2): 1, day(3): FILES << 30}))
+    assert full.scattered == [], "as many files as Delta would make of so many bytes"
+
+
+def test_a_dry_run_tells_what_would_be_done(scattered, tmp_path):
+    old = later(scattered, 40, tmp_path / "later")
+    before = sorted((p, p.stat().st_mtime) for p in old.root.rglob("*"))
+    one = maintained(old, dry_run=True)
+    assert (one.compacted, one.removed) == ([day(1), day(2), day(3)], FILES)
+    assert one.before == one.after
+    assert sorted((p, p.stat().st_mtime) for p in old.root.rglob("*")) == before
+
+
+def test_files_past_the_time_to_undo_are_gone_and_all_others_stay(scattered, tmp_path):
+    first, second = (done.version for done in scattered.io_manager.ledger(FACT).records)
+    old = later(scattered, 40, tmp_path / "later")
+    (killed := url(old) / f"run_date={day(1)}" / "part-of-a-killed-run.parquet").touch()
+    os.utime(killed, (0, 0))
+    (notes := url(old) / "_notes" / "of somebody").mkdir(parents=True)
+    (notes / "x").touch()
+    os.utime(notes / "x", (0, 0))
+    publish(old, range(3, 4), "c")
+    version, digests = old.log(FACT.name).version(), old.digests()
+    commits_before = set((url(old) / "_delta_log").glob("*.json"))
+
+    one = maintained(old)
+    assert one.problems == []
+    # Those of day 2, which was replaced 40 days ago, and the killed run's.
+    assert one.removed == FILES + 1
+    assert operations(old, version) == ["OPTIMIZE", "VACUUM START", "VACUUM END"]
+    assert not killed.exists()
+    assert (notes / "x").exists()
+    with pytest.raises(Exception, match=r"(?i)file.*(not exist|not found|missing)"):
+        customers(old, 2, first)
+    # Written 40 days ago, but replaced only now.
+    assert customers(old, 3, second) == {"a"}
+    assert old.digests() == digests
+    assert commits_before <= set((url(old) / "_delta_log").glob("*.json"))
+    ledger = old.io_manager.ledger(FACT)
+    assert [record.version for record in ledger.records] == [first, second, version]
+    assert ledger.foreign == []
+    after = old.log(FACT.name).version()
+    assert {one.outcome.value for one in publish(old, range(3, 4), "c")} == {"identical"}
+    assert old.log(FACT.name).version() == after
+
+
+def test_the_time_to_undo_is_the_tables_own_from_its_creation(scattered):
+    properties = scattered.log(FACT.name).metadata().configuration
+    assert properties["delta.deletedFileRetentionDuration"] == "interval 30 days"
+    assert properties["delta.logRetentionDuration"] == "interval 36500 days"
+
+
+def test_another_time_to_undo_holds_at_once_and_takes_away_the_next_time(scattered, tmp_path):
+    """A shell that lacks the deployment's settings must not cost it what it wanted to keep."""
+    soon = later(scattered, 10, tmp_path / "later", undo_days=5)
+    version = soon.log(FACT.name).version()
+    told = maintained(soon, dry_run=True)
+    assert (told.removed, soon.log(FACT.name).version()) == (None, version)
+    one = maintained(soon)
+    assert (one.removed, one.problems) == (None, [])
+    assert one.notes == told.notes
+    assert "5 days from now on (BACKFILL_ASSETS_UNDO_DAYS" in one.notes[0]
+    assert "was interval 30 days" in one.notes[0]
+    assert operations(soon, version) == ["SET TBLPROPERTIES", "OPTIMIZE"]
+    again = maintained(soon)
+    assert (again.removed, again.notes) == (FILES, [])
+    assert soon.io_manager.ledger(FACT).foreign == []
+
+
+def test_a_run_at_the_same_time_commits_all_the_same(scattered, monkeypatch):
+    """It began to write before the files were put together, and ends after that."""
+    begun, attempts = threading.Event(), []
+    write = commits.Writer._overwrite
+
+    def slow(self, rows, days, said, number) -> None:
+        attempts.append(number)
+        if len(attempts) == 1:
+            nap = "substring(reflect('java.lang.Thread', 'sleep', 400L), 0, 0)"
+            rows = rows.coalesce(1).withColumn("customer_id", F.expr(f"customer_id || {nap}"))
+            begun.set()
+        write(self, rows, days, said, number)
+
+    monkeypatch.setattr(commits.Writer, "_overwrite", slow)
+    run = threading.Thread(target=publish, args=(scattered, range(2, 3), "c"))
+    run.start()
+    begun.wait()
+    time.sleep(1)
+    one = maintained(scattered)
+    run.join()
+    assert (one.compacted, one.problems, one.notes) == ([day(1), day(2), day(3)], [], [])
+    assert len(attempts) == 2, "the two did not meet"
+    assert customers(scattered, 2) == {"c"}
+    assert (
+        scattered.io_manager.ledger(FACT).stands(day(2)).digest
+        == (scattered.digests()[FACT.name][str(day(2))])
+    )
+
+
+class Session:
+    """A session that does something else in place of an OPTIMIZE."""
+
+    def __init__(self, spark, instead) -> None:
+        self.spark, self.instead = spark, instead
+
+    def __getattr__(self, name: str):
+        return getattr(self.spark, name)
+
+    def sql(self, statement: str):
+        if statement.startswith("OPTIMIZE"):
+            return self.instead()
+        return self.spark.sql(statement)
+
+
+def test_a_run_that_goes_first_is_told_in_a_sentence(scattered, spark):
+    """The one error is made up, as which of the two goes first cannot be told before."""
+    target = f"delta.`{scattered.warehouse / CORRECTIONS.name}`"
+    spark.sql(f"CREATE TABLE {target} (log_date DATE) USING DELTA")
+
+    def overtaken():
+        raise PySparkException("[DELTA_CONCURRENT_DELETE_READ] a concurrent WRITE deleted data")
+
+    first, second = maintain(Session(spark, overtaken), scattered.settings)
+    assert first.problems == []
+    assert first.notes == [
+        f"{FACT.name}: a run published at the same time and went first; what is left to do is done "
+        "by the next maintenance"
+    ]
+    assert first.before == first.after
+    assert (second.table, second.removed) == (CORRECTIONS.name, None)
+
+
+def test_any_other_failure_is_a_problem(scattered, spark):
+    def full():
+        raise PySparkException("No space left on device")
+
+    (one,) = maintain(Session(spark, full), scattered.settings)
+    assert one.removed is None
+    (problem,) = one.problems
+    assert "No space left on device" in problem
+    assert "all days hold what they held" in problem
+
+
+def test_a_compaction_that_loses_rows_is_named_by_its_days(scattered, spark):
+    """A commit that calls itself a compaction, and keeps one file of the three of day 2."""
+    log = url(scattered) / "_delta_log"
+    version = scattered.log(FACT.name).version()
+
+    def loses():
+        commit = log / f"{version:020d}.json"
+        actions = [json.loads(line) for line in commit.read_text().splitlines()]
+        adds = [action["add"] for action in actions if "add" in action]
+        kept = {**adds[0], "path": adds[0]["path"].replace("part-", "all-"), "dataChange": False}
+        shutil.copy(url(scattered) / adds[0]["path"], url(scattered) / kept["path"])
+        gone = [
+            {"remove": {**{k: add[k] for k in ("path", "partitionValues", "size")},
+                        "dataChange": False, "deletionTimestamp": int(time.time() * 1000),
+                        "extendedFileMetadata": True}}
+            for add in adds
+        ]  # fmt: skip
+        info = {"commitInfo": {"operation": "OPTIMIZE", "timestamp": int(time.time() * 1000)}}
+        made = log / f"{version + 1:020d}.json"
+        made.write_text("".join(json.dumps(x) + "\n" for x in (info, {"add": kept}, *gone)))
+        return spark.sql("SELECT 1")
+
+    (one,) = maintain(Session(spark, loses), scattered.settings)
+    (problem,) = one.problems
+    assert problem.startswith(f"{FACT.name} [2024-01-02]: the compaction of version {version + 1}")
+    assert f"Version {version} has the rows as they were" in problem
+    assert (one.removed, one.compacted) == (None, [day(2)])
+
+
+def test_rows_changed_behind_the_log_are_not_taken_for_the_compactions_doing(scattered, spark):
+    """Day 2's record, as of which it holds other rows than it says."""
+    commit = url(scattered) / "_delta_log" / f"{scattered.log(FACT.name).version():020d}.json"
+    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    said = json.loads(actions[0]["commitInfo"]["userMetadata"])
+    said["audit"][str(day(2))]["digest"] = "12-0-0"
+    actions[0]["commitInfo"]["userMetadata"] = json.dumps(said)
+    commit.with_name(f".{commit.name}.crc").unlink()
+    commit.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    one = maintained(scattered)
+    (problem,) = one.problems
+    assert problem.startswith(f"{FACT.name} [2024-01-02]: these days hold other rows than their")
+
+
+# the command and the job
+
+
+def test_an_unknown_table(pipeline, spark):
+    with pytest.raises(ValueError, match="no such table: orders; there are raw_orders"):
+        list(maintain(spark, pipeline.settings, ["orders"]))
+
+
+def test_the_command(scattered, monkeypatch, capsys):
+    monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", str(scattered.warehouse))
+    monkeypatch.setattr(cli.Engine, "of", lambda _: scattered.io_manager.engine)
+    version = scattered.log(FACT.name).version()
+    assert cli.main(["maintain", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "a dry run: nothing was done" in said
+    assert scattered.log(FACT.name).version() == version
+    assert cli.main(["maintain", FACT.name]) == 0
+    heading, row, told = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["table", "versions", "files", "size", "days", "compacted", "removed"]
+    assert row.split()[:7] == [
+        FACT.name, str(version), "→", str(version + 1), str(3 * FILES), "→", "3"
+    ]  # fmt: skip
+    assert row.split()[-2:] == ["3", "0"]
+    assert told == "3 day(s) were compacted and hold what they held, by their digests"
+
+
+def test_the_command_ends_with_1_where_there_is_a_problem(scattered, monkeypatch, capsys):
+    bad = Maintained(FACT.name, *[Files.of(scattered.log(FACT.name), FACT)] * 2, problems=["oh"])
+    monkeypatch.setattr(maintenance, "maintain", lambda *_, **__: iter([bad]))
+    monkeypatch.setattr(cli.Engine, "of", lambda _: scattered.io_manager.engine)
+    assert cli.main(["maintain"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "oh"
+
+
+def run_job(pipeline: Pipeline, **config: object) -> dg.ExecuteInProcessResult:
+    defs = dg.Definitions(
+        jobs=[maintenance.job(pipeline.settings)],
+        resources={"engine": pipeline.io_manager.engine},
+    )
+    return defs.resolve_job_def("maintenance").execute_in_process(
+        instance=pipeline.instance,
+        run_config={"ops": {"maintain_tables": {"config": config}}},
+        raise_on_error=False,
+    )
+
+
+def test_the_job(scattered):
+    result = run_job(scattered, dry_run=True)
+    assert result.success
+    (event,) = [e for e in result.all_events if e.event_type_value == "STEP_OUTPUT"]
+    said = event.step_output_data.metadata
+    assert f"\n| {FACT.name} | " in said["maintenance"].value
+    assert said["notes"].value == "- a dry run: nothing was done"
+
+
+def test_the_job_fails_with_the_problems(scattered, monkeypatch):
+    bad = Maintained(FACT.name, *[Files.of(scattered.log(FACT.name), FACT)] * 2, problems=["oh"])
+    monkeypatch.setattr(maintenance, "maintain", lambda *_, **__: iter([bad]))
+    result = run_job(scattered)
+    assert not result.success
+    assert "oh" in scattered.failure(result)

@@ -1,0 +1,689 @@
+"""Reconciliation: fingerprints that other engines confirm, and what two versions differ in."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from functools import reduce
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from rich.console import Console
+
+from backfill_assets.reconciliation import (
+    Day,
+    Drift,
+    Fingerprint,
+    ReconciliationError,
+    Report,
+    Status,
+    _drift,
+    _fingerprints,
+    _read_at,
+    across_layers,
+    as_grid,
+    as_json,
+    as_markdown,
+    fingerprints,
+    reconcile,
+)
+from backfill_assets.records import Foreign, Ledger, Published, Record
+from backfill_assets.schemas import (
+    CURRENT,
+    FACT,
+    LATE,
+    LATENESS,
+    RAW,
+    REJECTED,
+    STAGED,
+    TABLES,
+    Table,
+)
+from backfill_assets_tests.pipeline import LAYERS, day, order
+
+PAGE = (Path(__file__).parents[1] / "docs" / "reconciliation.md").read_text()
+EMPTY = sha256(b"").hexdigest()
+
+
+def documented(language: str) -> str:
+    """The one block of code in the page in that language."""
+    (block,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return block
+
+
+_python: dict[str, Any] = {}
+exec(documented("python"), _python)
+#: The SHA-256 of days without Spark, as the page has it: (url, version, days) -> by day.
+independent = _python["independent"]
+
+
+def by_duckdb(url: str, version: int, days: Iterable[date]) -> dict[date, tuple]:
+    """What the page's SQL says of days of `stg_orders`: rows, amount and SHA-256."""
+    wanted = [("event_date", "in", [str(d) for d in days])]
+    files = DeltaTable(url, version=version).file_uris(file_pruning_predicate=wanted)
+    with duckdb.connect() as engine:
+        for statement in documented("sql").split(";\n"):
+            given = {"files": files} if "$files" in statement else None
+            if statement.strip():
+                found = engine.execute(statement, given)
+        return {row[0]: row[1:] for row in found.fetchall()}
+
+
+def moments(table: Table, rows: list[tuple], spark) -> DataFrame:
+    """A frame of the table's type from rows whose times are microseconds since 1970."""
+    kinds = {f.name: f.dataType for f in table.struct}
+    times = [name for name, kind in kinds.items() if isinstance(kind, T.TimestampType)]
+    given = T.StructType(
+        [T.StructField(n, T.LongType() if n in times else k) for n, k in kinds.items()]
+    )
+    frame = spark.createDataFrame(rows, given)
+    return frame.withColumns({name: F.timestamp_micros(name) for name in times})
+
+
+def micros(*when: int) -> int:
+    since = datetime(*when, tzinfo=timezone.utc) - datetime(1970, 1, 1, tzinfo=timezone.utc)
+    return since // timedelta(microseconds=1)
+
+
+def staged(n: int, order_id: str, customer: str | None = "c1", **changes: Any) -> tuple:
+    """A row of `stg_orders` on the n-th day."""
+    values = {
+        "event_date": day(n),
+        "order_id": order_id,
+        "customer_id": customer,
+        "order_ts": micros(2024, 1, n, 10),
+        "amount": Decimal("10.00"),
+        "ingestion_ts": micros(2024, 1, n, 10),
+        "log_date": day(n),
+    }
+    return tuple({**values, **changes}.values())
+
+
+#: Rows that one engine or another may spell or sort in its own way, over three days.
+NASTY = [
+    staged(1, "a\tb\nc\rd\\e", "\\N"),
+    staged(1, "null", None),
+    staged(1, "empty", ""),
+    staged(1, "space ", "  x "),
+    staged(1, "quote'\"", "100%_$1"),
+    staged(1, "ünï ∑ 中文 العربية", "👩‍🚀 e\u0301 \u00e9 \x00 \u2028"),
+    staged(1, "twice"),
+    staged(1, "twice"),
+    *[staged(1, f"many {n}") for n in range(600)],  # more than there are groups of hashes
+    *[
+        staged(2, f"o{n}", amount=Decimal(amount))
+        for n, amount in enumerate(
+            ["0.00", "-0.01", "0.10", "100.00", "-9999999999999999.99", "9999999999999999.99"]
+        )
+    ],
+    *[
+        staged(3, f"o{n}", order_ts=at, log_date=seen)
+        for n, (at, seen) in enumerate(
+            [
+                (0, date(1970, 1, 1)),
+                (-1, date(1969, 12, 31)),
+                (micros(1, 1, 1), date(1, 1, 1)),
+                (micros(42, 3, 1, 12, 30, 1, 7), date(42, 3, 1)),
+                (micros(1582, 10, 10), date(1582, 10, 10)),
+                (micros(1883, 11, 18, 17, 0, 0, 999999), date(1883, 11, 18)),
+                (micros(1899, 12, 31, 23, 59, 59), date(1900, 2, 28)),
+                (micros(2024, 11, 3, 5, 30), date(2024, 2, 29)),
+                (micros(2024, 11, 3, 6, 30), date(2024, 2, 29)),
+                (micros(9999, 12, 31, 23, 59, 59, 999999), date(9999, 12, 31)),
+            ]
+        )
+    ],
+]
+DAYS = [day(1), day(2), day(3)]
+
+
+@pytest.fixture(scope="module")
+def nasty(spark, tmp_path_factory) -> str:
+    """`stg_orders` with the nasty rows.
+
+    Version 0 has a file a day, version 1 the rows shuffled in many, with times of another encoding.
+    """
+    url = str(tmp_path_factory.mktemp("nasty") / STAGED.name)
+    save(moments(STAGED, NASTY, spark).coalesce(1), STAGED, url)
+    with conf(spark, {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}):
+        save(moments(STAGED, NASTY[::-1], spark).repartition(5), STAGED, url)
+    files = [len(DeltaTable(url, version=version).file_uris()) for version in (0, 1)]
+    assert files[0] == 3 < files[1]
+    return url
+
+
+def save(frame: DataFrame, table: Table, url: str) -> None:
+    """Make a version of a table that has just these rows."""
+    frame.write.format("delta").partitionBy(table.partition).mode("overwrite").save(url)
+
+
+@contextmanager
+def conf(spark, setting: Mapping[str, str]) -> Iterator[None]:
+    """Settings of the session, for a while."""
+    before = {name: spark.conf.get(name) for name in setting}
+    try:
+        for name, value in setting.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
+
+
+def test_other_engines_compute_the_same_sha256(spark, nasty):
+    report = reconcile(spark, nasty, STAGED, dict.fromkeys(DAYS, (0, 1)))
+    assert report.summary == "stg_orders: 3 identical"
+    for version, side in ((0, "before"), (1, "after")):
+        held: dict[date, Fingerprint] = {d.day: getattr(d, side) for d in report.days}
+        shas = {d: found.sha256 for d, found in held.items()}
+        assert independent(nasty, version, DAYS) == shas
+        assert by_duckdb(nasty, version, DAYS) == {
+            d: (found.rows, found.totals["amount"], found.sha256) for d, found in held.items()
+        }
+    assert [(d.after.rows, d.after.keys) for d in report.days] == [(608, 607), (6, 6), (10, 10)]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"spark.sql.session.timeZone": "America/St_Johns"},
+        {"spark.sql.session.timeZone": "Pacific/Apia", "spark.sql.ansi.enabled": "false"},
+    ],
+)
+def test_the_session_has_no_influence(spark, nasty, setting):
+    frame = spark.read.format("delta").load(nasty)
+    expected = fingerprints(frame, STAGED)
+    with conf(spark, setting):
+        assert fingerprints(spark.read.format("delta").load(nasty), STAGED) == expected
+
+
+def test_the_canonical_text_is_as_specified(spark):
+    rows = [staged(1, "a\tb\\", None, amount=Decimal("-0.5")), staged(1, "b", order_ts=-1)]
+    lines = [
+        "2024-01-01\ta\\tb\\\\\t\\N\t1704103200000000\t-0.50\t1704103200000000\t2024-01-01",
+        "2024-01-01\tb\tc1\t-1\t10.00\t1704103200000000\t2024-01-01",
+    ]
+    hashes = [sha256(line.encode()).hexdigest() for line in lines]
+    assert hashes[0][:2] != hashes[1][:2]
+    groups = [sha256(line.encode()).hexdigest() for line in sorted(hashes)]
+    found = fingerprints(moments(STAGED, rows, spark), STAGED)
+    assert found == {
+        day(1): Fingerprint(
+            2, 2, {"amount": Decimal("9.50")}, sha256("\n".join(groups).encode()).hexdigest()
+        )
+    }
+
+
+def test_rows_that_look_alike_are_told_apart(spark):
+    alike = [
+        [staged(1, "x", None)],
+        [staged(1, "x", "\\N")],
+        [staged(1, "x", "")],
+        [staged(1, "x", "null")],
+        [staged(1, "x\tc1", "c1")],
+        [staged(1, "x", "c1\tc1")],
+        [staged(1, "x\\tc1", "c1")],
+        [staged(1, "x", "c1")],
+        [staged(1, "x", "c1")] * 2,
+        [staged(1, "x", "c1")] * 3,
+        [staged(1, "x", "c1", order_ts=micros(2024, 1, 1, 10) + 1)],
+    ]
+    frames = [
+        moments(STAGED, rows, spark).withColumn("case", F.lit(n)) for n, rows in enumerate(alike)
+    ]
+    found = _fingerprints(reduce(DataFrame.unionByName, frames), STAGED, "case")
+    assert len({held.sha256 for held in found.values()}) == len(alike)
+
+
+def test_arrays_and_other_tables(spark, tmp_path):
+    """Of every table at least one row, so that each type has its text."""
+    values: dict[type[T.DataType], Any] = {
+        T.DateType: day(1),
+        T.StringType: "x",
+        T.TimestampType: 7,
+        T.DecimalType: Decimal("-1.50"),
+        T.LongType: 3,
+        T.ArrayType: [0, -1, 2],
+    }
+    for table in TABLES.values():
+        row = tuple(values[type(f.dataType)] for f in table.struct)
+        none = tuple(
+            None if f.nullable else [] if type(f.dataType) is T.ArrayType else value
+            for f, value in zip(table.struct, row, strict=True)
+        )
+        url = str(tmp_path / table.name)
+        frame = moments(table, [row, none], spark)
+        save(frame, table, url)
+        found = fingerprints(frame, table)
+        assert {d: held.sha256 for d, held in found.items()} == independent(url, 0, [day(1)])
+
+
+def test_a_type_without_a_rule_is_refused(spark):
+    class Measures(pa.DataFrameModel):
+        day: T.DateType = pa.Field()
+        weight: T.DoubleType = pa.Field()
+
+        class Config:
+            metadata = {"partition": "day"}  # noqa: RUF012
+
+    with pytest.raises(TypeError, match=r"measures\.weight: a double has no canonical text yet"):
+        fingerprints(spark.range(0), Table("measures", Measures))
+
+
+def fact(n: int, customer: str, orders: int = 1, revenue: str = "10.00") -> tuple:
+    return (day(n), customer, orders, Decimal(revenue))
+
+
+@pytest.fixture(scope="module")
+def facts(spark, tmp_path_factory) -> str:
+    """`fact_daily_orders` in two versions, of which version 0 has the days 1 to 5, 1 to 6."""
+    url = str(tmp_path_factory.mktemp("facts") / FACT.name)
+    same = [fact(1, "a"), fact(2, "a"), fact(2, "b")]
+    first = [*same, *[fact(3, f"c{n}") for n in range(8)], fact(4, "gone"), fact(5, "a")]
+    second = [
+        *same,
+        *[fact(3, f"c{n}", 1 + n // 2) for n in range(1, 8)],
+        *[fact(3, f"new{n}", revenue="1000.00") for n in range(6)],
+        fact(5, "a", revenue="-10.50"),
+        fact(6, "a"),
+    ]
+    for rows in (first, second):
+        save(spark.createDataFrame(rows, FACT.struct), FACT, url)
+    return url
+
+
+@pytest.fixture(scope="module")
+def report(spark, facts) -> Report:
+    both: Mapping[int, tuple[int | None, int | None]] = {
+        **dict.fromkeys([1, 2, 3, 4, 5, 9], (0, 1)),
+        6: (None, 1),
+        7: (0, None),
+        8: (None, None),
+    }
+    return reconcile(spark, facts, FACT, {day(n): pair for n, pair in both.items()})
+
+
+def test_what_became_of_each_day(report):
+    found = {d.day.day: (d.status, d.difference) for d in report.days}
+    assert found == {
+        1: (Status.IDENTICAL, ""),
+        2: (Status.IDENTICAL, ""),
+        3: (Status.CHANGED, "rows +5, orders +17, revenue +5,990.00"),
+        4: (Status.CHANGED, "rows -1, orders -1, revenue -10.00"),
+        5: (Status.CHANGED, "revenue -20.50"),
+        6: (Status.ADDED, "rows +1, orders +1, revenue +10.00"),
+        7: (Status.MISSING, ""),
+        8: (Status.MISSING, ""),
+        9: (Status.IDENTICAL, ""),
+    }
+    emptied = report.days[3].after
+    assert emptied == Fingerprint.empty(FACT)
+    assert emptied.sha256 == EMPTY
+
+
+def test_samples_are_few_in_order_and_side_by_side(report):
+    shown = [
+        (s.kind, s.day.day, s.before and s.before["customer_id"], s.after and s.after["orders"])
+        for s in report.samples
+    ]
+    assert shown == [
+        *[("added", 3, None, "1")] * 5,
+        ("changed", 3, "c2", "2"),
+        ("changed", 3, "c3", "2"),
+        ("changed", 3, "c4", "3"),
+        ("changed", 3, "c5", "3"),
+        ("changed", 3, "c6", "4"),
+        ("removed", 3, "c0", None),
+        ("removed", 4, "gone", None),
+    ]
+    assert [s.after["customer_id"] for s in report.samples[:5]] == [f"new{n}" for n in range(5)]
+    assert report.samples[5].before == {
+        "run_date": "2024-01-03",
+        "customer_id": "c2",
+        "orders": "1",
+        "revenue": "10.00",
+    }
+
+
+def test_rows_without_a_key_are_compared_as_a_whole(spark, tmp_path):
+    """A log may have a line twice; its times are shown in UTC, however far back."""
+    url, table = str(tmp_path / LATE.name), LATE
+    line = dict(zip(table.columns, [day(1)] * 9, strict=True)) | {
+        "order_id": "o",
+        "customer_id": None,
+        "order_ts": micros(42, 3, 1, 12, 30, 1, 7),
+        "amount": Decimal("1.00"),
+        "ingestion_ts": micros(2024, 1, 1),
+        "source_file": "a\tb",
+    }
+    rows = [tuple(line.values()), tuple({**line, "customer_id": "c"}.values())]
+    save(moments(table, [*rows, rows[0]], spark), table, url)
+    save(moments(table, [rows[0]], spark), table, url)
+    found = reconcile(spark, url, table, {day(1): (0, 1)})
+    assert found.days[0].difference == "rows -2, amount -2.00"
+    assert found.days[0].before.keys is None
+    assert [(s.kind, s.before["customer_id"]) for s in found.samples] == [
+        ("removed", None),
+        ("removed", "c"),
+    ]
+    assert found.samples[0].before["order_ts"] == "0042-03-01T12:30:01.000007Z"
+    assert found.samples[0].before["source_file"] == "a\\tb"
+
+
+def test_only_the_files_of_the_days_are_read(spark, facts, tmp_path):
+    url = str(tmp_path / "copy")
+    shutil.copytree(facts, url)
+    log = DeltaTable(url, version=0)
+    only = [("run_date", "=", "2024-01-02")]
+    kept = {
+        file
+        for version in (0, 1)
+        for file in DeltaTable(url, version=version).file_uris(file_pruning_predicate=only)
+    }
+    for file in Path(url).rglob("*.parquet"):
+        if str(file) not in kept and "_delta_log" not in str(file):
+            file.unlink()
+    assert log.version() == 0
+    assert reconcile(spark, url, FACT, {day(2): (0, 1)}).summary.endswith("1 identical")
+    with pytest.raises(ReconciliationError) as error:
+        reconcile(spark, url, FACT, {day(2): (0, 1), day(3): (0, 1)})
+    for part in ("fact_daily_orders [2024-01-02...2024-01-03]", "0, 1", url, "as it was"):
+        assert part in str(error.value)
+    with pytest.raises(ReconciliationError, match=r"version\(s\) 7"):
+        reconcile(spark, url, FACT, {day(2): (7, 7)})
+
+
+def test_many_commits_are_few_versions_to_read(spark, tmp_path):
+    """With a ledger, a day is read at another version only if no commit wrote it in between."""
+    url = str(tmp_path / FACT.name)
+    rows = {n: fact(n, "a", n) for n in (1, 2, 3)}
+    save(spark.createDataFrame(list(rows.values()), FACT.struct), FACT, url)
+    for n in (1, 2, 3):
+        rows[n] = fact(n, "a", rows[n][2] + 10)
+        save(spark.createDataFrame(list(rows.values()), FACT.struct), FACT, url)
+    days = [frozenset([day(n)]) for n in (1, 2, 3)]
+    said = Published(1, "digest", "ok")
+    audits = dict.fromkeys(DAYS, said)
+    commits = [Record(0, "run", None, "person", "code", "config", {}, audits, frozenset(), {})]
+    commits += [replace(commits[0], version=v, written=days[v - 1]) for v in (1, 2)]
+    ledger = Ledger(
+        FACT, 4, commits, [Foreign(3, "DELETE", days[2]), Foreign(4, "DELETE", days[1])]
+    )
+    asked = {day(1): (0, 1), day(2): (1, 2), day(3): (2, 3)}
+    assert reconcile(spark, url, FACT, asked, ledger) == reconcile(spark, url, FACT, asked)
+    wanted = {(v, d) for d, pair in asked.items() for v in pair}
+    assert _read_at(wanted, ledger) == {
+        **{(v, d): (0, d) for d, (v, _) in asked.items()},
+        **{(v, d): (3, d) for d, (_, v) in asked.items()},
+    }
+    # What was committed after the ledger was read, it does not know.
+    beyond = {(5, day(1)), (4, day(1)), (0, day(2)), (4, day(2))}
+    assert _read_at(beyond, ledger) == {
+        (5, day(1)): (5, day(1)),
+        (4, day(1)): (1, day(1)),
+        (0, day(2)): (1, day(2)),
+        (4, day(2)): (4, day(2)),
+    }
+
+
+def test_a_day_that_was_never_published_needs_no_table(spark, tmp_path):
+    found = reconcile(spark, str(tmp_path / "none"), FACT, {day(1): (None, None)})
+    assert found.summary == "fact_daily_orders: 1 missing"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "level"),
+    [
+        ([*range(100)], [*range(100)], "none"),
+        ([*range(100)], [*range(3, 103)], "none"),
+        ([*range(100)], [*range(70), *range(40, 70)], "large"),
+        ([*range(100)], [*range(85), *range(70, 85)], "large"),
+        ([*range(100)], [x * 100 for x in range(100)], "large"),
+        ([5] * 100, [5] * 99 + [6], "none"),
+        # Where all values are equal, there are no tenths to move between.
+        ([5] * 100, [4] * 100, "large"),
+        ([5] * 100, [6] * 100, "large"),
+    ],
+)
+def test_drift(spark, before, after, level):
+    found = drifted(spark, before, after)
+    assert found["orders"].level == level
+    assert found["revenue"].psi == pytest.approx(0)
+    assert (found["orders"].psi == 0) is (before == after)
+
+
+def drifted(spark, before: list, after: list) -> Mapping[str, Drift]:
+    return _drift(
+        *[
+            spark.createDataFrame([fact(1, "c", x) for x in orders], FACT.struct)
+            for orders in (before, after)
+        ],
+        FACT,
+    )
+
+
+def test_drift_sees_nulls(spark):
+    values = {"date": day(1), "bigint": 1, "decimal(28,2)": Decimal("0.00"), "array<bigint>": [0]}
+    row = {f.name: values[f.dataType.simpleString()] for f in LATENESS.struct}
+    none = {**row, "delay_days_max": None}
+    before, after = (
+        spark.createDataFrame([tuple(r.values()) for r in rows], LATENESS.struct)
+        for rows in ([none] * 50, [none] * 25 + [row] * 25)
+    )
+    assert _drift(before, after, LATENESS)["delay_days_max"].level == "large"
+    assert _drift(after, before, LATENESS)["delay_days_max"].level == "large"
+    assert _drift(before, after, LATENESS)["delay_days_p95"].level == "none"
+
+
+def test_drift_of_a_report_warns(report):
+    assert report.drift.keys() == {"orders", "revenue"}
+    assert report.drift["revenue"].level == "large"
+    (*_, warning) = report.warnings
+    assert warning.startswith("fact_daily_orders.revenue: large drift on the changed days, PSI ")
+
+
+def test_the_report_for_a_person(report):
+    console = Console(width=200, record=True)
+    with console.capture() as captured:
+        console.print(as_grid(report))
+    lines = [re.sub(r" {2,}", " | ", line.strip()) for line in captured.get().splitlines()]
+    assert lines[0] == "fact_daily_orders: 3 identical, 3 changed, 1 added, 2 missing"
+    assert lines[2:4] == ["2024-01-01...2024-01-02 | identical | 3", "2024-01-09"]
+    assert lines[4].startswith("2024-01-03 | changed | 8 -> 13 | rows +5, orders +17, ")
+    markdown = as_markdown(report)
+    assert "| 2024-01-01...2024-01-02, 2024-01-09 | identical | 3 |  |  |" in markdown
+    for text in (lines[0], "| 2024-01-05 | changed | 1 -> 1 | revenue -20.50 | "):
+        assert text in markdown
+    for text in (
+        "changed 2024-01-03 | customer_id=c2 orders 1 -> 2",
+        "added 2024-01-03 | customer_id=new0 orders=1 revenue=1000.00",
+        "removed 2024-01-04 | customer_id=gone orders=1 revenue=10.00",
+    ):
+        assert text in lines
+        assert f"    {text.replace(' | ', '  ')}" in markdown.splitlines()
+
+
+def test_the_report_for_a_program(report):
+    found = json.loads(json.dumps(as_json([report])))["fact_daily_orders"]
+    assert found["days"]["2024-01-05"] == {
+        "status": "changed",
+        "difference": "revenue -20.50",
+        "before": {
+            "version": 0,
+            "rows": 1,
+            "keys": 1,
+            "totals": {"orders": 1, "revenue": "10.00"},
+            "sha256": report.days[4].before.sha256,
+        },
+        "after": {
+            "version": 1,
+            "rows": 1,
+            "keys": 1,
+            "totals": {"orders": 1, "revenue": "-10.50"},
+            "sha256": report.days[4].after.sha256,
+        },
+    }
+    assert found["days"]["2024-01-08"] == {
+        "status": "missing",
+        "difference": "",
+        "before": None,
+        "after": None,
+    }
+    assert found["samples"][0]["after"]["customer_id"] == "new0"
+    assert found["drift"]["revenue"]["level"] == "large"
+
+
+def held(table: Table, rows: int, **totals: Any) -> Report:
+    """A report of one day, published with version 3."""
+    found = Fingerprint(rows, None, {**table.zeros, **totals}, str(rows))
+    return Report(table, [Day(day(1), (None, 3), None, found)])
+
+
+def ledger(report: Report, **entries: int | str) -> Ledger:
+    """A log whose version 2 says of the day what the report does."""
+    found = report.days[0].after
+    assert found
+    totals = {name: str(total) for name, total in found.totals.items()}
+    said = Published(found.rows, "digest", "ok", totals, entries=entries)
+    record = Record(2, "run", None, "person", "code", "config", {}, {day(1): said}, frozenset(), {})
+    return Ledger(report.table, 5, [record])
+
+
+STAGED_DAY = held(STAGED, 3, amount=Decimal("30.50"))
+FACT_DAY = held(FACT, 2, orders=3, revenue=Decimal("30.50"))
+RAW_DAY = held(RAW, 4, amount=Decimal("40.50"))
+REJECTED_DAY = held(REJECTED, 1)
+LATE_DAY = held(LATE, 1, amount=Decimal("10.00"))
+LATENESS_DAY = held(LATENESS, 1)
+CURRENT_DAY = held(CURRENT, 2, orders=4, revenue=Decimal("31.50"))
+ALL = [STAGED_DAY, FACT_DAY, RAW_DAY, REJECTED_DAY, LATE_DAY, LATENESS_DAY, CURRENT_DAY]
+LEDGERS = {
+    STAGED.name: ledger(STAGED_DAY),
+    FACT.name: ledger(FACT_DAY),
+    RAW.name: ledger(RAW_DAY, landed=5, rejected=1),
+    REJECTED.name: ledger(REJECTED_DAY),
+    LATE.name: ledger(LATE_DAY, raw=4, late=1, **{"in time": 3, "late amount": "10.00"}),
+    LATENESS.name: ledger(LATENESS_DAY, lines=4, late=2, beyond=1, rejected=1),
+    CURRENT.name: ledger(CURRENT_DAY, orders=3, revenue="30.50"),
+}
+
+
+def test_layers_that_agree():
+    assert across_layers(ALL, LEDGERS) == []
+    assert across_layers(ALL) == []
+    assert across_layers([]) == []
+
+
+@pytest.mark.parametrize(
+    ("report", "entries", "said"),
+    [
+        (
+            held(FACT, 2, orders=4, revenue=Decimal("1234.50")),
+            {},
+            [
+                "stg_orders has 3 rows, but fact_daily_orders has 4 orders",
+                "stg_orders has amount 30.50, but fact_daily_orders has revenue 1,234.50",
+                "fact_daily_orders has 4 orders, but fact_daily_orders_current was made of 3",
+                "fact_daily_orders has revenue 1,234.50, but fact_daily_orders_current was made "
+                "of 30.50",
+            ],
+        ),
+        (
+            held(RAW, 5),
+            {"rejected": 1},
+            [
+                "raw_orders has 5 rows, but late_orders was made of 4",
+                "raw_orders has 5 rows, but arrival_lateness was made of 4",
+            ],
+        ),
+        (
+            REJECTED_DAY,
+            {},
+            [],
+        ),
+        (
+            held(REJECTED, 0),
+            {},
+            [
+                "raw_orders_rejected has 0 rows, but raw_orders was read with 1 rejected",
+                "raw_orders_rejected has 0 rows, but arrival_lateness was made of 1",
+            ],
+        ),
+        (
+            LATE_DAY,
+            {"raw": 4, "late": 2},
+            ["late_orders found 2 late, but arrival_lateness found 1"],
+        ),
+    ],
+)
+def test_layers_that_do_not_agree(report, entries, said):
+    name = report.table.name
+    reports = [report if r.table.name == name else r for r in ALL]
+    found = across_layers(reports, {**LEDGERS, name: ledger(report, **entries)})
+    assert found == sorted(f"2024-01-01: {text}" for text in said)
+
+
+def test_a_day_is_held_against_its_own_commit():
+    changed = held(STAGED, 2, amount=Decimal("30.00"))
+    assert across_layers([changed], LEDGERS) == [
+        "2024-01-01: stg_orders has amount 30.00, but the commit that published it says 30.50",
+        "2024-01-01: stg_orders has rows 2, but the commit that published it says 3",
+    ]
+    # What others did to the day since, its commit need not know; what comes after, no more.
+    by_others = replace(LEDGERS[STAGED.name], foreign=[Foreign(3, "DELETE", frozenset([day(1)]))])
+    assert across_layers([changed], {STAGED.name: by_others}) == []
+    later = replace(LEDGERS[STAGED.name], foreign=[Foreign(4, "DELETE", frozenset([day(1)]))])
+    assert len(across_layers([changed], {STAGED.name: later})) == 2
+
+
+def test_a_day_that_is_not_published_disagrees_with_nothing():
+    missing = Report(FACT, [Day(day(1), (3, None), FACT_DAY.days[0].after, None)])
+    assert across_layers([STAGED_DAY, missing], LEDGERS) == []
+
+
+def test_a_backfill(pipeline, spark):
+    """What the assets publish agrees; what was not published again after a correction does not."""
+    pipeline.land(1, [order("a", 1), order("b", 1, "2.50", None), "{broken"])
+    pipeline.land(2, [order("c", 2)])
+    pipeline.run(1, 2)
+    first = {name: pipeline.log(name).version() for name in LAYERS}
+    pipeline.land(1, [order("d", 1, "-1.00")], "part-1.jsonl")
+    pipeline.run(1, 2, [RAW.name, REJECTED.name, STAGED.name])
+    ledgers = {name: pipeline.io_manager.ledger(TABLES[name]) for name in LAYERS}
+    reports = {
+        name: reconcile(
+            spark,
+            pipeline.settings.table(name),
+            TABLES[name],
+            {day(n): (first[name], ledgers[name].version) for n in (1, 2)},
+        )
+        for name in LAYERS
+    }
+    changed = {name: [d.day.day for d in r.of(Status.CHANGED)] for name, r in reports.items()}
+    assert changed == {name: [1] if name in (RAW.name, STAGED.name) else [] for name in LAYERS}
+    (corrected,) = reports[STAGED.name].of(Status.CHANGED)
+    assert corrected.difference == "rows +1, amount -1.00"
+    assert [s.after["order_id"] for s in reports[STAGED.name].samples] == ["d"]
+    assert across_layers(reports.values(), ledgers) == [
+        "2024-01-01: raw_orders has 3 rows, but late_orders was made of 2",
+        "2024-01-01: stg_orders has 3 rows, but fact_daily_orders has 2 orders",
+        "2024-01-01: stg_orders has amount 11.50, but fact_daily_orders has revenue 12.50",
+    ]
+    for name, found in reports.items():
+        shas = {d.day: d.after.sha256 for d in found.days}
+        url = pipeline.settings.table(name)
+        assert independent(url, ledgers[name].version, list(shas)) == shas

@@ -1,0 +1,280 @@
+"""Undo: exactly the days of one backfill go back to what they were, or nothing is touched.
+
+And the plan of a backfill: what it says will become of the days is what becomes of them.
+"""
+
+import os
+import random
+import shutil
+
+import dagster as dg
+import pytest
+
+from backfill_assets import jobs
+from backfill_assets.footprints import belongs, footprint
+from backfill_assets.partitions import DAY, Window
+from backfill_assets.planning import Expected, Parameters
+from backfill_assets.provenance import Code
+from backfill_assets.records import data_files, read_ledger
+from backfill_assets.schemas import FACT, RAW, STAGED, TABLES
+from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, order
+
+
+def ledgers(pipeline):
+    return {n: read_ledger(pipeline.settings.table(n), table) for n, table in TABLES.items()}
+
+
+def published(pipeline):
+    """By table and day, the digest that the ledger says; it is that of the files."""
+    held = pipeline.digests()
+    found = {}
+    for name, ledger in ledgers(pipeline).items():
+        assert {str(d) for d in ledger.published} >= held.get(name, {}).keys()
+        for d in ledger.latest:
+            digest = ledger.stands(d).digest
+            assert digest == held.get(name, {}).get(str(d), "0-0-0"), (name, d)
+            found[name, d] = digest
+    return found
+
+
+def undo(pipeline, name, days="", *, fails=False):
+    result = pipeline.repository.get_job("undo").execute_in_process(
+        instance=pipeline.instance,
+        run_config={
+            "ops": {"put_back": {"config": {"backfill": name, "days": days, "reason": "a drill"}}}
+        },
+        raise_on_error=False,
+    )
+    assert result.success is not fails, pipeline.failure(result)
+    return result
+
+
+@pytest.fixture
+def loaded(engine, tmp_path):
+    """Four days, published by a backfill."""
+    pipeline = Pipeline(engine, tmp_path)
+    for n in range(1, 5):
+        pipeline.land(n, [order(f"o{n}", n, f"{n}.00"), order(f"p{n}", n, "7.50", "c2")])
+    pipeline.run(1, 4, tags={"dagster/backfill": "firstone"})
+    return pipeline
+
+
+def test_exactly_its_days_go_back(loaded):
+    loaded.run(1, 4, EVERYTHING)
+    before = published(loaded)
+    loaded.land(2, [order("late", 1, "100.00")], "more.jsonl")
+    loaded.land(3, [order("x3", 3, "99.00")], "more.jsonl")
+    loaded.run(1, 4, EVERYTHING, tags={"dagster/backfill": "wrongone"})
+    after = published(loaded)
+    assert {
+        d for (name, d) in after if after[name, d] != before[name, d] and name == FACT.name
+    } == {
+        day(1),
+        day(3),
+    }
+    # Another day, written by somebody else since, stays.
+    loaded.land(4, [order("x4", 4, "1.00")], "more.jsonl")
+    loaded.run(4, assets=EVERYTHING)
+    later = published(loaded)
+    versions = {name: loaded.log(name).version() for name in TABLES}
+    undo(loaded, "wrongone")
+    now = published(loaded)
+    assert now == {key: later[key] if key[1] == day(4) else before[key] for key in later}
+    commits = {name: loaded.log(name).version() - versions[name] for name in TABLES}
+    assert set(commits.values()) <= {0, 1}
+    assert commits[RAW.name] == commits[STAGED.name] == commits[FACT.name] == 1
+    record = read_ledger(loaded.settings.table(FACT.name), FACT).records[-1]
+    assert (record.reason, record.said["undoes"]) == ("a drill", "wrongone")
+
+
+def test_an_undo_can_be_undone(loaded):
+    first = published(loaded)
+    loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
+    loaded.run(2, assets=LAYERS, tags={"dagster/backfill": "wrongone"})
+    wrong = published(loaded)
+    done = undo(loaded, "wrongone")
+    assert published(loaded) == first
+    again = undo(loaded, "wrongone", fails=True)
+    assert "wrongone is undone already" in loaded.failure(again)
+    undo(loaded, done.run_id[:8])
+    assert published(loaded) == wrong
+
+
+def test_what_was_written_since_is_left_alone(loaded):
+    loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
+    loaded.land(3, [order("x3", 3, "50.00")], "more.jsonl")
+    loaded.run(2, 3, tags={"dagster/backfill": "wrongone"})
+    loaded.land(3, [order("y3", 3, "60.00")], "right.jsonl")
+    right = loaded.run(3)
+    held = published(loaded)
+    versions = {name: loaded.log(name).version() for name in LAYERS}
+    refused = loaded.failure(undo(loaded, "wrongone", fails=True))
+    for name in ("raw_orders", "stg_orders", "fact_daily_orders"):
+        assert f"{name} [2024-01-03] has been written since, by run {right.run_id[:8]}" in refused
+    assert "2024-01-02" not in refused
+    assert (published(loaded), versions) == (
+        held,
+        {name: loaded.log(name).version() for name in LAYERS},
+    )
+    # The day that nobody wrote since can go back by itself.
+    undo(loaded, "wrongone", "2024-01-02")
+    now = published(loaded)
+    assert {d for (_, d) in now if any(now[n, d] != held[n, d] for n in LAYERS)} == {day(2)}
+
+
+def test_a_first_load_is_taken_back(loaded):
+    loaded.land(5, [order("o5", 5)])
+    before = published(loaded)
+    loaded.run(5, tags={"dagster/backfill": "wrongone"})
+    done = undo(loaded, "wrongone")
+    assert published(loaded) == before
+    assert day(5) not in ledgers(loaded)[FACT.name].published
+    said = [
+        e.event_specific_data.description
+        for e in done.all_events
+        if e.event_type is dg.DagsterEventType.ASSET_CHECK_EVALUATION
+        and e.event_specific_data.check_name == "conservation"
+    ]
+    assert len(said) == len(LAYERS)
+    assert all("it counts as never published" in text for text in said)
+    # And can be loaded again.
+    loaded.run(5)
+    assert day(5) in ledgers(loaded)[FACT.name].published
+
+
+def test_what_vacuum_has_taken_cannot_come_back(loaded):
+    loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
+    loaded.run(2, tags={"dagster/backfill": "wrongone"})
+    (change,) = footprint(ledgers(loaded)[STAGED.name], "wrongone").values()
+    url = loaded.settings.table(STAGED.name)
+    for path in data_files(url, STAGED, [day(2)], change.before)["path"].to_pylist():
+        (loaded.warehouse / STAGED.name / path).unlink()
+    versions = {name: loaded.log(name).version() for name in LAYERS}
+    refused = loaded.failure(undo(loaded, "wrongone", fails=True))
+    assert (
+        f"the files that stg_orders [2024-01-02] had in version {change.before} are gone" in refused
+    )
+    assert versions == {name: loaded.log(name).version() for name in LAYERS}
+
+
+def test_one_that_was_killed_halfway_is_finished(loaded, monkeypatch):
+    before = published(loaded)
+    loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
+    loaded.run(2, tags={"dagster/backfill": "wrongone"})
+    whole = type(loaded.io_manager).publish
+
+    def killed(io, candidate, *given, **more):
+        if candidate.table is FACT:
+            raise KeyboardInterrupt
+        return whole(io, candidate, *given, **more)
+
+    monkeypatch.setattr(type(loaded.io_manager), "publish", killed)
+    undo(loaded, "wrongone", fails=True)
+    monkeypatch.undo()
+    version = loaded.log(RAW.name).version()
+    assert published(loaded) != before
+    undo(loaded, "wrongone")
+    assert published(loaded) == before
+    assert loaded.log(RAW.name).version() == version
+
+
+def test_an_undo_holds(loaded):
+    """Neither the schedule nor the sensor does again what a person has undone."""
+    loaded.night(day(5))
+    loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
+    loaded.run(2, assets=EVERYTHING, tags={"dagster/backfill": "wrongone"})
+    loaded.night(day(5))
+    undo(loaded, "wrongone")
+    held = published(loaded)
+    again = {key.to_user_string() for r in loaded.night(day(5)) for key in r.asset_selection}
+    # What the backfill had found unchanged speaks of the newer input until it is looked at again.
+    assert again <= {"late_orders", "fact_order_corrections"}
+    assert published(loaded) == held
+    # Until something else lands.
+    loaded.land(2, [order("y2", 2, "1.00")], "other.jsonl")
+    loaded.night(day(5))
+    assert published(loaded) != held
+
+
+# random histories
+
+STEPS = int(os.environ.get("BACKFILL_TEST_UNDOS", "4"))
+SEEDS = int(os.environ.get("BACKFILL_TEST_UNDO_SEEDS", "1"))
+DAYS = 6
+
+
+def planned(pipeline, window):
+    asked = Parameters(days=str(window), tables=LAYERS)
+    code = Code(pipeline.io_manager.code_version)
+    graph = pipeline.repository.asset_graph
+    return jobs.plan_anew(pipeline.settings, graph, pipeline.instance, code, asked)
+
+
+def span_of(plan, name):
+    """The first and the last day of a table in a plan; they have no gap."""
+    days = [d for _, days in plan.tables[name].by_expectation() for d in days]
+    return min(days), max(days)
+
+
+def spoken_of(pipeline, name):
+    """By table, the days that the commits of a backfill speak of."""
+    return {
+        table: {d for r in ledger.records if belongs(r, name) for d in r.days}
+        for table, ledger in ledgers(pipeline).items()
+    }
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(1, 1 + SEEDS))
+def test_random_histories_of_backfills_and_undos(engine, tmp_path, seed):
+    rnd = random.Random(seed)
+    pipeline = Pipeline(engine, tmp_path, window_days=2, end=day(DAYS + 1))
+    before: dict[str, dict] = {}
+    wrote: list[str] = []
+    for step in range(STEPS):
+        for _ in range(rnd.randint(1, 3)):
+            n = rnd.randint(1, DAYS)
+            event = max(1, n - rnd.choice([0, 0, 1, 2, 3]))
+            line = order(f"o{rnd.randint(1, 9)}", event, f"{rnd.randint(1, 99)}.00")
+            line["ingestion_ts"] = f"{day(n)}T12:00:00Z"
+            pipeline.land(n, [line], f"{step}-{rnd.random()}.jsonl")
+        first = day(rnd.randint(1, DAYS))
+        window = Window(first, min(first + rnd.randint(1, 4) * DAY, day(DAYS + 1)))
+        plan = planned(pipeline, window)
+        before[plan.id] = published(pipeline)
+        for wave in (("raw_orders", "raw_orders_rejected"), LAYERS[2:]):
+            spans = {span_of(plan, n) for n in wave}
+            for span in sorted(spans):
+                of = [n for n in wave if span_of(plan, n) == span]
+                lacking = any(plan.tables[n].lacking for n in of)
+                pipeline.run(*span, of, tags={"dagster/backfill": plan.id}, fails=lacking)
+        spoken = spoken_of(pipeline, plan.id)
+        for name, outlook in plan.tables.items():
+            said = dict(outlook.by_expectation())
+            assert not spoken[name] & {*said.get(Expected.IDENTICAL, ())}, (name, "identical")
+            assert spoken[name] >= {*said.get(Expected.COMPUTED, ())}, (name, "computed")
+            assert not spoken[name] & {*said.get(Expected.LACKING, ())}, (name, "lacking")
+        wrote.append(plan.id)
+        for name in rnd.sample(wrote, min(2, len(wrote))):
+            held = published(pipeline)
+            versions = {t: pipeline.log(t).version() for t in LAYERS}
+            mine = {
+                (table, d)
+                for table, ledger in ledgers(pipeline).items()
+                for d in footprint(ledger, name)
+            }
+            result = pipeline.repository.get_job("undo").execute_in_process(
+                instance=pipeline.instance,
+                run_config={"ops": {"put_back": {"config": {"backfill": name}}}},
+                raise_on_error=False,
+            )
+            if result.success:
+                wanted = {key: digest for key, digest in held.items() if key not in mine}
+                wanted |= {key: digest for key, digest in before[name].items() if key in mine}
+                assert published(pipeline) == wanted
+                wrote.remove(name)
+            else:
+                assert "nothing was written" in pipeline.failure(result)
+                assert versions == {t: pipeline.log(t).version() for t in LAYERS}
+    shutil.rmtree(tmp_path)

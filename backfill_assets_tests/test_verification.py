@@ -1,0 +1,474 @@
+"""Verification: what it says of days that match and that do not, and that it writes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+from rich.console import Console
+
+from backfill_assets import definitions
+from backfill_assets.assets import fact
+from backfill_assets.audit import RefusedError
+from backfill_assets.cli import main
+from backfill_assets.partitions import DAY, Window
+from backfill_assets.provenance import Code
+from backfill_assets.records import Foreign
+from backfill_assets.schemas import CURRENT, FACT, RAW, REJECTED, STAGED, TABLES
+from backfill_assets.settings import Settings
+from backfill_assets.verification import (
+    Content,
+    Outcome,
+    ReadTest,
+    Verified,
+    _each_day,
+    as_grid,
+    as_json,
+    compare,
+    good,
+    read_test,
+    verify,
+)
+from backfill_assets_tests.conftest import SMALL
+from backfill_assets_tests.pipeline import Pipeline, day, order
+from backfill_assets_tests.test_records import days, ledger, record
+
+#: Over the end of a month; a double could not hold the sum of the amounts.
+LOADED = Window(day(30), day(34))
+AMOUNTS = ("9007199254740993.01", "0.10", "0.20")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_code() -> Iterator[None]:
+    """The same code in all runs, also if somebody edits it while the tests run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(definitions, "running_code", lambda *_: Code("this", "c0de", dirty=False))
+        yield
+
+
+@pytest.fixture(scope="module")
+def pipeline(engine, spark, _one_code, tmp_path_factory) -> Pipeline:
+    """Four days in all tables; what comes after them in the calendar was never published."""
+    pipeline = Pipeline(engine, tmp_path_factory.mktemp("loaded"), end=date(2024, 2, 10))
+    for n in range(30, 34):
+        pipeline.land(n, [order(f"o-{n}-{a}", n, a, f"c{i}") for i, a in enumerate(AMOUNTS)])
+    pipeline.run(30, 33, list(TABLES))
+    return pipeline
+
+
+Copy = Callable[[], Settings]
+
+
+@pytest.fixture(scope="module")
+def copy(pipeline, tmp_path_factory) -> Copy:
+    """Makes a copy of what was landed and published, to be spoilt."""
+
+    def make() -> Settings:
+        root = tmp_path_factory.mktemp("copy")
+        shutil.copytree(pipeline.root, root, dirs_exist_ok=True)
+        places = {"landing": str(root / "landing"), "warehouse": str(root / "warehouse")}
+        return pipeline.settings.model_copy(update=places)
+
+    return make
+
+
+def files(*folders: Path) -> dict[Path, tuple[int, int]]:
+    """All that lies in some folders, with size and time of change."""
+    found = [path for folder in folders for path in folder.rglob("*")]
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
+
+
+Found = dict[tuple[str, date], Verified]
+
+
+def by_day(found: Sequence[Verified]) -> Found:
+    return {(one.table, one.day): one for one in found}
+
+
+# days that match
+
+
+def test_all_days_match_and_nothing_is_written(pipeline, engine, tmp_path, monkeypatch):
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    before, runs = files(pipeline.root), pipeline.instance.get_runs_count()
+    found = verify(pipeline.settings, LOADED, engine=engine)
+    assert [(one.table, one.day) for one in found] == [(n, d) for n in TABLES for d in LOADED]
+    assert {(one.outcome, one.why) for one in found} == {(Outcome.MATCHES, "")}
+    assert all(one.published == one.held == one.now for one in found)
+    one = by_day(found)[FACT.name, day(30)]
+    assert (one.now.rows, one.now.totals) == (3, {"orders": "3", "revenue": "9007199254740993.31"})
+    assert files(pipeline.root) == before
+    assert list(tmp_path.iterdir()) == []
+    assert pipeline.instance.get_runs_count() == runs
+
+
+def test_what_has_changed_without_changing_a_row(pipeline, engine, monkeypatch):
+    monkeypatch.setattr(definitions, "running_code", lambda *_: Code("other"))
+    settings = pipeline.settings.model_copy(update={"late_lines": "drop"})
+    (found,) = verify(settings, Window(day(30), day(31)), [FACT.name], engine=engine)
+    assert found.outcome is Outcome.MATCHES
+    code, configuration = found.why.split(" and ")
+    assert code == "although it was computed by other code: this (commit c0de)"
+    assert configuration.startswith("it was computed under another configuration: ")
+
+
+# days that do not
+
+
+@pytest.fixture(scope="module")
+def damaged(copy) -> Settings:
+    """A row taken from the facts, a file added to what landed, and one that cannot be read."""
+    settings = copy()
+    where = f"run_date = '{day(30)}' AND customer_id = 'c1'"
+    DeltaTable(settings.table(FACT.name)).delete(where)
+    orders = Path(settings.landing, "orders")
+    more = orders / f"arrival_date={day(31)}" / "more.jsonl"
+    more.write_text(json.dumps(order("new", 31, "1.00")) + "\n")
+    (orders / f"arrival_date={day(33)}" / "bad.jsonl.gz").write_bytes(b"\x1f\x8b broken")
+    return settings
+
+
+@pytest.fixture(scope="module")
+def found(damaged, engine) -> Found:
+    tables = [table.name for table in (CURRENT, FACT, STAGED, REJECTED, RAW)]
+    return by_day(verify(damaged, Window(day(30), day(35)), tables, engine=engine))
+
+
+def test_a_landing_that_has_changed(found):
+    one = found[RAW.name, day(31)]
+    assert one.outcome is Outcome.DIFFERS
+    assert one.why == "the landing has changed since"
+    assert one.published == one.held
+    assert (one.published.rows, one.published.totals) == (3, {"amount": "9007199254740993.31"})
+    assert (one.now.rows, one.now.totals) == (4, {"amount": "9007199254740994.31"})
+    for same in ((REJECTED.name, day(31)), (RAW.name, day(32))):
+        assert found[same].outcome is Outcome.MATCHES
+        assert found[same].why == "although the landing has changed since"
+    # What follows is made of what is published, and that has not changed.
+    staged = found[STAGED.name, day(31)]
+    assert (staged.outcome, staged.why) == (Outcome.MATCHES, "")
+
+
+def test_a_file_that_cannot_be_read(found):
+    for table in (RAW, REJECTED):
+        one = found[table.name, day(33)]
+        assert one.outcome is Outcome.WOULD_FAIL
+        assert f"arrival_date={day(33)}/bad.jsonl.gz" in str(one)
+        assert one.published == one.held
+    assert found[STAGED.name, day(33)].outcome is Outcome.MATCHES
+
+
+def test_another_writer(found, damaged):
+    one = found[FACT.name, day(30)]
+    assert one.outcome is Outcome.DIFFERS
+    assert one.now == one.published
+    assert (one.published.rows, one.held.rows) == (3, 2)
+    version = DeltaTable(damaged.table(FACT.name)).version()
+    assert one.why == (
+        f"another writer changed it in version {version} (DELETE); "
+        "computed anew it is as it was published"
+    )
+    after = found[CURRENT.name, day(30)]
+    assert (after.outcome, after.why) == (Outcome.DIFFERS, f"{FACT.name} has changed since")
+    assert (after.published.rows, after.now.rows) == (3, 2)
+    assert {found[FACT.name, d].outcome for d in Window(day(31), day(34))} == {Outcome.MATCHES}
+
+
+def test_a_day_that_was_never_published(found):
+    raw, staged = found[RAW.name, day(34)], found[STAGED.name, day(34)]
+    assert {raw.outcome, staged.outcome} == {Outcome.NOT_PUBLISHED}
+    assert raw.why.startswith("would be published now: 0 rows")
+    assert f"would fail now: conservation: {RAW.name}[{day(34)}] has never been" in staged.why
+    assert (raw.published, raw.held, staged.now) == (None, None, None)
+
+
+@pytest.fixture(scope="module")
+def gutted(copy) -> Settings:
+    """A data file of one staged day is gone."""
+    settings = copy()
+    (file,) = Path(settings.table(STAGED.name), f"event_date={day(31)}").glob("*.parquet")
+    file.unlink()
+    return settings
+
+
+def test_a_file_that_is_gone_hides_no_other_day(gutted, engine):
+    settings = gutted.model_copy(update={"partitions_per_run": 3})
+    found = verify(settings, LOADED, [STAGED.name, FACT.name], engine=engine)
+    assert [(one.table, one.day) for one in found] == [
+        (name, d) for name in (STAGED.name, FACT.name) for d in LOADED
+    ]
+    staged, facts = by_day(found)[STAGED.name, day(31)], by_day(found)[FACT.name, day(31)]
+    assert (staged.outcome, staged.held) == (Outcome.DIFFERS, None)
+    assert staged.why.startswith("its files cannot be read (")
+    assert "[FAILED_READ_FILE" in staged.why
+    assert staged.why.endswith("computed anew it is as it was published")
+    assert (facts.outcome, facts.now) == (Outcome.WOULD_FAIL, None)
+    assert "[FAILED_READ_FILE" in facts.why
+    assert facts.held == facts.published
+    rest = [one.outcome for one in found if one.day != day(31)]
+    assert set(rest) == {Outcome.MATCHES}
+
+
+def test_a_computation_that_is_not_what_it_was(pipeline, engine, monkeypatch):
+    honest = fact.daily_orders
+    monkeypatch.setattr(
+        fact,
+        "daily_orders",
+        lambda staged: honest(staged).withColumn(
+            "customer_id", F.concat("customer_id", F.lit("?"))
+        ),
+    )
+    (found,) = verify(pipeline.settings, Window(day(30), day(31)), [FACT.name], engine=engine)
+    assert found.outcome is Outcome.DIFFERS
+    assert found.why.startswith("nothing that it is made of has changed since")
+    assert found.published.totals == found.now.totals
+    assert "; now as many rows with the same totals, but other values: nothing" in str(found)
+
+
+def test_days_that_are_in_no_calendar(pipeline, tmp_path):
+    for spelled, said in (
+        ("2024-02-08...2024-02-10", "is not within the calendar, which is 2024-01-01...2024-02-09"),
+        ("2023-12-31", "is not within the calendar"),
+        ("2024-01-05...2024-01-01", "holds no day"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            verify(pipeline.settings, Window.parse(spelled))
+    empty = pipeline.settings.model_copy(update={"warehouse": str(tmp_path)})
+    with pytest.raises(ValueError, match="nothing has been published at"):
+        verify(empty, LOADED)
+
+
+# why, from numbers alone
+
+OLD, NEW, ODD = Content(1, {}, "digest 1"), Content(2, {}, "new"), Content(1, {}, "odd")
+
+
+def compared(book, *, now=OLD, held=OLD, failing="", unreadable="", moved=()) -> tuple:
+    one = compare(
+        book, day(1), now=now, held=held, failing=failing, unreadable=unreadable, moved=moved
+    )
+    return one.outcome, one.why
+
+
+def test_why_a_day_differs():
+    book = ledger(RAW, record(1, days(1)))
+    unknown = "nothing that it is made of has changed since"
+    behind = "its files are not what version 1 says: changed behind the log"
+    again = "computed anew it is as it was published"
+    assert compared(book) == (Outcome.MATCHES, "")
+    assert compared(book, moved=["a", "b"]) == (Outcome.MATCHES, "although a and b")
+    assert compared(book, now=NEW, moved=["a", "b"]) == (Outcome.DIFFERS, "a and b")
+    assert unknown in compared(book, now=NEW)[1]
+    assert compared(book, held=ODD) == (Outcome.DIFFERS, f"{behind}; {again}")
+    assert compared(book, held=ODD, now=NEW) == (Outcome.DIFFERS, behind)
+    assert compared(book, held=ODD, now=None, failing="x") == (
+        Outcome.WOULD_FAIL,
+        f"x; {behind}",
+    )
+
+
+def test_who_wrote_a_day():
+    theirs = Foreign(2, "WRITE", days(1))
+    again = "computed anew it is as it was published"
+    assert compared(ledger(RAW, record(1, days(1)), foreign=[theirs]), held=ODD) == (
+        Outcome.DIFFERS,
+        f"another writer changed it in version 2 (WRITE); {again}",
+    )
+    # The same rows again are no difference.
+    assert compared(ledger(RAW, record(1, days(1)), foreign=[theirs])) == (Outcome.MATCHES, "")
+    # Written over by us since: what that one did is not what is there now.
+    over = ledger(RAW, record(1, days(1)), record(3, days(1), digest="digest 1"), foreign=[theirs])
+    assert "version 3 says: changed behind the log" in compared(over, held=ODD)[1]
+
+
+def test_one_bad_day_hides_no_other():
+    asked = []
+
+    def look(some: Sequence[date]) -> dict[date, int]:
+        asked.append(len(some))
+        if day(3) in some:
+            raise PySparkException("[BROKEN] no\nat line")
+        return {d: d.day for d in some}
+
+    eight = list(Window(day(1), day(9)))
+    found, failed = _each_day(eight, look)
+    assert found == {d: d.day for d in eight if d != day(3)}
+    assert failed == {day(3): "[BROKEN] no"}
+    assert len(asked) == 7
+    assert _each_day([], look) == ({}, {})
+
+
+def test_a_refused_frame_is_refused_for_all_days():
+    def look(_: Sequence[date]) -> dict[date, int]:
+        raise RefusedError("wrong frame")
+
+    assert _each_day([day(1), day(2)], look) == (
+        {},
+        {day(1): "wrong frame", day(2): "wrong frame"},
+    )
+
+
+def test_a_lost_engine_is_no_finding():
+    def look(_: Sequence[date]) -> dict[date, int]:
+        raise PySparkException("Cannot call methods on a stopped SparkContext")
+
+    with pytest.raises(PySparkException, match="stopped SparkContext"):
+        _each_day([day(1), day(2)], look)
+
+
+# the output
+
+SAID = [
+    *(Verified("t", d, Outcome.MATCHES, "", OLD, OLD, OLD) for d in Window(day(30), day(33))),
+    Verified("t", day(33), Outcome.MATCHES, "although x", OLD, OLD, OLD),
+    Verified("t", day(34), Outcome.DIFFERS, "why [red]", OLD, ODD, NEW),
+    Verified("u", day(35), Outcome.NOT_PUBLISHED, "would be"),
+]
+
+
+def test_as_grid(capsys):
+    Console(width=200).print(as_grid(SAID))
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "table days outcome rows what there is to say",
+        "t 2024-01-30...2024-02-01 matches 3",
+        "t 2024-02-02 matches 1 although x",
+        "t 2024-02-03 differs 1 published 1 rows; the files hold as many rows with the same "
+        "totals, but other values; now 2 rows: why [red]",
+        "u 2024-02-04 not published 0 would be",
+    ]
+
+
+def test_as_json():
+    reads = [ReadTest("t", 3), ReadTest("u", None, ["no table"])]
+    said = json.loads(as_json(SAID, reads))
+    assert said["good"] is False
+    assert said["days"][-2] == {
+        "table": "t",
+        "day": "2024-02-03",
+        "outcome": "differs",
+        "why": "why [red]",
+        "published": {"rows": 1, "totals": {}, "digest": "digest 1"},
+        "held": {"rows": 1, "totals": {}, "digest": "odd"},
+        "now": {"rows": 2, "totals": {}, "digest": "new"},
+    }
+    assert said["reads"][1] == {"table": "u", "version": None, "problems": ["no table"]}
+
+
+def test_good():
+    fine, bad = SAID[0], SAID[-1]
+    assert good([fine], [ReadTest("t", 3)])
+    assert not good([fine, bad], [ReadTest("t", 3)])
+    assert not good([fine], [ReadTest("t", 3, ["x"])])
+
+
+# the read test
+
+
+def test_another_engine_reads_what_was_published(pipeline):
+    for name, table in TABLES.items():
+        version = DeltaTable(pipeline.settings.table(name)).version()
+        read = read_test(pipeline.settings, table, LOADED.widened(after=1))
+        assert read == ReadTest(name, version, [])
+        assert str(read) == f"{name}: read by another engine at version {version}: as published"
+
+
+def test_another_engine_finds_a_row_missing(damaged):
+    read = read_test(damaged, FACT, LOADED)
+    assert read.problems == [
+        f"{FACT.name}[{day(30)}]: 2 rows where 3 were published",
+        f"{FACT.name}[{day(30)}]: orders adds up to 2 where 3 was published",
+        f"{FACT.name}[{day(30)}]: revenue adds up to 9007199254740993.21 where "
+        "9007199254740993.31 was published",
+    ]
+    assert ": NOT as published\n  fact_daily_orders[2024-01-30]: 2 rows" in str(read)
+
+
+def test_another_engine_finds_a_file_gone(gutted):
+    (said,) = read_test(gutted, STAGED, LOADED).problems
+    assert said.startswith(f"{STAGED.name}[{day(31)}]: cannot be read: ")
+    assert f"event_date={day(31)}/" in said
+    assert "\n" not in said
+    # Only the files of the days in question are opened.
+    assert read_test(gutted, STAGED, [d for d in LOADED if d != day(31)]).problems == []
+
+
+def test_another_engine_finds_a_file_spoilt(copy):
+    settings = copy()
+    (file,) = Path(settings.table(STAGED.name), f"event_date={day(31)}").glob("*.parquet")
+    file.write_bytes(file.read_bytes()[:-100])
+    (said,) = read_test(settings, STAGED, LOADED).problems
+    assert said.startswith(f"{STAGED.name}[{day(31)}]: cannot be read: ")
+
+
+def test_another_engine_cannot_open_a_table(pipeline, tmp_path):
+    settings = pipeline.settings.model_copy(update={"warehouse": str(tmp_path)})
+    nothing = read_test(settings, FACT, LOADED)
+    assert nothing == ReadTest(FACT.name, None, [f"there is no table at {tmp_path}/{FACT.name}"])
+    log = tmp_path / FACT.name / "_delta_log" / f"{0:020d}.json"
+    log.parent.mkdir(parents=True)
+    log.write_text("nonsense")
+    (said,) = read_test(settings, FACT, LOADED).problems
+    assert said.startswith("it cannot be opened: ")
+    assert "\n" not in said
+
+
+def test_another_engine_misses_a_column(pipeline, tmp_path):
+    settings = pipeline.settings.model_copy(update={"warehouse": str(tmp_path)})
+    rows = pa.table({"run_date": [day(30)], "customer_id": ["c"], "orders": [1]})
+    write_deltalake(settings.table(FACT.name), rows, partition_by=["run_date"])
+    assert read_test(settings, FACT, LOADED).problems == ["column revenue is missing"]
+
+
+# the command
+
+
+@pytest.fixture
+def deployed(monkeypatch) -> Iterator[Callable[[Settings], None]]:
+    """Sets the environment to that of a deployment."""
+    if "SPARK_REMOTE" not in os.environ:
+        monkeypatch.setenv("BACKFILL_ASSETS_SPARK_MASTER", "local[2]")
+        monkeypatch.setenv("BACKFILL_ASSETS_SPARK_CONF", json.dumps(SMALL))
+
+    def deploy(settings: Settings) -> None:
+        for name in ("landing", "warehouse", "end"):
+            monkeypatch.setenv(f"BACKFILL_ASSETS_{name.upper()}", str(getattr(settings, name)))
+
+    return deploy
+
+
+def test_the_command_when_all_is_well(pipeline, deployed, capsys):
+    deployed(pipeline.settings)
+    assert main(["verify", str(LOADED), "--table", FACT.name]) == 0
+    heading, days, read = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert heading[:3] == ["table", "days", "outcome"]
+    assert days == [FACT.name, "2024-01-30...2024-02-02", "matches", "12"]
+    assert read[-2:] == ["as", "published"]
+
+
+def test_the_command_when_it_is_not(damaged, deployed, capsys):
+    deployed(damaged)
+    assert main(["verify", str(day(30)), "--table", FACT.name, "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert [one["outcome"] for one in said["days"]] == ["differs"]
+    assert len(said["reads"][0]["problems"]) == 3
+
+
+def test_the_command_refuses(pipeline, deployed, capsys):
+    deployed(pipeline.settings)
+    assert main(["verify", str(LOADED.start - 60 * DAY)]) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith("backfill-assets verify: 2023-12-01 is not within the calendar")
+    for wrong in (["x"], [str(day(1)), "--table", "x"]):
+        with pytest.raises(SystemExit) as caught:
+            main(["verify", *wrong])
+        assert caught.value.code == 2
