@@ -119,9 +119,12 @@ def unfinished(again: BackfillPlan, ledgers: Ledgers, name: str) -> Iterator[str
 
 
 def _made_by(ledger: Ledger, day: date, name: str) -> bool:
-    """Whether the backfill published a day, and it stands; what came later is for a later run."""
+    """Whether the backfill published a day, or a later run did, and it stands."""
+    mine = [record.version for record in ledger.records if belongs(record, name)]
     record = ledger.latest.get(day)
-    return record is not None and belongs(record, name) and ledger.stands(day) is not None
+    newer = record is not None and bool(mine) and record.version >= max(mine)
+    by = record is not None and (newer or belongs(record, name))
+    return by and ledger.stands(day) is not None
 
 
 def against_plan(plan: BackfillPlan, ledgers: Ledgers) -> Iterator[tuple[str, str, str]]:
@@ -210,7 +213,7 @@ def account(
     problems = [*across_layers(reports), *proof.problems]
     if again:
         problems += unfinished(again, ledgers, name)
-    if not proof.codes and not plan:
+    if not proof.codes and not again:
         problems.append(f"no commit of {name} is in any table at {settings.warehouse}")
     planned = list(against_plan(plan, ledgers)) if plan else []
     return Account(name, reports, proof, planned, problems)

@@ -7,8 +7,9 @@ sensor looks at it, and at how Dagster's backfills and the runs that reconcile t
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 
 import dagster as dg
 from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
@@ -18,6 +19,7 @@ from dagster._core.definitions.selector import (
     PartitionsSelector,
 )
 from dagster._core.execution.backfill import BULK_ACTION_TERMINAL_STATUSES, PartitionBackfill
+from dagster._core.execution.backfill import BulkActionStatus as Status
 from dagster._daemon.controller import get_daemon_statuses
 from dagster._daemon.daemon import BackfillDaemon, SensorDaemon
 from pydantic import BaseModel
@@ -25,6 +27,7 @@ from pydantic import BaseModel
 from backfill_assets.io_manager import CODE_TAG, REASON_TAG, REWRITE_TAG, WRITE_MODE_TAG, pinned
 from backfill_assets.partitions import DAY, windows
 from backfill_assets.planning import BackfillPlan, target_days
+from backfill_assets.records import unpacked
 
 #: Where Dagster keeps the plans for us, and the ids of those that are under way.
 _PLAN, _OPEN = "backfill_assets/plan/{}", "backfill_assets/plans_under_way"
@@ -132,6 +135,8 @@ def launch(
         state = "complete" if it.complete else "under way"
         raise BackfillRefusedError(f"backfill {id_} is {state}; make a new plan for another")
     moved = it.plan.moved(now)
+    if it.attempt and instance.get_backfill(it.backfill_id) is None:
+        it.attempt = 0  # it was kept, and nothing came of it
     if it.attempt:  # its own commits have moved the tables
         mine = (it.plan.code_version, it.plan.config_digest)
         moved = moved if mine != (now.code_version, now.config_digest) else []
@@ -140,12 +145,35 @@ def launch(
             f"backfill {id_} is not launched, as what it was planned on has moved: "
             f"{'; '.join(moved)}. Nothing was written; make a new plan."
         )
+    asked = {*it.plan.parameters.window}
+    for table, outlook in it.plan.tables.items():
+        if lacking := asked & {*unpacked(outlook.lacking)}:
+            raise BackfillRefusedError(
+                f"backfill {id_} is not launched: {table} "
+                f"[{', '.join(map(str, windows(lacking)))}] cannot be built, as what these days "
+                "are made of has never been published. Make a plan that has the input tables too."
+            )
     it.attempt += 1
     it.ended, it.began = "", it.began or time.time()
     keep(instance, it)
     _set_open(instance, {*_open(instance), id_})
     _add(instance, graph, it)
     return it
+
+
+def refuse_under_way(instance: dg.DagsterInstance, name: str) -> None:
+    """Keep a person from undoing what is still being written.
+
+    Raises:
+        BackfillRefusedError: a planned backfill or one of Dagster's of that name has not ended.
+    """
+    backfill = instance.get_backfill(name)
+    running = backfill and backfill.status not in BULK_ACTION_TERMINAL_STATUSES
+    if running or name.partition("-")[0] in _open(instance):
+        raise BackfillRefusedError(
+            f"backfill {name} is under way; cancel it, or let it end, and ask again. Nothing was "
+            "written."
+        )
 
 
 def _add(instance: dg.DagsterInstance, graph: BaseAssetGraph, it: Undertaking) -> None:
@@ -176,7 +204,7 @@ def _add(instance: dg.DagsterInstance, graph: BaseAssetGraph, it: Undertaking) -
                         ]
                     ),
                 )
-                for table, days in target_days(graph, asked.tables, window).items()
+                for table, days in _possible(it, target_days(graph, asked.tables, window))
             ],
             backfill_timestamp=time.time(),
             tags={key: value for key, value in tags.items() if value},
@@ -186,6 +214,16 @@ def _add(instance: dg.DagsterInstance, graph: BaseAssetGraph, it: Undertaking) -
             run_config=None,
         )
     )
+
+
+def _possible(
+    it: Undertaking, days: Mapping[str, Sequence[date]]
+) -> Iterator[tuple[str, list[date]]]:
+    """The days without those that only follow by mapping, and whose input is not there."""
+    for table, wanted in days.items():
+        lacking = {*unpacked(it.plan.tables[table].lacking)}
+        if found := [day for day in wanted if day not in lacking]:
+            yield table, found
 
 
 @dataclass(frozen=True)
@@ -223,6 +261,9 @@ def advance(instance: dg.DagsterInstance, graph: BaseAssetGraph, it: Undertaking
             it,
             f"{it.backfill_id} did not pass (run {run.run_id[:8]} says why){rest}",
         )
+    if backfill.status not in (Status.COMPLETED, Status.COMPLETED_SUCCESS):
+        said = f"{it.backfill_id} ended as {backfill.status.value.lower()} in Dagster"
+        return _end(instance, it, f"{said}, although what it was to publish is there")
     if it.stage + 1 == len(stages):
         return _end(instance, it, "complete and reconciled", complete=True)
     it.stage, it.attempt = it.stage + 1, 1

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import dagster as dg
 from dagster._core.definitions.reconstruct import ReconstructableRepository
+from dagster._core.errors import DagsterHomeNotSetError
 from deltalake.exceptions import DeltaError
 from rich.console import Console, RenderableType
 from rich.table import Table as Grid
@@ -173,13 +174,21 @@ def _add_parameters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reason", default="", help="why, for the record")
 
 
+def _instance() -> dg.DagsterInstance:
+    """Dagster's instance, where plans are kept and backfills run."""
+    try:
+        return dg.DagsterInstance.get()
+    except DagsterHomeNotSetError:
+        raise ValueError(
+            "set DAGSTER_HOME to that of the deployment: plans are kept there, and runs recorded"
+        ) from None
+
+
 def _backfill(settings: Settings, given: argparse.Namespace, console: Console) -> int:
     """Make a plan, show it, and launch it if that was asked for."""
     code = running_code(settings.git_commit)
     graph = build_defs(settings).get_repository_def().asset_graph
-    with dg.DagsterInstance.get() as instance:
-        if not instance.is_persistent:
-            raise ValueError("set DAGSTER_HOME: a plan is kept there, and a backfill runs there")
+    with _instance() as instance:
         if "-" not in given.days and given.command == "backfill":
             plan = backfills.find(instance, given.days).plan
         else:
@@ -233,7 +242,7 @@ def _show_plan(plan: BackfillPlan, console: Console) -> None:
 
 def _reconcile(settings: Settings, name: str, json_: bool, console: Console) -> int:
     graph = build_defs(settings).get_repository_def().asset_graph
-    with dg.DagsterInstance.get() as instance:
+    with _instance() as instance:
         spark = Engine.of(settings).spark_session
         found = jobs.give_account(settings, graph, instance, spark, name)
     if json_:
@@ -257,7 +266,7 @@ def _undo(given: argparse.Namespace, console: Console) -> int:
     """Run the job `undo` as a run of Dagster's own, so that it is in the trail like any other."""
     repository = ReconstructableRepository.for_module("backfill_assets.definitions", "defs")
     said = {"backfill": given.backfill, "days": given.days, "reason": given.reason}
-    with dg.DagsterInstance.get() as instance:
+    with _instance() as instance:
         result = dg.execute_job(
             repository.get_reconstructable_job("undo"),
             instance=instance,
@@ -266,10 +275,13 @@ def _undo(given: argparse.Namespace, console: Console) -> int:
                 "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
             },
         )
+        # What failed in the step says why; what failed outside of it is in the run's log.
         for event in result.all_events:
             if event.is_step_failure:
                 failure = event.step_failure_data.user_failure_data
                 raise ValueError(failure.description if failure else event.step_failure_data.error)
+        if not result.success:
+            raise ValueError(f"run {result.run_id[:8]} failed; its log says why")
     _say(console, f"Undone   by run {result.run_id[:8]}, which can be undone as well")
     return 0
 

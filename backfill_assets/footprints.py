@@ -25,6 +25,8 @@ def belongs(record: Record, name: str) -> bool:
             eight characters or more, for a range that was run without a backfill.
     """
     backfill = record.backfill_id or ""
+    if not name:
+        return False
     if backfill == name or backfill.startswith(f"{name}-"):
         return True
     return len(name) >= _SHORT and record.run_id.startswith(name)
@@ -39,12 +41,14 @@ class Change:
         after: the version that it last wrote the day in.
         previous: the commit that spoke of the day before; none if none did.
         last: the last commit of the backfill that wrote the day.
+        between: a commit of somebody else that wrote the day between two of the backfill's.
     """
 
     before: int
     after: int
     previous: Record | None
     last: Record
+    between: Record | Foreign | None = None
 
 
 def footprint(ledger: Ledger, name: str, days: Container[date] | None = None) -> dict[date, Change]:
@@ -58,17 +62,25 @@ def footprint(ledger: Ledger, name: str, days: Container[date] | None = None) ->
         days: only these; all if not given.
     """
     stands: dict[date, Record] = {}
+    writers: dict[date, Record | Foreign] = {}
     found: dict[date, Change] = {}
-    for record in ledger.records:
+    for record in ledger.commits:
+        if isinstance(record, Foreign):
+            writers |= dict.fromkeys(record.days, record)
+            continue
         if belongs(record, name):
             for day in _written(record):
                 if days is not None and day not in days:
                     continue
                 old = found.get(day)
-                before, previous = (
-                    (old.before, old.previous) if old else (record.version - 1, stands.get(day))
-                )
-                found[day] = Change(before, record.version, previous, record)
+                if old is None:
+                    found[day] = Change(record.version - 1, record.version, stands.get(day), record)
+                    continue
+                between = old.between
+                if writers[day].version != old.after:
+                    between = writers[day]
+                found[day] = Change(old.before, record.version, old.previous, record, between)
+        writers |= dict.fromkeys(_written(record), record)
         stands |= dict.fromkeys(record.days, record)
         for day in record.withdrawn:
             stands.pop(day, None)
@@ -80,8 +92,8 @@ def _written(record: Record) -> set[date]:
 
 
 def written_since(ledger: Ledger, changes: Mapping[date, Change]) -> dict[date, Record | Foreign]:
-    """The last commit that wrote a day after the backfill, by day, where there is one."""
-    found: dict[date, Record | Foreign] = {}
+    """The last commit that wrote a day after the backfill did, by day, where there is one."""
+    found = {day: change.between for day, change in changes.items() if change.between}
     for commit in ledger.commits:
         wrote: Any = commit.days if isinstance(commit, Foreign) else _written(commit)
         for day in wrote:

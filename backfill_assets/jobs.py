@@ -127,7 +127,7 @@ def give_account(
     except BackfillRefusedError:
         return account(settings, spark, name)
     windows = {f"{id_}-{n}": window for n, window in plan.parameters.stages()}
-    of = next((w for known, w in windows.items() if name.startswith(known)), None)
+    of = next((w for n, w in windows.items() if f"{name}-".startswith(f"{n}-")), None)
     asked = plan.parameters.model_copy(update={"rewrite": False})
     if of:
         asked = asked.model_copy(update={"days": str(of)})
@@ -192,6 +192,7 @@ def build(
         io = context.resources.io_manager
         tags = {**context.run.tags, REASON_TAG: config.reason}
         try:
+            backfills.refuse_under_way(context.instance, config.backfill)
             days = Window.parse(config.days) if config.days else None
             for table, done in take_back(
                 io, settings, config.backfill, context.run.run_id, tags, days

@@ -119,8 +119,8 @@ class Outlook(BaseModel, frozen=True):
 
     @property
     def left(self) -> list[date]:
-        """The days that are not published as they should be now."""
-        return unpacked([*self.computed, *self.depends, *self.lacking])
+        """The days that can be published, and are not as they should be now."""
+        return unpacked([*self.computed, *self.depends])
 
 
 class BackfillPlan(BaseModel, frozen=True):

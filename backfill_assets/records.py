@@ -182,6 +182,12 @@ class Ledger:
         return found
 
     @cached_property
+    def withdrawn(self) -> frozenset[date]:
+        """The days that were taken back, and that nobody has published since."""
+        taken = {day for record in self.records for day in record.withdrawn}
+        return frozenset(taken - self.latest.keys())
+
+    @cached_property
     def published(self) -> frozenset[date]:
         """The days that have been published, empty ones included."""
         return frozenset(self.latest) | self.measured.keys()

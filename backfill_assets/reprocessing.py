@@ -84,6 +84,11 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
     possible: dict[str, Container[date]] = {
         LATENESS.name: raw.published & rejected.published,
         CURRENT.name: ledgers[FACT.name].published,
+        # They may have been taken back since.
+        STAGED.name: raw.published,
+        LATE.name: raw.published,
+        CORRECTIONS.name: raw.published,
+        FACT.name: ledgers[STAGED.name].published,
     }
     closed = final_days(ledgers, policy)
     found: dict[str, dict[date, dict[str, Record]]] = defaultdict(lambda: defaultdict(dict))
@@ -165,6 +170,8 @@ def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], b
     for record in raw.records:
         for day in record.days:
             first.setdefault(day, record.version)
+        for day in record.withdrawn:
+            first.pop(day, None)
         for day in event_days(record):
             changes[day].append(record.version)
     builds: dict[date, list[Record]] = defaultdict(list)
@@ -253,7 +260,9 @@ def arrivals(
 def _lags(table: Ledger, day: date, recipe: str) -> bool:
     """Whether a day is not published as its recipe asks; where no recipe is on record, it is."""
     published = table.stands(day)
-    return published is None or published.made_of not in ("", recipe)
+    if published is None:
+        return day not in table.withdrawn
+    return published.made_of not in ("", recipe)
 
 
 def _files(content: str) -> int:

@@ -28,7 +28,7 @@ from backfill_assets.io_manager import (
     Source,
 )
 from backfill_assets.partitions import DAY, Window, any_of, windows
-from backfill_assets.records import Foreign, Ledger, Record, data_files, packed
+from backfill_assets.records import Foreign, Ledger, Record, data_files, packed, unpacked
 from backfill_assets.schemas import CORRECTIONS, LATE, RAW, REJECTED, TABLES, Table
 from backfill_assets.settings import Settings
 from backfill_assets.stores import open_store
@@ -36,6 +36,8 @@ from backfill_assets.touched import touched
 
 #: What the record of an undo calls the backfill that it undoes.
 _UNDOES = "undoes"
+#: And the days that it put back, by the version that had written them.
+_UNDID = "undid"
 
 
 class UndoRefusedError(ValueError):
@@ -100,9 +102,17 @@ def _standing(
     undone = {
         day
         for day, commit in since.items()
-        if isinstance(commit, Record) and commit.said.get(_UNDOES) == name
+        if isinstance(commit, Record) and _undid(commit, day) == changes[day].after
     }
     return {day: change for day, change in changes.items() if day not in undone}, undone
+
+
+def _undid(record: Record, day: date) -> int | None:
+    """The version whose rows of a day a commit took back; none if it took none back."""
+    for version, days in record.said.get(_UNDID, {}).items():
+        if day in unpacked(days):
+            return int(version)
+    return None
 
 
 def _problems(url: str, ledger: Ledger, changes: Mapping[date, Change]) -> list[str]:
@@ -183,6 +193,8 @@ class _Undo:
                 f"{self.table.name} was not undone: {'; '.join(problems)}. Tables that were put "
                 "back before it stay so; when the days are free, ask again for the rest."
             )
+        if not changes:
+            return Plan({}, lambda _: Built(self._rows(ledger.version or 0, ()), {}))
         there = {
             day
             for version, of in _by_version(changes).items()
@@ -207,16 +219,22 @@ class _Undo:
             return Built(rows, {}, remarks=remarks)
 
         return Plan(
-            {day: self._recipe(day, changes[day]) for day in sorted(changes)}, build, sources
+            {day: self._recipe(ledger, day, changes[day]) for day in sorted(changes)},
+            build,
+            sources,
         )
 
-    def _recipe(self, day: date, change: Change) -> str:
+    def _recipe(self, ledger: Ledger, day: date, change: Change) -> str:
         """What the old rows were made of; empty if they would not come of it again.
 
-        As when other code made them; or from the landing, which is not put back.
+        As when other code made them, or another writer; or from the landing, which is not put
+        back.
         """
         old = change.previous
         if old is None or self.table in (RAW, REJECTED):
+            return ""
+        others = (other.version for other in ledger.foreign if day in other.days)
+        if any(old.vouches(day) < version <= change.before for version in others):
             return ""
         by = (old.code_version, old.config_digest)
         now = (self.record["code_version"], self.record["config_digest"])
@@ -249,6 +267,10 @@ class _Undo:
             )
         said = {
             _UNDOES: self.name,
+            _UNDID: {
+                str(after): packed(d for d, c in changes.items() if c.after == after)
+                for after in {change.after for change in changes.values()}
+            },
             "as of": {str(v): packed(of) for v, of in _by_version(changes).items()},
             **self._told(before, rows, verdicts, changes),
         }

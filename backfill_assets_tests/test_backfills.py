@@ -196,3 +196,46 @@ def test_the_days_that_follow(pipeline):
     assert target_days(graph(pipeline), ["fact_daily_orders"], Window(day(4), day(6))) == {
         "fact_daily_orders": [day(4), day(5)]
     }
+
+
+def test_a_stage_with_nothing_to_do_passes(pipeline):
+    pipeline.run(1, 3)
+    plan = planned(pipeline, "2024-01-01...2024-01-04", chunk_days=2)
+    launch(pipeline, plan.id)
+    serve(pipeline)
+    tick(pipeline)
+    assert "002 is launched" in tick(pipeline)
+
+
+def test_what_dagster_calls_failed_does_not_pass(pipeline):
+    pipeline.run(1, 4)
+    plan = planned(pipeline, "2024-01-01...2024-01-04", rewrite=True)
+    launch(pipeline, plan.id)
+    backfill = pipeline.instance.get_backfill(f"{plan.id}-rest")
+    pipeline.instance.update_backfill(backfill.with_status(BulkActionStatus.CANCELED))
+    tick(pipeline)
+    assert "ended as canceled in Dagster" in tick(pipeline)
+    assert not backfills.find(pipeline.instance, plan.id).complete
+
+
+def test_days_whose_input_is_not_there(pipeline):
+    """Those that only follow are left out; those that were asked for are refused, by name."""
+    plan = planned(pipeline, "2024-01-05...2024-01-06")
+    assert plan.tables["stg_orders"].lacking == ("2024-01-03...2024-01-04",)
+    launch(pipeline, plan.id)
+    serve(pipeline)
+    tick(pipeline)
+    tick(pipeline)
+    assert backfills.find(pipeline.instance, plan.id).complete
+    alone = planned(pipeline, "2024-01-02...2024-01-05", tables=["stg_orders"])
+    with pytest.raises(BackfillRefusedError, match=r"stg_orders \[2024-01-02...2024-01-04\]"):
+        launch(pipeline, alone.id)
+
+
+def test_what_is_under_way_is_not_undone(pipeline):
+    plan = planned(pipeline, "2024-01-01...2024-01-02")
+    launch(pipeline, plan.id)
+    for name in (plan.id, f"{plan.id}-rest"):
+        with pytest.raises(BackfillRefusedError, match="is under way"):
+            backfills.refuse_under_way(pipeline.instance, name)
+    backfills.refuse_under_way(pipeline.instance, "another1")
