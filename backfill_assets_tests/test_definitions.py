@@ -190,7 +190,12 @@ def test_a_launch_of_log_days_rebuilds_only_what_they_may_change():
 
 def test_jobs_schedules_and_sensors():
     repository = build_defs(load_settings(timezone="Europe/Berlin")).get_repository_def()
-    assert {job.name for job in repository.get_all_jobs()} == {"__ASSET_JOB", "daily_orders"}
+    by_hand = {"plan_backfill", "backfill", "reconcile", "undo", "maintenance"}
+    assert {job.name for job in repository.get_all_jobs()} == {
+        "__ASSET_JOB",
+        "daily_orders",
+        *by_hand,
+    }
     (schedule,) = repository.schedule_defs
     assert (schedule.name, schedule.cron_schedule) == ("nightly", "0 2 * * *")
     assert schedule.execution_timezone == "Europe/Berlin"
@@ -204,6 +209,7 @@ def test_jobs_schedules_and_sensors():
         "touched_days": True,
         "watch_days": True,
         "alerts": True,
+        "planned_backfills": True,
     }
 
 

@@ -430,7 +430,7 @@ def test_many_commits_are_few_versions_to_read(spark, tmp_path):
     # What was committed after the ledger was read, it does not know.
     assert _read_at({(3, day(1)), (2, day(1)), (0, day(2))}, ledger) == {
         (3, day(1)): (3, day(1)),
-        (2, day(1)): (2, day(1)),
+        (2, day(1)): (1, day(1)),
         (0, day(2)): (1, day(2)),
     }
 
