@@ -206,6 +206,7 @@ def account(
                 day: (change.before if change.previous else None, change.after)
                 for day, change in days.items()
             },
+            ledgers[table],
         )
         for table, days in changes(ledgers, name).items()
     ]
