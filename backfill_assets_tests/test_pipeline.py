@@ -363,7 +363,7 @@ def test_a_run_that_died_between_commit_and_events_is_recognized(pipeline, monke
     def died(*_):
         raise OSError("killed here")
 
-    monkeypatch.setattr(DeltaIOManager, "_events", died)
+    monkeypatch.setattr(DeltaIOManager, "told", died)
     pipeline.run(1, 3, ["raw_orders"], fails=True)
     version = pipeline.log("raw_orders").version()
     assert pipeline.rows("raw_orders")
