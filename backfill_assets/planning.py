@@ -225,7 +225,7 @@ def make_plan(
     keys = daily_partitions(settings).get_partition_keys()
     if unknown := set(parameters.tables) - TABLES.keys():
         raise ValueError(f"no such table: {', '.join(sorted(unknown))}; there are {[*TABLES]}")
-    if not window or not {str(window.start), str(window.end - DAY)} <= set(keys):
+    if window.end <= window.start or not {str(window.start), str(window.end - DAY)} <= set(keys):
         calendar = f"{keys[0]}...{keys[-1]}" if keys else "empty"
         raise ValueError(f"{parameters.days}: the calendar is {calendar} (FIRST...LAST)")
     days = target_days(graph, parameters.tables, window)

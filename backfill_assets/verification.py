@@ -209,6 +209,8 @@ def verify(
 def _refuse_unknown_days(settings: Settings, window: Window) -> None:
     calendar = daily_partitions(settings)
     keys = calendar.get_partition_keys()
+    if window.start >= window.end:
+        raise ValueError(f"{window} holds no day: the first day comes after the last")
     if not {str(window.start), str(window.end - DAY)} <= set(keys):
         spelled = f"{keys[0]}...{keys[-1]}" if keys else "empty"
         raise ValueError(f"{window} is not within the calendar, which is {spelled}")

@@ -239,3 +239,11 @@ def test_what_is_under_way_is_not_undone(pipeline):
         with pytest.raises(BackfillRefusedError, match="is under way"):
             backfills.refuse_under_way(pipeline.instance, name)
     backfills.refuse_under_way(pipeline.instance, "another1")
+
+
+@pytest.mark.parametrize(
+    "days", ["2024-01-05...2024-01-01", "2023-12-31", "2024-01-31...2024-02-01"]
+)
+def test_days_of_no_calendar(pipeline, days):
+    with pytest.raises(ValueError, match=r"the calendar is 2024-01-01\.\.\.2024-01-31"):
+        planned(pipeline, days)
