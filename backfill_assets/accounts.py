@@ -12,11 +12,11 @@ from datetime import date
 from pyspark.sql import SparkSession
 
 from backfill_assets.footprints import Change, belongs, footprint
-from backfill_assets.partitions import windows
+from backfill_assets.partitions import spelled
 from backfill_assets.planning import BackfillPlan
 from backfill_assets.provenance import Code
 from backfill_assets.reconciliation import Report, across_layers, reconcile
-from backfill_assets.records import Ledger, Ledgers, read_ledger
+from backfill_assets.records import Ledger, Ledgers, read_ledgers
 from backfill_assets.schemas import TABLES
 from backfill_assets.settings import Settings
 
@@ -29,13 +29,11 @@ class Certificate:
         codes: the code versions, with the days of each table.
         commits: the same with what git knows of them, in words.
         configurations: the digests.
-        uncommitted: whether any of it was made by code that no git commit holds.
     """
 
     codes: Mapping[str, Mapping[str, Sequence[date]]]
     commits: frozenset[str]
     configurations: frozenset[str]
-    uncommitted: bool
 
     @property
     def problems(self) -> list[str]:
@@ -44,7 +42,7 @@ class Certificate:
         if len(self.codes) > 1:
             said = "; ".join(
                 f"{code} made "
-                + ", ".join(f"{name} [{_spelled(days)}]" for name, days in tables.items())
+                + ", ".join(f"{name} [{spelled(days)}]" for name, days in tables.items())
                 for code, tables in self.codes.items()
             )
             found.append(f"its days carry {len(self.codes)} code versions: {said}")
@@ -65,7 +63,6 @@ def certificate(ledgers: Ledgers, name: str) -> Certificate:
     """
     codes: dict[str, dict[str, list[date]]] = {}
     commits, configurations = set(), set()
-    uncommitted = False
     for table, ledger in ledgers.items():
         for record in ledger.records:
             if belongs(record, name):
@@ -73,8 +70,7 @@ def certificate(ledgers: Ledgers, name: str) -> Certificate:
                 days += record.days
                 commits.add(str(Code(record.code_version, record.git_commit, record.git_dirty)))
                 configurations.add(record.config_digest)
-                uncommitted |= record.git_dirty is not False
-    return Certificate(codes, frozenset(commits), frozenset(configurations), uncommitted)
+    return Certificate(codes, frozenset(commits), frozenset(configurations))
 
 
 def mixed_backfills(ledgers: Ledgers) -> list[str]:
@@ -90,7 +86,7 @@ def mixed_backfills(ledgers: Ledgers) -> list[str]:
         f"backfill {backfill}: "
         + "; ".join(
             f"code {code} with configuration {digest} made "
-            + ", ".join(f"{name} [{_spelled(days)}]" for name, days in tables.items())
+            + ", ".join(f"{name} [{spelled(days)}]" for name, days in tables.items())
             for (code, digest), tables in of.items()
         )
         for backfill, of in sorted(makers.items())
@@ -113,18 +109,19 @@ def unfinished(again: BackfillPlan, ledgers: Ledgers, name: str) -> Iterator[str
         name: as `footprints.belongs` takes it.
     """
     for table, outlook in again.tables.items():
-        left = [day for day in outlook.left if not _made_by(ledgers[table], day, name)]
+        ledger = ledgers[table]
+        mine = [record.version for record in ledger.records if belongs(record, name)]
+        left = [day for day in outlook.left if not _made_since(ledger, day, mine)]
         if left:
-            yield f"{table} [{_spelled(left)}] is not published as it should be now"
+            yield f"{table} [{spelled(left)}] is not published as it should be now"
 
 
-def _made_by(ledger: Ledger, day: date, name: str) -> bool:
-    """Whether the backfill published a day, or a later run did, and it stands."""
-    mine = [record.version for record in ledger.records if belongs(record, name)]
+def _made_since(ledger: Ledger, day: date, mine: Sequence[int]) -> bool:
+    """Whether a backfill with these versions published a day, or a later run did; and it stands."""
     record = ledger.latest.get(day)
-    newer = record is not None and bool(mine) and record.version >= max(mine)
-    by = record is not None and (newer or belongs(record, name))
-    return by and ledger.stands(day) is not None
+    if record is None or ledger.stands(day) is None or not mine:
+        return False
+    return record.version in mine or record.version >= max(mine)
 
 
 def against_plan(plan: BackfillPlan, ledgers: Ledgers) -> Iterator[tuple[str, str, str]]:
@@ -134,8 +131,7 @@ def against_plan(plan: BackfillPlan, ledgers: Ledgers) -> Iterator[tuple[str, st
         for record in ledgers[table].records:
             if belongs(record, plan.id):
                 for day in record.days:
-                    wrote = record.written is None or day in record.written
-                    spoken[day] = spoken.get(day, False) or wrote
+                    spoken[day] = spoken.get(day, False) or day in record.wrote
         for expected, days in outlook.by_expectation():
             written = [d for d in days if spoken.get(d)]
             same = [d for d in days if spoken.get(d) is False]
@@ -150,15 +146,6 @@ def against_plan(plan: BackfillPlan, ledgers: Ledgers) -> Iterator[tuple[str, st
                 if found
             ]
             yield table, f"{len(days)} {expected.value}", ", ".join(said)
-
-
-def commits(ledgers: Ledgers, name: str) -> int:
-    """How many commits a backfill made."""
-    return sum(belongs(record, name) for ledger in ledgers.values() for record in ledger.records)
-
-
-def _spelled(days: Sequence[date]) -> str:
-    return ", ".join(map(str, windows(days)))
 
 
 @dataclass(frozen=True)
@@ -196,7 +183,7 @@ def account(
         plan: what it was launched by, if it was planned.
         again: the plan of the same days as of now.
     """
-    ledgers = {n: read_ledger(settings.table(n), table) for n, table in TABLES.items()}
+    ledgers = read_ledgers(settings)
     reports = [
         reconcile(
             spark,

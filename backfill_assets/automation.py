@@ -29,7 +29,7 @@ from backfill_assets.io_manager import latest_materializations
 from backfill_assets.landing import contents
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import DAY, Window, daily_partitions, windows
-from backfill_assets.records import Ledgers, read_ledger
+from backfill_assets.records import Ledgers, read_ledger, read_ledgers
 from backfill_assets.reprocessing import (
     Request,
     arrivals,
@@ -125,10 +125,7 @@ class _Look:
 
     def ledgers(self) -> Ledgers:
         """What all tables say."""
-        # Those that are built last come first: an input may be newer than what was looked at
-        # before, which the next look mends, but not older than what was built from it.
-        tables = reversed(list(TABLES.items()))
-        return {name: read_ledger(self.settings.table(name), table) for name, table in tables}
+        return read_ledgers(self.settings)
 
     def loads(self, today: date) -> list[Request]:
         """The runs that load what has landed."""

@@ -20,12 +20,13 @@ from dagster._core.definitions.selector import (
 )
 from dagster._core.execution.backfill import BULK_ACTION_TERMINAL_STATUSES, PartitionBackfill
 from dagster._core.execution.backfill import BulkActionStatus as Status
+from dagster._core.storage.daemon_cursor import DaemonCursorStorage
 from dagster._daemon.controller import get_daemon_statuses
 from dagster._daemon.daemon import BackfillDaemon, SensorDaemon
 from pydantic import BaseModel
 
 from backfill_assets.io_manager import CODE_TAG, REASON_TAG, REWRITE_TAG, WRITE_MODE_TAG, pinned
-from backfill_assets.partitions import DAY, windows
+from backfill_assets.partitions import DAY, spelled, windows
 from backfill_assets.planning import BackfillPlan, target_days
 from backfill_assets.records import unpacked
 
@@ -72,9 +73,7 @@ class Undertaking(BaseModel):
 
 def keep(instance: dg.DagsterInstance, it: Undertaking) -> None:
     """Put a plan, or how far it has come, into Dagster's storage."""
-    store = instance.daemon_cursor_storage
-    assert store is not None
-    store.set_cursor_values({_PLAN.format(it.plan.id): it.model_dump_json()})
+    _store(instance).set_cursor_values({_PLAN.format(it.plan.id): it.model_dump_json()})
 
 
 def find(instance: dg.DagsterInstance, id_: str) -> Undertaking:
@@ -83,7 +82,7 @@ def find(instance: dg.DagsterInstance, id_: str) -> Undertaking:
     Raises:
         BackfillRefusedError: there is none.
     """
-    said = _values(instance, _PLAN.format(id_))
+    said = _value(instance, _PLAN.format(id_))
     if said is None:
         raise BackfillRefusedError(
             f"there is no plan {id_} in this DAGSTER_HOME; make one with `backfill-assets plan`"
@@ -97,19 +96,22 @@ def under_way(instance: dg.DagsterInstance) -> list[Undertaking]:
 
 
 def _open(instance: dg.DagsterInstance) -> list[str]:
-    return sorted(filter(None, (_values(instance, _OPEN) or "").split()))
+    return sorted((_value(instance, _OPEN) or "").split())
 
 
 def _set_open(instance: dg.DagsterInstance, ids: set[str]) -> None:
-    store = instance.daemon_cursor_storage
-    assert store is not None
-    store.set_cursor_values({_OPEN: " ".join(sorted(ids))})
+    _store(instance).set_cursor_values({_OPEN: " ".join(sorted(ids))})
 
 
-def _values(instance: dg.DagsterInstance, key: str) -> str | None:
+def _value(instance: dg.DagsterInstance, key: str) -> str | None:
+    return _store(instance).get_cursor_values({key}).get(key)
+
+
+def _store(instance: dg.DagsterInstance) -> DaemonCursorStorage:
+    """What Dagster keeps for its own daemons: texts by key."""
     store = instance.daemon_cursor_storage
     assert store is not None
-    return store.get_cursor_values({key}).get(key)
+    return store
 
 
 def launch(
@@ -150,7 +152,7 @@ def launch(
         if lacking := asked & {*unpacked(outlook.lacking)}:
             raise BackfillRefusedError(
                 f"backfill {id_} is not launched: {table} "
-                f"[{', '.join(map(str, windows(lacking)))}] cannot be built, as what these days "
+                f"[{spelled(lacking)}] cannot be built, as what these days "
                 "are made of has never been published. Make a plan that has the input tables too."
             )
     it.attempt += 1

@@ -1,6 +1,6 @@
 """What one backfill did to a table, from the table's ledger: its days, and the versions around it.
 
-Pure functions over ledgers; `reconciliation`, `undo` and `certificates` rest on them.
+Pure functions over ledgers; `accounts` and `undo` rest on them.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def footprint(ledger: Ledger, name: str, days: Container[date] | None = None) ->
 
 
 def _written(record: Record) -> set[date]:
-    return {*(record.days if record.written is None else record.written), *record.withdrawn}
+    return {*record.wrote, *record.withdrawn}
 
 
 def written_since(ledger: Ledger, changes: Mapping[date, Change]) -> dict[date, Record | Foreign]:

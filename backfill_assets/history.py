@@ -79,8 +79,7 @@ def _at(commit: Record | Foreign) -> str:
 def _cells(commit: Record | Foreign) -> list[str]:
     if isinstance(commit, Foreign):
         return [spans(windows(commit.days)), "", "", f"another writer: {commit.operation}"]
-    written = frozenset(commit.days) if commit.written is None else commit.written
-    written -= commit.withdrawn
+    written = commit.wrote - commit.withdrawn
     days = [spans(windows(written))] if written else []
     for what, others in (
         ("unchanged", commit.days.keys() - written),
@@ -100,8 +99,7 @@ def _told(commit: Record | Foreign, day: date) -> Iterator[tuple[str, str]]:
     if isinstance(commit, Foreign):
         yield head, f"{_at(commit)} UTC, changed by another writer: {commit.operation}"
         return
-    written = commit.written is None or day in commit.written
-    what = "written" if written else "computed, and unchanged"
+    what = "written" if day in commit.wrote else "computed, and unchanged"
     if undone := commit.said.get("undoes"):
         what = f"put back to what it was before {undone}"
         if day in commit.withdrawn:

@@ -35,7 +35,7 @@ from backfill_assets.audit import (
 )
 from backfill_assets.checks import day_metadata, evaluations
 from backfill_assets.commits import PublishError, Writer
-from backfill_assets.partitions import DAY, Window, days_of_run, one_window, windows
+from backfill_assets.partitions import DAY, Window, days_of_run, one_window, spelled
 from backfill_assets.records import (
     Ledger,
     launched_by,
@@ -621,7 +621,7 @@ def _refuse_other_code(
             if other.backfill_id == backfill and then != now:
                 raise PublishError(
                     f"{ledgers[0].table.name} [{window}]: backfill {backfill} has published "
-                    f"{', '.join(map(str, windows(other.days)))} of {ledger.table.name} with code "
+                    f"{spelled(other.days)} of {ledger.table.name} with code "
                     f"{then[0]} and configuration {then[1]}, and this run has {now[0]} and "
                     f"{now[1]}. Nothing was written. Put back what was deployed and launch what "
                     "is missing and failed again, or launch all of its days as a new backfill."

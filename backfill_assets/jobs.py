@@ -28,7 +28,7 @@ from backfill_assets.provenance import Code
 from backfill_assets.reconciliation import as_markdown
 from backfill_assets.schemas import TABLES
 from backfill_assets.settings import Settings
-from backfill_assets.undo import UndoRefusedError, take_back
+from backfill_assets.undo import take_back
 
 
 class BackfillConfig(dg.Config):
@@ -199,7 +199,7 @@ def build(
             ):
                 context.log.info(f"{table.name}: {len(done)} day(s) put back")
                 yield from io.told(context.instance, tags, table, done)
-        except (UndoRefusedError, ValueError) as refused:
+        except ValueError as refused:
             raise dg.Failure(str(refused), allow_retries=False) from refused
         yield dg.Output(None)
 

@@ -75,6 +75,11 @@ def windows(days: Iterable[date]) -> list[Window]:
     return found
 
 
+def spelled(days: Iterable[date]) -> str:
+    """Days for a reader, as the fewest ranges."""
+    return ", ".join(map(str, windows(days)))
+
+
 def one_window(keys: Iterable[str]) -> Window:
     """The window of a run's partition keys.
 

@@ -28,7 +28,7 @@ from backfill_assets.lateness import Policy, log_days
 from backfill_assets.partitions import DAY, Window, daily_partitions, days_of_run, windows
 from backfill_assets.provenance import Code
 from backfill_assets.recipes import landed, made_of
-from backfill_assets.records import Ledger, Ledgers, data_files, packed, read_ledger, unpacked
+from backfill_assets.records import Ledger, Ledgers, data_files, packed, read_ledgers, unpacked
 from backfill_assets.reprocessing import final_days
 from backfill_assets.schemas import (
     CORRECTIONS,
@@ -229,7 +229,7 @@ def make_plan(
         calendar = f"{keys[0]}...{keys[-1]}" if keys else "empty"
         raise ValueError(f"{parameters.days}: the calendar is {calendar} (FIRST...LAST)")
     days = target_days(graph, parameters.tables, window)
-    ledgers = {name: read_ledger(settings.table(name), table) for name, table in TABLES.items()}
+    ledgers = read_ledgers(settings)
     return plan_backfill(settings, parameters, days, ledgers, code, id_, past_runs(instance))
 
 

@@ -25,7 +25,8 @@ from deltalake.exceptions import TableNotFoundError
 from backfill_assets.audit import Book, Finding, Measured, Severity, Verdict
 from backfill_assets.commit_files import CommitFiles, Entry
 from backfill_assets.partitions import Window, windows
-from backfill_assets.schemas import Table
+from backfill_assets.schemas import TABLES, Table
+from backfill_assets.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,11 @@ class Record:
     git_commit: str = ""
     git_dirty: bool | None = None
     withdrawn: frozenset[date] = frozenset()
+
+    @property
+    def wrote(self) -> frozenset[date]:
+        """The days whose files it wrote; where nobody recorded which, all that it speaks of."""
+        return frozenset(self.days) if self.written is None else self.written
 
     def vouches(self, day: date) -> int:
         """The version as of which the day is what the record says."""
@@ -310,6 +316,15 @@ def read_ledger(url: str, table: Table) -> Ledger:
             return ledger
         # Somebody committed in between.
     return Ledger(table)
+
+
+def read_ledgers(settings: Settings) -> Ledgers:
+    """The ledgers of all tables as of now, inputs first."""
+    # Those that are built last are read first: an input may be newer than what was looked at
+    # before, which the next look mends, but not older than what was built from it.
+    tables = reversed(list(TABLES.items()))
+    found = {name: read_ledger(settings.table(name), table) for name, table in tables}
+    return {name: found[name] for name in TABLES}
 
 
 def _continued(known: Ledger, entries: Iterable[Entry], log: DeltaTable) -> Ledger:

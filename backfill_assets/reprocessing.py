@@ -232,11 +232,7 @@ def arrivals(
         today: a log day must be over to be loaded. One without a folder is loaded as an empty day
             when it is due: no folder is how a source says that there is nothing.
     """
-    loaded = {
-        date.fromisoformat(day): what
-        for record in raw.records
-        for day, what in record.said.get("landing", {}).items()
-    }
+    loaded = loaded_from(raw)
     load, gone, absent = {}, [], set()
     due = policy.due(today)
     for day in policy.logged(today):
@@ -255,6 +251,15 @@ def arrivals(
         elif rejected is not None and _lags(rejected, day, landed(contents, [day])[day]):
             load[day] = "+".join([*now, REJECTED.name])
     return Arrivals(load, gone, frozenset(absent))
+
+
+def loaded_from(raw: Ledger) -> dict[date, list[str]]:
+    """What each log day was last loaded from, as `landing.read_from` spells it."""
+    return {
+        date.fromisoformat(day): what
+        for record in raw.records
+        for day, what in record.said.get("landing", {}).items()
+    }
 
 
 def _lags(table: Ledger, day: date, recipe: str) -> bool:

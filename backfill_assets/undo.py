@@ -27,8 +27,9 @@ from backfill_assets.io_manager import (
     Remarks,
     Source,
 )
-from backfill_assets.partitions import DAY, Window, any_of, windows
+from backfill_assets.partitions import DAY, Window, any_of, spelled, windows
 from backfill_assets.records import Foreign, Ledger, Record, data_files, packed, unpacked
+from backfill_assets.reprocessing import loaded_from
 from backfill_assets.schemas import CORRECTIONS, LATE, RAW, REJECTED, TABLES, Table
 from backfill_assets.settings import Settings
 from backfill_assets.stores import open_store
@@ -121,14 +122,14 @@ def _problems(url: str, ledger: Ledger, changes: Mapping[date, Change]) -> list[
     since = written_since(ledger, changes)
     found = []
     for commit in {commit.version: commit for commit in since.values()}.values():
-        theirs = windows(day for day, other in since.items() if other.version == commit.version)
+        theirs = spelled(day for day, other in since.items() if other.version == commit.version)
         who = (
             f"another writer ({commit.operation})"
             if isinstance(commit, Foreign)
             else f"run {commit.run_id[:8]}"
         )
         found.append(
-            f"{name} [{', '.join(map(str, theirs))}] has been written since, by {who} in version "
+            f"{name} [{theirs}] has been written since, by {who} in version "
             f"{commit.version}; undo that first, or leave these days out"
         )
     for version, of in _by_version(changes).items():
@@ -139,7 +140,7 @@ def _problems(url: str, ledger: Ledger, changes: Mapping[date, Change]) -> list[
             continue
         if lost:
             found.append(
-                f"the files that {name} [{', '.join(map(str, windows(lost)))}] had in version "
+                f"the files that {name} [{spelled(lost)}] had in version "
                 f"{version} are gone: VACUUM takes them when the time to undo is over"
             )
     return found
@@ -292,15 +293,11 @@ class _Undo:
         """
         days = [v.day for v in verdicts]
         if self.table is RAW:
-            landed = {
-                day: what
-                for record in before.ledger.records
-                for day, what in record.said.get("landing", {}).items()
-            }
+            loaded = loaded_from(before.ledger)
             zone = self.settings.timezone
             moved = touched(before, rows, verdicts, self.settings.window_days, zone)
             return {
-                "landing": {str(day): landed[str(day)] for day in days if str(day) in landed},
+                "landing": {str(day): loaded[day] for day in days if day in loaded},
                 "event_days": packed(moved.event_days),
                 "log_days": packed(moved.log_days),
             }
