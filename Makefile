@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install jars sample demo ui test torture check bench clean
+.PHONY: help install jars sample demo ui test torture check bench drill clean
 
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
@@ -73,6 +73,10 @@ check: $(VENV)/.installed-dev ## lint, format and type checks
 bench: $(VENV)/.installed-dev ## measure: ours against a hand-written PySpark job
 	@$(BIN)/backfill-assets jars
 	@$(BIN)/python -m backfill_assets_tests.bench $(ARGS)
+
+drill: $(VENV)/.installed-dev ## break things on purpose, find and mend them: all drills, or ARGS=doubled
+	@$(BIN)/backfill-assets jars
+	@$(BIN)/python -m backfill_assets_tests.drills $(ARGS)
 
 clean: ## remove the environment, the sample data, its tables and the Dagster instance
 	rm -rf $(VENV) data .dagster build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -52,6 +52,7 @@ _BUILT_FROM = {
 def incidents(now: Situation) -> list[Incident]:
     """All that is wrong as of now; the same as long as it is."""
     states = {name: day_states(name, now) for name in TABLES}
+    changed = changed_final_days(now)
     found: list[Incident] = []
 
     def add(kind: str, table: str, days: Collection[date], detail: str) -> None:
@@ -74,13 +75,15 @@ def incidents(now: Situation) -> list[Incident]:
         inside = holes(by_day)
         add("hole", name, missing & inside, MEANING[State.MISSING])
         add("stale", name, missing - inside, MEANING[State.MISSING])
+        foreign = _in(by_day, State.FOREIGN) - (changed.keys() if name == FACT.name else set())
+        add("changed by another writer", name, foreign, MEANING[State.FOREIGN])
         add(
             "new input for final days",
             name,
             now.backlog.final.get(name, {}).keys(),
             MEANING[State.INPUT_NEWER],
         )
-    for day, how in changed_final_days(now).items():
+    for day, how in changed.items():
         add("final day changed", FACT.name, [day], f"{how}; compare it with what it should be")
     recent = {day for day in now.absent if day > now.today - _NEWS * DAY}
     add("input missing", RAW.name, recent, _ABSENT)

@@ -257,7 +257,7 @@ def plan_backfill(
     arrivals = sorted({d for day in loaded for d in (day - DAY, day)})
     listed = contents(settings.landing, arrivals) if arrivals else {}
     found = _outcomes(settings, parameters, days, ledgers, code, listed)
-    final = final_days(ledgers, Policy.of(settings))
+    final = final_days(ledgers, Policy.of(settings), {day for of in days.values() for day in of})
     work = {name: [d for d, what in of.items() if what in _WORK] for name, of in found.items()}
     files, size = landed_files(settings.landing, arrivals)
     for input_, of in _reads(work, ledgers, settings.window_days):

@@ -7,8 +7,10 @@ from it by `reprocessing`.
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -196,7 +198,7 @@ class Ledger:
     @cached_property
     def published(self) -> frozenset[date]:
         """The days that have been published, empty ones included."""
-        return frozenset(self.latest) | self.measured.keys()
+        return frozenset(self.latest).union(self.measured)
 
     @cached_property
     def final(self) -> frozenset[date]:
@@ -311,7 +313,8 @@ def read_ledger(url: str, table: Table) -> Ledger:
     while (log := load_log(url)) is not None:
         entries = commits.entries(known.version, log.version())
         if commits.text(log.version() + 1) is None:
-            ledger = _continued(known, entries, log)
+            with _no_collection():
+                ledger = _continued(known, entries, log)
             _known[url] = ledger, commits.mark(log.version())
             return ledger
         # Somebody committed in between.
@@ -325,6 +328,18 @@ def read_ledgers(settings: Settings) -> Ledgers:
     tables = reversed(list(TABLES.items()))
     found = {name: read_ledger(settings.table(name), table) for name, table in tables}
     return {name: found[name] for name in TABLES}
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without looking for garbage: ten thousand commits make much of which none is any."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _continued(known: Ledger, entries: Iterable[Entry], log: DeltaTable) -> Ledger:
@@ -448,7 +463,11 @@ def packed(days: Iterable[date]) -> list[str]:
 
 def unpacked(ranges: Collection[str]) -> list[date]:
     """The days of `packed`."""
-    return [day for text in ranges for day in Window.parse(text)]
+    found: list[date] = []
+    for text in ranges:
+        # Most are one day, and a long history has many.
+        found += Window.parse(text) if "..." in text else [date.fromisoformat(text)]
+    return found
 
 
 def load_log(url: str) -> DeltaTable | None:
@@ -486,7 +505,7 @@ def data_files(
     return found.rename_columns(["day", "path", "size_bytes"])
 
 
-def measured_by_log(log: DeltaTable, table: Table) -> dict[date, Measured]:
+def measured_by_log(log: DeltaTable, table: Table) -> Mapping[date, Measured]:
     """Rows and nulls by day from the log's file statistics; no row is read.
 
     Digest and totals are not in the log and are left empty.
@@ -495,16 +514,34 @@ def measured_by_log(log: DeltaTable, table: Table) -> dict[date, Measured]:
     day = f"partition.{table.partition}"
     if not actions.num_rows:
         return {}
-    nulls = {name: f"null_count.{name}" for name in table.columns}
-    counts = [name for name in ("num_records", *nulls.values()) if name in actions.column_names]
+    nulls = [f"null_count.{name}" for name in table.columns]
+    counts = [name for name in ("num_records", *nulls) if name in actions.column_names]
     sums = actions.group_by(day).aggregate([(name, "sum") for name in counts])
-    return {
-        row[day]: Measured(
+    return _Counted(table, sums.column(day).to_pylist(), sums)
+
+
+class _Counted(Mapping[date, Measured]):
+    """Rows and nulls by day; each is put together when somebody asks for it."""
+
+    def __init__(self, table: Table, days: Sequence[date], sums: pa.Table) -> None:
+        self._table, self._sums = table, sums
+        self._at = {day: n for n, day in enumerate(days)}
+
+    def __getitem__(self, day: date) -> Measured:
+        (row,) = self._sums.slice(self._at[day], 1).to_pylist()
+        return Measured(
             row["num_records_sum"] or 0,
-            {name: row.get(f"{count}_sum") or 0 for name, count in nulls.items()},
+            {name: row.get(f"null_count.{name}_sum") or 0 for name in self._table.columns},
             0,
             {},
             "",
         )
-        for row in sums.to_pylist()
-    }
+
+    def __iter__(self) -> Iterator[date]:
+        return iter(self._at)
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))

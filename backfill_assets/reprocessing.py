@@ -140,8 +140,10 @@ def _changed_log_days(record: Record) -> Iterable[date]:
     return record.days_said("log_days") if "log_days" in record.said else record.days
 
 
-def final_days(ledgers: Ledgers, policy: Policy) -> dict[str, set[date]]:
-    """The days of staging and facts that only a person may rebuild.
+def final_days(
+    ledgers: Ledgers, policy: Policy, among: Container[date] | None = None
+) -> dict[str, set[date]]:
+    """The days of staging and facts that only a person may rebuild; among some, if given.
 
     Those whose latest record says that they were built with all their log days; and those whose
     window closed later and quietly, as the last of its log days changed nothing for them.
@@ -151,6 +153,7 @@ def final_days(ledgers: Ledgers, policy: Policy) -> dict[str, set[date]]:
         name: {
             day
             for day, record in ledgers[name].latest.items()
+            if (among is None or day in among)
             if day in record.final or closes(name, record, day)
         }
         for name in (STAGED.name, FACT.name)

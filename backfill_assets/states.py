@@ -25,6 +25,7 @@ class State(enum.Enum):
 
     CHECK_FAILED = "check failed"
     MISSING = "missing"
+    FOREIGN = "changed by another writer"
     INPUT_NEWER = "input newer than output"
     INPUT_MISSING = "input missing"
     OPEN = "open"
@@ -43,6 +44,9 @@ MEANING: Mapping[State, str] = {
     "there before. Mend the input that the check names, then materialize these days",
     State.MISSING: "never published although it is due; readers see no rows. Materialize these "
     "days, inputs included",
+    State.FOREIGN: "rows came or went behind the pipeline's back since it was published; no audit "
+    "has seen them, but readers do. Find the writer, then materialize these days: they are "
+    "computed again",
     State.INPUT_NEWER: "published from older input than there is; the next scheduled run rebuilds "
     "open days, final ones only a person may: materialize them to take the new input in",
     State.INPUT_MISSING: "an arrival day in its window has not landed, or is not loaded as it is "
@@ -109,6 +113,8 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
             return State.CHECK_FAILED
         if day not in ledger.published:
             return State.MISSING
+        if ledger.stands(day) is None:
+            return State.FOREIGN
         if day in behind:
             return State.INPUT_NEWER
         if _lacks_input(table, day, now):

@@ -34,12 +34,13 @@ from backfill_assets_tests.bench_backfills import (
     history,
     merging,
 )
+from backfill_assets_tests.bench_history import long_history
 from backfill_assets_tests.bench_jobs import by_hand, timed, write_landing
 from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, order
 
 SPARK = {"spark.driver.memory": "6g"}
-PARTS = ("load", "late", "connect", "chunks", "history", "merge", "engines", "caps")
+PARTS = ("load", "late", "connect", "chunks", "history", "merge", "engines", "caps", "answers")
 
 
 def same_transforms(spark: SparkSession, found: Landing, folder: Path, days: Window) -> None:
@@ -166,6 +167,7 @@ def main() -> None:
             "merge": lambda at: merging(engine, at, 500_000),
             "engines": lambda at: engines(engine, at, given.runs, 2_000),
             "caps": lambda at: caps(engine, at, 8, 2_000),
+            "answers": lambda at: long_history(engine, at, (100, 10_000)),
         }.items():
             if given.part in (None, name):
                 work(root / name)

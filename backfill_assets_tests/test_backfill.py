@@ -6,30 +6,20 @@ missing. The long form is `make torture`.
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import shutil
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections import Counter
-from http.client import HTTPException
-from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pytest
 
 from backfill_assets.schemas import TABLES
-from backfill_assets_tests import conftest
-from backfill_assets_tests.graphql import ask
-from backfill_assets_tests.killing import kill, processes
+from backfill_assets_tests.deployed import Deployment
+from backfill_assets_tests.killing import processes
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 
-PROJECT = Path(__file__).parents[1]
 DAYS = int(os.environ.get("BACKFILL_TEST_KILL_DAYS", "4"))
 KILLS = int(os.environ.get("BACKFILL_TEST_KILLS", "2"))
 CHUNK = max(2, DAYS // 12)
@@ -47,56 +37,8 @@ _STATUS = """query ($id: String!) { partitionBackfillOrError(backfillId: $id) {
   ... on PartitionBackfill { status error { message } } } }"""
 
 
-class Deployment:
-    """`backfill-assets ui` on an instance of its own, started again when it has ended."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self.home = pipeline.root / "home"
-        self.home.mkdir()
-        shutil.copy(PROJECT / "dagster.yaml", self.home)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.environment = {
-            **os.environ,
-            "DAGSTER_HOME": str(self.home),
-            "BACKFILL_ASSETS_LANDING": str(pipeline.landing),
-            "BACKFILL_ASSETS_WAREHOUSE": str(pipeline.warehouse),
-            "BACKFILL_ASSETS_START": str(pipeline.settings.start),
-            "BACKFILL_ASSETS_END": str(pipeline.settings.end),
-            "BACKFILL_ASSETS_PARTITIONS_PER_RUN": str(CHUNK),
-            "BACKFILL_ASSETS_SPARK_MASTER": "local[2]",
-            "BACKFILL_ASSETS_SPARK_CONF": json.dumps(conftest.SMALL),
-        }
-        self.process: subprocess.Popen | None = None
-
-    def tend(self) -> None:
-        """Start it, if it does not run."""
-        if self.process is not None and self.process.poll() is None:
-            return
-        with (self.home / "deployment.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [
-                    str(Path(sys.executable).with_name("backfill-assets")),
-                    "ui",
-                    "--port",
-                    str(self.port),
-                ],
-                env=self.environment,
-                cwd=PROJECT,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def ask(self, query: str, **variables: Any) -> Any:
-        """What GraphQL answers, once there is somebody to answer."""
-        while True:
-            self.tend()
-            try:
-                return ask(f"http://127.0.0.1:{self.port}", query, **variables)
-            except (OSError, HTTPException, json.JSONDecodeError):  # or cut off in the middle
-                time.sleep(1)
+class Killable(Deployment):
+    """A deployment in which a backfill is launched, and that loses processes."""
 
     def launch(self, days: list[str]) -> str:
         """Launch a backfill of the layers over days; its id."""
@@ -131,16 +73,10 @@ class Deployment:
             return False
         return True
 
-    def stop(self) -> None:
-        """Stop it as a user does."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.terminate()
-            self.process.wait(timeout=180)
 
-
-def missing(home: Path, days: list[str]) -> list[str]:
+def missing(deployment: Deployment, days: list[str]) -> list[str]:
     """The days that some table lacks, as Dagster knows them."""
-    with dg.DagsterInstance.from_config(str(home)) as instance:
+    with deployment.instance() as instance:
         done = [instance.get_materialized_partitions(dg.AssetKey(name)) for name in LAYERS]
     return [d for d in days if any(d not in found for found in done)]
 
@@ -163,7 +99,7 @@ def committed_twice(pipeline: Pipeline) -> list[tuple[str, str]]:
 @pytest.mark.torture
 @pytest.mark.timeout(60 * max(20, DAYS))
 @pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="kills engines of its own")
-def test_killed_again_and_again(engine, spark, tmp_path, monkeypatch):
+def test_killed_again_and_again(engine, spark, tmp_path):
     end = day(DAYS + 1)
     pipeline = Pipeline(engine, tmp_path, end=end)
     for n in range(1, DAYS + 1):
@@ -172,15 +108,14 @@ def test_killed_again_and_again(engine, spark, tmp_path, monkeypatch):
     clean = Pipeline(engine, tmp_path / "clean", land=False, landing=str(pipeline.landing), end=end)
     clean.run(1, DAYS)
     chance, launches, killed = random.Random(11), 1, Counter[str]()
-    deployment = Deployment(pipeline)
-    monkeypatch.setenv("DAGSTER_HOME", str(deployment.home))
+    deployment = Killable(pipeline.root, pipeline.settings, per_run=CHUNK)
     try:
         backfill = deployment.launch(days)
         order_of_kills = [list(KINDS)[n % len(KINDS)] for n in range(KILLS)]
         chance.shuffle(order_of_kills)
         while (status := deployment.status(backfill)) != "COMPLETED_SUCCESS":
             if status in ("COMPLETED_FAILED", "COMPLETED", "FAILED"):
-                left = missing(deployment.home, days)
+                left = missing(deployment, days)
                 if not left:
                     break
                 assert launches < 2, f"more than one click: {left}"
@@ -194,11 +129,8 @@ def test_killed_again_and_again(engine, spark, tmp_path, monkeypatch):
                 killed[order_of_kills.pop()] += 1
     finally:
         deployment.stop()
-        left_over = set(processes(deployment.home))
-        kill(deployment.home)
-    assert not left_over, "the deployment left processes behind"
     assert sum(killed.values()) == KILLS, f"the backfill was over after {killed}"
-    assert missing(deployment.home, days) == []
+    assert missing(deployment, days) == []
     assert committed_twice(pipeline) == []
     found, expected = pipeline.digests(), clean.digests()
     assert {name: found[name] for name in LAYERS} == expected

@@ -27,6 +27,7 @@ from backfill_assets_tests.test_records import days, ledger, ledgers, record
 from backfill_assets_tests.test_states import (
     ALL,
     POLICY,
+    appended,
     built,
     healthy,
     lacking,
@@ -148,6 +149,14 @@ def test_a_final_day_that_changed():
     (found,) = incidents(situation(healthy() | {FACT.name: changed}, behind=Backlog()))
     assert found.key == ("final day changed", FACT.name, "2024-01-03")
     assert found.detail.startswith("changed by schedule nightly in run run 1; ")
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
+def test_a_day_that_another_writer_changed_is_told_once(table):
+    """A final day of the facts by the word for final days."""
+    found = keys(incidents(situation(appended(table, 2, 9), behind=Backlog())))
+    of_old = "final day changed" if table is FACT else "changed by another writer"
+    assert found == told(of_old, table, 2) | told("changed by another writer", table, 9)
 
 
 # --- the landing ----------------------------------------------------------------------------------

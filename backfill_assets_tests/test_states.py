@@ -68,6 +68,14 @@ def healthy(
     return ledgers(*others, ledger(RAW, raw))
 
 
+def appended(table: Table, *to: int) -> dict[str, Ledger]:
+    """Healthy tables; somebody else has appended to some days of one."""
+    found = healthy()
+    record = found[table.name].records[-1]
+    other = Foreign(record.version + 1, "WRITE", days(*to))
+    return found | {table.name: ledger(table, record, foreign=[other])}
+
+
 def situation(
     found: Mapping[str, Ledger] | None = None,
     *,
@@ -225,12 +233,21 @@ def test_a_day_whose_window_closed_quietly_is_final():
         assert states(table, now) == usual(table)
 
 
+@each_table
+def test_changed_by_another_writer(table):
+    """A day that is still open too, which no check on final days looks at."""
+    found = states(table, situation(appended(table, 9)))
+    assert unlike(found, usual(table)) == {9: State.FOREIGN}
+    assert not State.FOREIGN.good
+
+
 # --- which one applies ----------------------------------------------------------------------------
 
 #: In the order of precedence, for day 9 of the facts: what brings it about.
 CAUSES: dict[State, dict[str, Any]] = {
     State.CHECK_FAILED: {"failed": {FACT.name: days(9)}},
     State.MISSING: {"found": healthy() | {FACT.name: healthy(ALL - days(9))[FACT.name]}},
+    State.FOREIGN: {"found": appended(FACT, 9)},
     State.INPUT_NEWER: {"behind": lacking(day(9), table=FACT)},
     State.INPUT_MISSING: {"absent": days(9)},
     State.OPEN: {},
@@ -356,6 +373,7 @@ def test_summary_counts_every_state():
     assert summary(by_day(fresh=[1, 2], missing=[3])) == {
         "check failed": 0,
         "missing": 1,
+        "changed by another writer": 0,
         "input newer than output": 0,
         "input missing": 0,
         "open": 0,

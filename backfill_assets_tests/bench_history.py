@@ -1,0 +1,132 @@
+"""The part of `make bench` about a long history: does it slow down what a person asks for?
+
+The years before are commits that nobody made: each is a night's, as a nightly run's commit says it,
+with a file that is not there and that nobody who asks about other days has to read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from datetime import date, timedelta
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+from uuid import uuid4
+
+from deltalake import DeltaTable
+
+from backfill_assets.records import read_ledgers
+from backfill_assets.schemas import FACT, TABLES
+from backfill_assets.spark import Engine
+from backfill_assets_tests.deployed import Deployment
+from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, order
+
+DAY = timedelta(days=1)
+#: The days that are really there, and those of them that are built again.
+RECENT, AGAIN = 60, 30
+BACKFILL = "benchone"
+
+
+def long_history(engine: Engine, root: Path, histories: tuple[int, ...], rounds: int = 3) -> None:
+    """Seconds of plan, reconcile, history and undo of 30 days, with few and many days before."""
+    taken: dict[int, dict[str, float]] = {}
+    for days in histories:
+        pipeline = _aged(engine, root / str(days), days)
+        answers = Deployment(root / str(days), pipeline.settings)
+        with answers.instance():  # several processes that open a new one first disagree
+            pass
+        taken[days] = dict(_answers(pipeline, answers, rounds))
+    for what, seconds in taken[histories[-1]].items():
+        said = " : ".join(f"{taken[days][what]:.1f}" for days in histories)
+        ratio = seconds / taken[histories[0]][what]
+        print(f"  {what:44} {said} s = {ratio:.2f}", flush=True)
+    print(f"({AGAIN} days, with {' and '.join(f'{d:,}' for d in histories)} days in the tables)")
+
+
+def _aged(engine: Engine, root: Path, days: int) -> Pipeline:
+    """Layers with so many days, of which the last ones are there."""
+    start = START - (days - RECENT) * DAY
+    pipeline = Pipeline(engine, root, start=start, end=START + RECENT * DAY)
+    for n in ((start - START).days + 1, *range(1, RECENT + 1)):
+        pipeline.land(n, [order(f"o-{n}-{i}", n, customer=f"c{i % 50}") for i in range(200)])
+    pipeline.run(start)
+    nights = [start + n * DAY for n in range(1, days - RECENT)]
+    offsets = {name: pipeline.log(name).version() for name in LAYERS}
+    for name in LAYERS:
+        _add_nights(Path(pipeline.settings.table(name)), TABLES[name].partition, nights, offsets)
+    pipeline.run(START, START + (RECENT - 1) * DAY)
+    return pipeline
+
+
+def _add_nights(table: Path, partition: str, nights: list[date], offsets: dict[str, int]) -> None:
+    """A commit for each night, like the table's last one."""
+    version = offsets[table.name]
+    log = table / "_delta_log"
+    actions = [json.loads(line) for line in (log / f"{version:020d}.json").open()]
+    info = next(a["commitInfo"] for a in actions if "commitInfo" in a)
+    add = next((a["add"] for a in actions if "add" in a), None)
+    said = json.loads(info["userMetadata"])
+    (audit,) = said["audit"].values()
+    for n, night in enumerate(nights, 1):
+        text = str(night)
+        mine = said | {
+            "run_id": str(uuid4()),
+            "commit_id": uuid4().hex,
+            "since": version + n - 1,
+            "launched_by": "schedule nightly",
+            "inputs": {name: offsets[name] + n for name in said["inputs"]},
+            "audit": {text: audit | {"digest": f"{n}-{n:x}-{n:x}"}},
+            "days": [text],
+        }
+        if "landing" in said["said"]:
+            (landing,) = said["said"]["landing"].values()
+            mine["said"] = {"landing": {text: landing}, "event_days": [text], "log_days": [text]}
+        new: list[Any] = [{"commitInfo": info | {"userMetadata": json.dumps(mine)}}]
+        if add:
+            path = f"{partition}={text}/part-00000-{uuid4()}.c000.snappy.parquet"
+            new.append({"add": add | {"path": path, "partitionValues": {partition: text}}})
+        file = log / f"{version + n:020d}.json"
+        file.write_text("".join(json.dumps(action) + "\n" for action in new))
+    DeltaTable(table).create_checkpoint()
+
+
+def _answers(pipeline: Pipeline, answers: Deployment, rounds: int) -> Iterator[tuple[str, float]]:
+    """Seconds of each command, as a process of its own: the median of some rounds."""
+    again = (START + (RECENT - AGAIN) * DAY, START + (RECENT - 1) * DAY)
+    for n in range(RECENT - AGAIN + 1, RECENT + 1):
+        pipeline.land(n, [order(f"more-{n}", n)], "more.jsonl")
+    tables = [part for name in LAYERS for part in ("--table", name)]
+    plan = ["plan", f"{again[0]}...{again[1]}", *tables]
+    yield "plan", _median(rounds, lambda: _run(answers, *plan))
+    pipeline.run(*again, tags={"dagster/backfill": BACKFILL})
+    wrote = [r for r in read_ledgers(pipeline.settings)[FACT.name].records if r.backfill_id]
+    assert [len(r.wrote) for r in wrote] == [AGAIN]
+    yield "reconcile", _median(rounds, lambda: _run(answers, "reconcile", BACKFILL))
+    life = ["history", FACT.name, str(again[0])]
+    yield "history of a day", _median(rounds, lambda: _run(answers, *life))
+    undone = [BACKFILL]
+
+    def undo() -> None:
+        found = re.search(r"by run (\w+)", _run(answers, "undo", undone[-1]))
+        assert found
+        undone.append(found[1])
+
+    yield "undo, and undo of the undo", _median(rounds, undo)
+
+
+def _run(answers: Deployment, *command: str) -> str:
+    done = answers.run(*command)
+    assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def _median(rounds: int, work: Callable[[], object]) -> float:
+    taken = []
+    for _ in range(rounds):
+        began = perf_counter()
+        work()
+        taken.append(perf_counter() - began)
+    return median(taken)

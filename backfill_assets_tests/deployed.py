@@ -1,0 +1,125 @@
+"""A deployment as a user has it, `backfill-assets ui`, on an instance and folders of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import dagster as dg
+
+from backfill_assets.backfills import lacking_daemons
+from backfill_assets.settings import Settings
+from backfill_assets_tests import conftest, impatient
+from backfill_assets_tests.graphql import ask
+from backfill_assets_tests.killing import kill, processes
+
+PROJECT = Path(__file__).parents[1]
+COMMAND = str(Path(sys.executable).with_name("backfill-assets"))
+
+
+class Deployment:
+    """Started when it is asked for something, and again when it has ended."""
+
+    def __init__(
+        self, root: Path, settings: Settings, *, per_run: int = 31, hurried: bool = False
+    ) -> None:
+        """On the landing, warehouse and calendar of settings.
+
+        Args:
+            root: a folder for DAGSTER_HOME.
+            settings: the tables.
+            per_run: days in a run.
+            hurried: whether Dagster's daemons look every 2 seconds.
+        """
+        self.home = root / "home"
+        self.home.mkdir(parents=True)
+        shutil.copy(PROJECT / "dagster.yaml", self.home)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.environment = {
+            **os.environ,
+            "DAGSTER_HOME": str(self.home),
+            "BACKFILL_ASSETS_LANDING": settings.landing,
+            "BACKFILL_ASSETS_WAREHOUSE": settings.warehouse,
+            "BACKFILL_ASSETS_START": str(settings.start),
+            "BACKFILL_ASSETS_END": str(settings.end),
+            "BACKFILL_ASSETS_PARTITIONS_PER_RUN": str(per_run),
+            "BACKFILL_ASSETS_SPARK_MASTER": "local[2]",
+            "BACKFILL_ASSETS_SPARK_CONF": json.dumps(conftest.SMALL),
+        }
+        if hurried:
+            path = [impatient.__path__[0], *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+            self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        self.process: subprocess.Popen | None = None
+
+    def tend(self) -> None:
+        """Start it, if it does not run."""
+        if self.process is not None and self.process.poll() is None:
+            return
+        with (self.home / "deployment.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [COMMAND, "ui", "--port", str(self.port)],
+                env=self.environment,
+                cwd=PROJECT,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def ask(self, query: str, **variables: Any) -> Any:
+        """What GraphQL answers, once there is somebody to answer."""
+        while True:
+            self.tend()
+            try:
+                return ask(f"http://127.0.0.1:{self.port}", query, **variables)
+            except (OSError, HTTPException, json.JSONDecodeError):  # or cut off in the middle
+                time.sleep(1)
+
+    def instance(self) -> dg.DagsterInstance:
+        """Its Dagster instance, to be closed."""
+        with patch.dict(os.environ, DAGSTER_HOME=str(self.home)):
+            return dg.DagsterInstance.get()
+
+    def wait_for_daemons(self) -> None:
+        """Until those that lead backfills are at work."""
+        self.ask("{ version }")
+        while True:
+            with self.instance() as instance:
+                if not lacking_daemons(instance):
+                    return
+            self.tend()
+            time.sleep(1)
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """One of the project's commands, as somebody beside it would run it."""
+        return subprocess.run(
+            [COMMAND, *command],
+            env=self.environment,
+            cwd=PROJECT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def stop(self) -> None:
+        """Stop it as a user does.
+
+        Raises:
+            AssertionError: it left processes behind, which are killed.
+        """
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(timeout=180)
+        left_over = processes(self.home)
+        kill(self.home)
+        assert not left_over, f"the deployment left processes behind: {left_over}"

@@ -1,0 +1,351 @@
+"""The incident drills: something goes wrong on purpose, and is found, mended and proven.
+
+    python -m backfill_assets_tests.drills              all of them, one after another
+    python -m backfill_assets_tests.drills targeted     the source delivered bad amounts
+    python -m backfill_assets_tests.drills doubled      an old job appends days a second time
+    python -m backfill_assets_tests.drills refill       all days are built again, and taken back
+
+On a deployment of its own (engine, daemons, web server) with sample orders. Whatever is done to the
+tables but for the incident itself is done by the project's commands, as a person would. A timeline
+is printed, in minutes and seconds; the status is 1 if anything does not come about.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from threading import Event, Thread
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable, write_deltalake
+
+from backfill_assets.partitions import Window
+from backfill_assets.records import Ledgers, read_ledgers
+from backfill_assets.schemas import FACT, LATE, RAW, REJECTED, STAGED
+from backfill_assets.settings import load_settings
+from backfill_assets_tests.deployed import Deployment
+
+#: Nothing of a drill takes longer, also beside somebody else's Spark.
+PATIENCE = 900
+CALENDAR = Window.parse("2025-01-01...2025-01-31")
+#: The days on which the source sends bad amounts, and those that the old job doubles.
+BAD = Window.parse("2025-01-10...2025-01-14")
+DOUBLED = Window.parse("2025-01-15...2025-01-28")
+WRONG, RIGHT = Decimal("1000000.00"), Decimal("10.00")
+
+Facts = dict[date, tuple[int, Decimal]]
+
+
+class Drill:
+    """A deployment on folders of its own, and the timeline of what happens to it."""
+
+    def __init__(self, root: Path, calendar: Window, *, hurried: bool = False) -> None:
+        self.root, self.days = root, calendar
+        self.settings = load_settings(
+            landing=str(root / "landing"),
+            warehouse=str(root / "warehouse"),
+            start=calendar.start,
+            end=calendar.end,
+        )
+        self.deployment = Deployment(root, self.settings, hurried=hurried)
+        self.began = time.monotonic()
+
+    def __enter__(self) -> Drill:
+        """With the calendar's days published."""
+        try:
+            self.run("sample", "--days", str(len(self.days)))
+            land(self, BAD, "source.jsonl", WRONG)
+            self.deployment.wait_for_daemons()
+            self.say("the deployment is up")
+            self.backfill(str(self.days), "--reason", "first load")
+        except BaseException:
+            self.deployment.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.deployment.stop()
+
+    def say(self, text: str) -> None:
+        """A line of the timeline."""
+        seconds = round(time.monotonic() - self.began)
+        print(f"{seconds // 60:3d}:{seconds % 60:02d}  {text}", flush=True)
+
+    def run(self, *command: str, fails: bool = False) -> str:
+        """One of the project's commands; what it prints."""
+        done = self.deployment.run(*command)
+        said = f"{done.stdout}\n{done.stderr[-4000:]}"
+        assert (done.returncode != 0) is fails, f"{command}, status {done.returncode}: {said}"
+        quoted = (f'"{part}"' if " " in part else part for part in command)
+        self.say(f"$ backfill-assets {' '.join(quoted)}{'    (status 1)' if fails else ''}")
+        return done.stdout
+
+    def shown(self, said: str, *having: str) -> None:
+        """The lines of an output that tell, each once."""
+        lines = [line.rstrip() for line in said.splitlines() if any(h in line for h in having)]
+        for line in dict.fromkeys(lines):
+            print(f"         {line}", flush=True)
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Wait for something to come about."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come about"
+            time.sleep(0.5)
+
+    def backfill(self, what: str, *more: str) -> None:
+        """Launch days or a plan, and see it through."""
+        said = self.run("backfill", what, *more)
+        self.shown(said, "did not pass", "complete", "Took")
+
+    def plan(self, days: Window, *more: str) -> str:
+        """Plan days; the plan's id."""
+        said = self.run("plan", str(days), *more)
+        self.shown(said, " computed ", " depends on ", "takes")
+        found = re.search(r"backfill-assets backfill (\w+)", said)
+        assert found, said
+        return found[1]
+
+    def reconcile(self, id_: str) -> str:
+        """The account of a backfill."""
+        said = self.run("reconcile", id_)
+        self.shown(said, "verdict", " changed")
+        return said
+
+    def facts(self) -> Facts:
+        """Orders and revenue by day, as a reader sees them now, without Spark."""
+        rows = self._rows(["run_date", "orders", "revenue"])
+        sums = rows.group_by("run_date").aggregate([("orders", "sum"), ("revenue", "sum")])
+        return {r["run_date"]: (r["orders_sum"], r["revenue_sum"]) for r in sums.to_pylist()}
+
+    def keys_twice(self) -> int:
+        """How many rows of the facts have a key that another has."""
+        key = [FACT.partition, *FACT.key]
+        rows = self._rows(key)
+        return rows.num_rows - rows.group_by(key).aggregate([]).num_rows
+
+    def _rows(self, columns: list[str]) -> pa.Table:
+        return DeltaTable(self.settings.table(FACT.name)).to_pyarrow_table(columns=columns)
+
+    def ledgers(self) -> Ledgers:
+        """What the tables' logs say."""
+        return read_ledgers(self.settings)
+
+    def digests(self) -> dict[tuple[str, date], str]:
+        """What each published day of each table holds."""
+        ledgers = self.ledgers()
+        return {(name, d): led.content(d) for name, led in ledgers.items() for d in led.latest}
+
+    def evaluation(self, check: str) -> tuple[bool, str] | None:
+        """What a check on the facts as a whole said last."""
+        key = dg.AssetCheckKey(dg.AssetKey(FACT.name), check)
+        with self.deployment.instance() as instance:
+            log = instance.event_log_storage
+            record = log.get_latest_asset_check_execution_by_key([key]).get(key)
+        if record is None or record.event is None or record.event.dagster_event is None:
+            return None
+        said = record.event.dagster_event.asset_check_evaluation_data
+        return said.passed, said.description or ""
+
+    @contextmanager
+    def reader(self) -> Iterator[list[Facts]]:
+        """Somebody who reads the facts all the time: all that was seen."""
+        seen: list[Facts] = []
+        enough = Event()
+
+        def read() -> None:
+            while not enough.is_set():
+                now = self.facts()
+                if not seen or seen[-1] != now:
+                    seen.append(now)
+                enough.wait(0.05)
+
+        thread = Thread(target=read)
+        thread.start()
+        try:
+            yield seen
+        finally:
+            enough.set()
+            thread.join()
+
+
+def revenue(facts: Facts, days: Window) -> Decimal:
+    """The revenue of some days."""
+    return sum((facts[d][1] for d in days), Decimal(0))
+
+
+def land(drill: Drill, days: Window, name: str, amount: Decimal) -> None:
+    """One more order a day, in a file of its own, with the source's control totals to match."""
+    for day in days:
+        file = Path(drill.settings.landing, "orders", f"arrival_date={day}", name)
+        stamp = f"{day}T11:00:00Z"
+        line = {"order_id": f"{file.stem}-{day}", "customer_id": "c-drill", "order_ts": stamp}
+        line |= {"amount": str(amount), "ingestion_ts": stamp}
+        old = Decimal(json.loads(file.read_text())["amount"]) if file.exists() else None
+        file.write_text(json.dumps(line) + "\n")
+        control = file.with_name("_control.json")
+        if control.exists():
+            said = json.loads(control.read_text())
+            rows = said["rows"] + (old is None)
+            money = Decimal(said["amount"]) - (old or 0) + amount
+            control.write_text(json.dumps({"rows": rows, "amount": str(money)}))
+
+
+def balance(drill: Drill) -> tuple[str, int]:
+    """What the source says it sent against the orders of the facts, and how many are too many."""
+    books = {}
+    for table in (RAW, REJECTED, STAGED, LATE):
+        ledger = drill.ledgers()[table.name]
+        days = [record.days[day] for day, record in ledger.latest.items()]
+        books[table.name] = {
+            entry: sum(int(day.entries.get(entry, 0)) for day in days)
+            for entry in ("landed", "rejected", "superseded", "late")
+        }
+    # Where a day has a control total, the audit has held what landed against it.
+    landed, rejected = books[RAW.name]["landed"], books[REJECTED.name]["rejected"]
+    superseded, late = books[STAGED.name]["superseded"], books[LATE.name]["late"]
+    right = landed - rejected - superseded - late
+    orders = sum(count for count, _ in drill.facts().values())
+    text = (
+        f"the source's control totals: {landed:,} lines, of them {rejected} rejected, {superseded} "
+        f"superseded, {late} late: {right:,} orders. {FACT.name} has {orders:,}"
+    )
+    return text, orders - right
+
+
+def targeted(drill: Drill) -> None:
+    """The source sent a bad amount on each of five days; they are built again before a reader."""
+    bad = drill.facts()
+    drill.say(f"INCIDENT: an order of {WRONG:,} on each day of {BAD}; {RIGHT} is right")
+    land(drill, BAD, "source.jsonl", RIGHT)
+    drill.say("the source has sent these days again")
+    id_ = drill.plan(BAD, "--pilot-days", "1", "--reason", "bad amounts in the source")
+    with drill.reader() as seen:
+        drill.backfill(id_)
+    good = drill.facts()
+    for day in drill.days:
+        less = WRONG - RIGHT if day in BAD else Decimal(0)
+        assert (good[day][0], good[day][1] + less) == bad[day], day
+        assert {state.get(day) for state in seen} <= {bad[day], good[day]}, day
+    drill.say(
+        f"REPAIRED: the revenue of {BAD} is {revenue(good, BAD):,}, was {revenue(bad, BAD):,}; a "
+        f"reader saw {len(seen)} states of the table, in each of them every day as it was or right"
+    )
+    drill.reconcile(id_)
+    drill.run("verify", str(BAD))
+
+
+def doubled(drill: Drill) -> None:
+    """An old append-style job doubles days of the facts behind the pipeline's back."""
+    right = drill.facts()
+    hit = Window(DOUBLED.start, min(DOUBLED.end, drill.days.end))
+    drill.shown(balance(drill)[0], "control totals")
+    url = drill.settings.table(FACT.name)
+    rows = DeltaTable(url).to_pyarrow_table()
+    inside = (pc.field("run_date") >= hit.start) & (pc.field("run_date") < hit.end)
+    write_deltalake(url, rows.filter(inside), mode="append")
+    drill.say(f"INCIDENT: an old job has appended {hit} of {FACT.name} once more")
+    happened = time.monotonic()
+    now = drill.facts()
+    drill.say(
+        f"readers see {revenue(now, hit):,} of revenue, where {revenue(right, hit):,} is right"
+    )
+    drill.until(lambda: (drill.evaluation("days") or (True, ""))[0] is False)
+    said = (drill.evaluation("days") or (True, ""))[1]
+    drill.say(
+        f"DETECTED after {time.monotonic() - happened:.0f} seconds, by the check `days`, which "
+        "would have been so after the first of these days:"
+    )
+    drill.shown(said, str(hit))
+    assert f"changed by another writer: {hit}" in said, said
+    text, too_many = balance(drill)
+    drill.shown(f"{text}: {too_many:,} too many", "control totals")
+    assert too_many == sum(right[day][0] for day in hit)
+    twice = drill.keys_twice()
+    drill.shown(
+        f"{twice:,} rows have a key that is there already; through the pipeline, `unique_key` and "
+        "`conservation` would not have let one of these days be published",
+        "key",
+    )
+    assert twice > 0
+    said = drill.run("history", FACT.name)
+    drill.shown(said, "another writer")
+    assert str(hit) in said
+    said = drill.run("verify", str(hit), fails=True)
+    drill.shown(said, FACT.name)
+    id_ = drill.plan(drill.days, "--pilot-days", "1", "--reason", "doubled by an old job")
+    drill.backfill(id_)
+    drill.reconcile(id_)
+    wrote = [r for r in drill.ledgers()[FACT.name].records if (r.backfill_id or "").startswith(id_)]
+    assert {d for r in wrote for d in r.wrote} == {*hit}
+    drill.run("verify", str(hit))
+    assert drill.facts() == right
+    assert balance(drill)[1] == drill.keys_twice() == 0
+    drill.shown(balance(drill)[0], "control totals")
+    drill.until(lambda: (drill.evaluation("days") or (False, ""))[0])
+    drill.say(
+        f"REPAIRED: revenue of {hit} is {revenue(right, hit):,}; no other day was written, and "
+        "the check `days` passes"
+    )
+
+
+def refill(drill: Drill) -> None:
+    """All layers of all days are built again from a wrong delivery, and taken back."""
+    before, right = drill.digests(), drill.facts()
+    land(drill, drill.days, "delivery.jsonl", Decimal("77777.00"))
+    drill.say("one more order landed for every day, which will turn out wrong")
+    id_ = drill.plan(drill.days, "--pilot-days", "2", "--reason", "new delivery")
+    drill.backfill(id_)
+    drill.reconcile(id_)
+    wrong = revenue(drill.facts(), drill.days) - revenue(right, drill.days)
+    assert wrong == len(drill.days) * 77777
+    drill.say(
+        f"INCIDENT: the delivery was wrong by {wrong:,}; all of it is to go, and nothing else"
+    )
+    with drill.reader() as seen:
+        drill.run("undo", id_, "--reason", "wrong delivery")
+    assert drill.digests() == before
+    assert drill.facts() == right
+    assert all(state.keys() == right.keys() for state in seen)
+    drill.say(
+        f"TAKEN BACK: {len(before)} days of {len(drill.ledgers())} tables are what they were, "
+        f"digest by digest; a reader saw {len(seen)} states of the facts, each of them whole"
+    )
+
+
+DRILLS = {drill.__name__: drill for drill in (targeted, doubled, refill)}
+
+
+def run(names: Sequence[str], root: Path, calendar: Window, *, hurried: bool = False) -> None:
+    """Some drills, one after another, on one deployment."""
+    with Drill(root, calendar, hurried=hurried) as drill:
+        for name in names:
+            print(f"\n--- {name}: {DRILLS[name].__doc__}\n", flush=True)
+            DRILLS[name](drill)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run drills in a temporary folder."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("drills", nargs="*", help=f"of {', '.join(DRILLS)} (all)")
+    names = parser.parse_args(arguments).drills
+    if unknown := set(names) - DRILLS.keys():
+        parser.error(f"no such drill: {', '.join(unknown)}")
+    with tempfile.TemporaryDirectory(prefix="drill-") as root:
+        run(names or list(DRILLS), Path(root), CALENDAR)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
