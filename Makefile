@@ -58,7 +58,7 @@ ui: sample $(DAGSTER_HOME)/dagster.yaml ## the Dagster UI on the same data, at h
 
 test: $(VENV)/.installed-dev ## install what the tests need and run them
 	@$(BIN)/backfill-assets jars
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 torture: $(VENV)/.installed-dev ## the long tests (hours): everything killed, 100 races, 120 nights of CDNOW
 	@$(BIN)/backfill-assets jars

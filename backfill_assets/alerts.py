@@ -34,6 +34,7 @@ from dagster._core.storage.tags import (
 )
 
 from backfill_assets.partitions import Window, windows
+from backfill_assets.run_failures import reason
 from backfill_assets.settings import PREFIX, Settings
 
 # A tick of a sensor is cut off after 60 s, and its cursor with it: a look at the tables, the posts
@@ -416,30 +417,8 @@ def _run_text(run: dg.DagsterRun, instance: dg.DagsterInstance, ui_url: str) -> 
     }
     origin = ", ".join(f"{name} {tags[tag]}" for name, tag in origins.items() if tag in tags)
     head += f" ({origin or 'started by hand'})"
-    reason = _cut(_reason(instance, run.run_id), REASON_CHARS)
-    return "\n".join([head, *filter(None, [reason]), f"{ui_url}/runs/{run.run_id}"])
-
-
-def _reason(instance: dg.DagsterInstance, run_id: str) -> str:
-    """What the failed steps of a run say; what the run says if it came to no step."""
-    steps, whole = [], []
-    kinds = {dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE}
-    for entry in instance.all_logs(run_id, of_type=kinds):
-        event = entry.get_dagster_event()
-        if not event.is_step_failure:
-            error = event.job_failure_data.error if event.event_specific_data else None
-            whole.append(f"{event.message or ''}\n{error.message if error else ''}")
-            continue
-        failure = event.step_failure_data
-        if failure.user_failure_data and failure.user_failure_data.description:
-            said = failure.user_failure_data.description
-        elif failure.error:
-            # What the step raised is the cause of an error of Dagster that says only which step.
-            said = (failure.error.cause or failure.error).message
-        else:
-            said = event.message or ""
-        steps.append(f"{event.step_key}: {said.strip()}")
-    return "\n".join(steps or whole).strip()
+    why = _cut(reason(instance, run.run_id), REASON_CHARS)
+    return "\n".join([head, *filter(None, [why]), f"{ui_url}/runs/{run.run_id}"])
 
 
 def _summary(delivered: int, waiting: int, error: str | None, trouble: str | None) -> str:

@@ -23,15 +23,18 @@ from dagster._core.execution.backfill import BulkActionStatus as Status
 from dagster._core.storage.daemon_cursor import DaemonCursorStorage
 from dagster._daemon.controller import get_daemon_statuses
 from dagster._daemon.daemon import BackfillDaemon, SensorDaemon
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from backfill_assets.io_manager import CODE_TAG, REASON_TAG, REWRITE_TAG, WRITE_MODE_TAG, pinned
 from backfill_assets.partitions import DAY, spelled, windows
 from backfill_assets.planning import BackfillPlan, target_days
 from backfill_assets.records import unpacked
 
-#: Where Dagster keeps the plans for us, and the ids of those that are under way.
-_PLAN, _OPEN = "backfill_assets/plan/{}", "backfill_assets/plans_under_way"
+#: Where Dagster keeps the plans for us.
+_PLAN = "backfill_assets/plan/{}"
+#: The ids of those that are under way: dynamic partitions, as these are what Dagster adds and takes
+#: away one by one, whoever else does so at the same moment.
+_OPEN = "backfill_assets_plans_under_way"
 #: The tag of a run that reconciles a stage: the id of the stage's backfill.
 RECONCILES_TAG = "backfill_assets/reconciles"
 #: How many runs of a backfill the queue lets go at a time: `dagster.yaml` has a limit for each.
@@ -82,29 +85,34 @@ def find(instance: dg.DagsterInstance, id_: str) -> Undertaking:
     Raises:
         BackfillRefusedError: there is none.
     """
-    said = _value(instance, _PLAN.format(id_))
+    key = _PLAN.format(id_)
+    said = _store(instance).get_cursor_values({key}).get(key)
     if said is None:
         raise BackfillRefusedError(
             f"there is no plan {id_} in this DAGSTER_HOME; make one with `backfill-assets plan`"
         )
-    return Undertaking.model_validate_json(said)
+    try:
+        return Undertaking.model_validate_json(said)
+    except ValidationError as error:
+        raise BackfillRefusedError(
+            f"plan {id_} was kept by another version of this project and cannot be read "
+            f"({error.error_count()} error(s)); make a new one"
+        ) from error
 
 
-def under_way(instance: dg.DagsterInstance) -> list[Undertaking]:
-    """The backfills that have been launched and have not ended."""
-    return [find(instance, id_) for id_ in _open(instance)]
+def launched(instance: dg.DagsterInstance, id_: str) -> Undertaking | None:
+    """What has been launched under an id; none if nothing has."""
+    try:
+        it = find(instance, id_)
+    except BackfillRefusedError:
+        return None
+    there = id_ in under_way(instance) or instance.get_backfill(it.backfill_id) is not None
+    return it if it.attempt and there else None
 
 
-def _open(instance: dg.DagsterInstance) -> list[str]:
-    return sorted((_value(instance, _OPEN) or "").split())
-
-
-def _set_open(instance: dg.DagsterInstance, ids: set[str]) -> None:
-    _store(instance).set_cursor_values({_OPEN: " ".join(sorted(ids))})
-
-
-def _value(instance: dg.DagsterInstance, key: str) -> str | None:
-    return _store(instance).get_cursor_values({key}).get(key)
+def under_way(instance: dg.DagsterInstance) -> list[str]:
+    """The ids of the backfills that have been launched and have not ended."""
+    return sorted(instance.get_dynamic_partitions(_OPEN))
 
 
 def _store(instance: dg.DagsterInstance) -> DaemonCursorStorage:
@@ -133,7 +141,7 @@ def launch(
             complete.
     """
     it = find(instance, id_)
-    if it.complete or id_ in _open(instance):
+    if it.complete or id_ in under_way(instance):
         state = "complete" if it.complete else "under way"
         raise BackfillRefusedError(f"backfill {id_} is {state}; make a new plan for another")
     moved = it.plan.moved(now)
@@ -158,7 +166,7 @@ def launch(
     it.attempt += 1
     it.ended, it.began = "", it.began or time.time()
     keep(instance, it)
-    _set_open(instance, {*_open(instance), id_})
+    instance.add_dynamic_partitions(_OPEN, [id_])
     _add(instance, graph, it)
     return it
 
@@ -171,7 +179,7 @@ def refuse_under_way(instance: dg.DagsterInstance, name: str) -> None:
     """
     backfill = instance.get_backfill(name)
     running = backfill and backfill.status not in BULK_ACTION_TERMINAL_STATUSES
-    if running or name.partition("-")[0] in _open(instance):
+    if running or name.partition("-")[0] in under_way(instance):
         raise BackfillRefusedError(
             f"backfill {name} is under way; cancel it, or let it end, and ask again. Nothing was "
             "written."
@@ -192,30 +200,34 @@ def _add(instance: dg.DagsterInstance, graph: BaseAssetGraph, it: Undertaking) -
     }
     if asked.max_parallel:
         tags[PARALLEL_TAG] = str(asked.max_parallel)
-    instance.add_backfill(
-        PartitionBackfill.from_partitions_by_assets(
-            backfill_id=it.backfill_id,
-            asset_graph=graph,
-            partitions_by_assets=[
-                PartitionsByAssetSelector(
-                    asset_key=dg.AssetKey(table),
-                    partitions=PartitionsSelector(
-                        [
-                            PartitionRangeSelector(str(found.start), str(found.end - DAY))
-                            for found in windows(days)
-                        ]
-                    ),
-                )
-                for table, days in _possible(it, target_days(graph, asked.tables, window))
-            ],
-            backfill_timestamp=time.time(),
-            tags={key: value for key, value in tags.items() if value},
-            dynamic_partitions_store=instance,
-            title=f"{it.plan.id} {name}: {window}",
-            description=asked.reason or None,
-            run_config=None,
-        )
+    stage = PartitionBackfill.from_partitions_by_assets(
+        backfill_id=it.backfill_id,
+        asset_graph=graph,
+        partitions_by_assets=[
+            PartitionsByAssetSelector(
+                asset_key=dg.AssetKey(table),
+                partitions=PartitionsSelector(
+                    [
+                        PartitionRangeSelector(str(found.start), str(found.end - DAY))
+                        for found in windows(days)
+                    ]
+                ),
+            )
+            for table, days in _possible(it, target_days(graph, asked.tables, window))
+        ],
+        backfill_timestamp=time.time(),
+        tags={key: value for key, value in tags.items() if value},
+        dynamic_partitions_store=instance,
+        title=f"{it.plan.id} {name}: {window}",
+        description=asked.reason or None,
+        run_config=None,
     )
+    try:
+        instance.add_backfill(stage)
+    except Exception:
+        # The sensor and a person may come to it at once, and Dagster takes each id but once.
+        if instance.get_backfill(it.backfill_id) is None:
+            raise
 
 
 def _possible(
@@ -279,7 +291,7 @@ def _end(
 ) -> Step:
     it.ended, it.complete, it.took = text, complete, time.time() - it.began
     keep(instance, it)
-    _set_open(instance, {*_open(instance)} - {it.plan.id})
+    instance.delete_dynamic_partition(_OPEN, it.plan.id)
     return Step(text)
 
 

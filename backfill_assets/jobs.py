@@ -14,7 +14,7 @@ from pydantic import Field
 
 from backfill_assets import backfills, maintenance
 from backfill_assets.accounts import Account, account, in_lines
-from backfill_assets.backfills import RECONCILES_TAG, BackfillRefusedError, Undertaking
+from backfill_assets.backfills import RECONCILES_TAG, BackfillRefusedError, Step, Undertaking
 from backfill_assets.io_manager import REASON_TAG
 from backfill_assets.partitions import Window
 from backfill_assets.planning import (
@@ -26,6 +26,7 @@ from backfill_assets.planning import (
 from backfill_assets.planning import in_lines as plan_in_lines
 from backfill_assets.provenance import Code
 from backfill_assets.reconciliation import as_markdown
+from backfill_assets.run_failures import failed_runs
 from backfill_assets.schemas import TABLES
 from backfill_assets.settings import Settings
 from backfill_assets.undo import take_back
@@ -83,13 +84,14 @@ def plan_anew(
     instance: dg.DagsterInstance,
     code: Code,
     asked: Parameters,
+    id_: str | None = None,
 ) -> BackfillPlan:
-    """A new plan, kept in Dagster's storage.
+    """A new plan, kept in Dagster's storage, under an id if one is given.
 
     Raises:
         ValueError: a parameter is not possible, and why.
     """
-    plan = make_plan(settings, graph, instance, asked, code, make_new_backfill_id())
+    plan = make_plan(settings, graph, instance, asked, code, id_ or make_new_backfill_id())
     backfills.keep(instance, Undertaking(plan=plan))
     return plan
 
@@ -149,6 +151,20 @@ def _plan_metadata(plan: BackfillPlan) -> dict[str, Any]:
     }
 
 
+def _is_retry(run: dg.DagsterRun) -> bool:
+    return "dagster/retry_number" in run.tags
+
+
+def _first_attempt(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterRun:
+    """The run that this one repeats, if it is a retry of Dagster's; else itself."""
+    while _is_retry(run):
+        parent = instance.get_run_by_id(run.tags.get("dagster/parent_run_id", ""))
+        if parent is None:
+            break
+        run = parent
+    return run
+
+
 def build(
     settings: Settings, assets: Iterable[dg.AssetsDefinition], code: Code
 ) -> tuple[list[dg.JobDefinition], dg.SensorDefinition]:
@@ -166,10 +182,14 @@ def build(
     @dg.op(out=dg.Out(dg.Nothing))
     def launch_stages(context: dg.OpExecutionContext, config: LaunchConfig) -> None:
         try:
-            id_ = config.plan
-            if not id_:
-                id_ = plan_anew(settings, graph, context.instance, code, config.parameters()).id
-            it = launch(settings, graph, context.instance, code, id_)
+            id_ = config.plan or _first_attempt(context.instance, context.run).run_id[:8]
+            # One that is run again, as its process was lost, launches no second backfill.
+            it = backfills.launched(context.instance, id_) if _is_retry(context.run) else None
+            if it is None:
+                if not config.plan:
+                    asked = config.parameters()
+                    plan_anew(settings, graph, context.instance, code, asked, id_)
+                it = launch(settings, graph, context.instance, code, id_)
         except ValueError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         context.add_output_metadata(
@@ -183,7 +203,8 @@ def build(
         reports = {f"{r.table.name}": dg.MetadataValue.md(as_markdown(r)) for r in found.reports}
         metadata = {"account": _table(in_lines(found), "", ""), **reports}
         if found.problems:
-            said = f"{config.backfill} is not reconciled: {'; '.join(found.problems)}"
+            why = [*found.problems, *failed_runs(context.instance, config.backfill)]
+            said = f"{config.backfill} is not reconciled: {'; '.join(why)}"
             raise dg.Failure(said, metadata=metadata, allow_retries=False)
         context.add_output_metadata(metadata)
 
@@ -240,8 +261,12 @@ def build(
     )
     def planned_backfills(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         said, requests = [], []
-        for it in backfills.under_way(context.instance):
-            step = backfills.advance(context.instance, graph, it)
+        for id_ in backfills.under_way(context.instance):
+            try:
+                it = backfills.find(context.instance, id_)
+                step = backfills.advance(context.instance, graph, it)
+            except BackfillRefusedError as error:  # the others go on
+                step = Step(str(error))
             said.append(step.text)
             if name := step.reconcile:
                 request = dg.RunRequest(

@@ -190,10 +190,10 @@ class Ledger:
         return found
 
     @cached_property
-    def withdrawn(self) -> frozenset[date]:
-        """The days that were taken back, and that nobody has published since."""
-        taken = {day for record in self.records for day in record.withdrawn}
-        return frozenset(taken - self.latest.keys())
+    def withdrawals(self) -> Mapping[date, Record]:
+        """The days that were taken back and that nobody has published since, each with by which."""
+        taken = {day: record for record in self.records for day in record.withdrawn}
+        return {day: record for day, record in taken.items() if day not in self.latest}
 
     @cached_property
     def published(self) -> frozenset[date]:

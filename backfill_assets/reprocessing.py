@@ -97,7 +97,9 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
         due = policy.due(today) if table in BY_EVENT_DAY else policy.logged(today)
         for day, record in needed.items():
             can = day in due and day in possible.get(table, due)
-            if can and _is_older(ledgers[table].latest.get(day), ledgers[source], record):
+            # A day that was taken back stays so until there is newer input than there was then.
+            built = ledgers[table].latest.get(day) or ledgers[table].withdrawals.get(day)
+            if can and _is_older(built, ledgers[source], record):
                 found[table][day][source] = record
     backlog = Backlog(defaultdict(dict), defaultdict(dict))
     for table, days in found.items():
@@ -269,7 +271,7 @@ def _lags(table: Ledger, day: date, recipe: str) -> bool:
     """Whether a day is not published as its recipe asks; where no recipe is on record, it is."""
     published = table.stands(day)
     if published is None:
-        return day not in table.withdrawn
+        return day not in table.withdrawals
     return published.made_of not in ("", recipe)
 
 

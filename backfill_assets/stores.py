@@ -15,3 +15,13 @@ def open_store(url: str) -> tuple[pafs.FileSystem, str]:
         return pafs.LocalFileSystem(), url
     filesystem, path = pafs.FileSystem.from_uri(url)
     return filesystem, path
+
+
+def folder_of(url: str) -> pafs.FileSystem:
+    """A folder as a file system of Arrow's own, for reading a table by delta-rs.
+
+    From delta-rs's own, which is Python, Arrow's threads may still be on their way back when the
+    process ends, and then it ends with an abort.
+    """
+    filesystem, path = open_store(url)
+    return pafs.SubTreeFileSystem(path, filesystem)

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pydantic import PrivateAttr
@@ -36,7 +35,7 @@ from backfill_assets.retries import engine_lost
 from backfill_assets.schemas import TABLES, SchemaError, Table
 from backfill_assets.settings import Settings
 from backfill_assets.spark import SPARK_ERRORS, Engine
-from backfill_assets.stores import open_store
+from backfill_assets.stores import folder_of
 
 _Found = TypeVar("_Found")
 
@@ -415,11 +414,8 @@ def read_test(settings: Settings, table: Table, days: Iterable[date]) -> ReadTes
 def _unlike(url: str, log: DeltaTable, table: Table, day: date, said: Published) -> Iterator[str]:
     """What the rows of a day have otherwise than its record."""
     try:
-        # Arrow's own file system: from delta-rs's, which is Python, Arrow's threads may still be on
-        # their way back when the process ends, and then it ends with an abort.
-        filesystem, path = open_store(url)
         files = log.to_pyarrow_dataset(
-            filesystem=pafs.SubTreeFileSystem(path, filesystem),
+            filesystem=folder_of(url),
             file_pruning_predicate=[(table.partition, "in", [day.isoformat()])],
         )
         rows = files.to_table(columns=list(table.columns))

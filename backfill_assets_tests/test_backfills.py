@@ -1,5 +1,6 @@
 """Planned backfills: the plan is right, and the stages come one after another or not at all."""
 
+import re
 from datetime import date
 
 import dagster as dg
@@ -54,7 +55,8 @@ def ledgers(pipeline):
 
 def serve(pipeline, *, fails=False):
     """What the daemon does with the backfill that is under way: the runs, wave after wave."""
-    (it,) = backfills.under_way(pipeline.instance)
+    (id_,) = backfills.under_way(pipeline.instance)
+    it = backfills.find(pipeline.instance, id_)
     backfill = pipeline.instance.get_backfill(it.backfill_id)
     tags = {**backfill.tags, "dagster/backfill": backfill.backfill_id}
     of = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
@@ -127,6 +129,7 @@ def test_a_failing_pilot_leaves_the_rest_unlaunched(pipeline):
     (failed,) = [event.step_failure_data for event in steps if event.is_step_failure]
     why = failed.user_failure_data.description
     assert "raw_orders [2024-01-01] is not published as it should be now" in why
+    assert re.search(r"run \w{8} failed: read_landing: .*part-1.jsonl.gz", why)
     # Mended, the same backfill goes on from the stage that failed.
     pipeline.folder(1).joinpath("part-1.jsonl.gz").unlink()
     pipeline.folder(1).joinpath("_control.json").unlink()
@@ -230,6 +233,63 @@ def test_days_whose_input_is_not_there(pipeline):
     alone = planned(pipeline, "2024-01-02...2024-01-05", tables=["stg_orders"])
     with pytest.raises(BackfillRefusedError, match=r"stg_orders \[2024-01-02...2024-01-04\]"):
         launch(pipeline, alone.id)
+
+
+def run_job(pipeline, *, root=None):
+    """A run of the job `backfill`; as Dagster's retry of another, if one is given."""
+    tags = {"dagster/retry_number": "1", "dagster/parent_run_id": root, "dagster/root_run_id": root}
+    return pipeline.repository.get_job("backfill").execute_in_process(
+        instance=pipeline.instance,
+        run_config={
+            "ops": {
+                "launch_stages": {
+                    "config": {"days": "2024-01-01...2024-01-02", "tables": list(LAYERS)}
+                }
+            }
+        },
+        tags=tags if root else {},
+    )
+
+
+def test_a_launch_that_is_retried_launches_no_second_backfill(pipeline):
+    """Its process was lost when it had done its work, or before it had done any."""
+    first = run_job(pipeline)
+    (id_,) = backfills.under_way(pipeline.instance)
+    assert first.run_id.startswith(id_)
+    run_job(pipeline, root=first.run_id)
+    assert backfills.under_way(pipeline.instance) == [id_]
+    assert len(pipeline.instance.get_backfills()) == 1
+    serve(pipeline)
+    tick(pipeline)
+    tick(pipeline)
+    assert backfills.find(pipeline.instance, id_).complete
+    # One that a person runs again is another.
+    assert not run_job(pipeline).run_id.startswith(id_)
+    assert len(pipeline.instance.get_backfills()) == 2
+
+
+def test_a_plan_that_cannot_be_read_does_not_stop_the_others(pipeline):
+    lost, plan = (planned(pipeline, days) for days in ("2024-01-01", "2024-01-02"))
+    launch(pipeline, lost.id)
+    launch(pipeline, plan.id)
+    kept = {f"backfill_assets/plan/{lost.id}": "{}"}
+    pipeline.instance.daemon_cursor_storage.set_cursor_values(kept)
+    said = tick(pipeline)
+    assert f"plan {lost.id} was kept by another version" in said
+    assert f"{plan.id}-rest is under way" in said
+
+
+def test_a_stage_that_somebody_else_has_just_added(pipeline, monkeypatch):
+    """The sensor and a person come to it at once; Dagster takes each id but once."""
+    plan = planned(pipeline, "2024-01-01")
+    it = launch(pipeline, plan.id)
+    get, answers = pipeline.instance.get_backfill, [None]
+    monkeypatch.setattr(
+        pipeline.instance, "get_backfill", lambda id_: answers.pop() if answers else get(id_)
+    )
+    backfills.advance(pipeline.instance, graph(pipeline), it)
+    assert answers == []
+    assert len(pipeline.instance.get_backfills()) == 1
 
 
 def test_what_is_under_way_is_not_undone(pipeline):

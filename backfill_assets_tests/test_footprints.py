@@ -76,8 +76,8 @@ def test_before_and_after():
 def test_what_was_taken_back_was_not_there_before():
     records = record(1, [1]), record(2, [], withdrawn=[1]), record(3, [1], backfill_id="b")
     assert footprint(ledger(*records), "b")[day(1)].previous is None
-    assert ledger(*records[:2]).withdrawn == {day(1)}
-    assert ledger(*records).withdrawn == frozenset()
+    assert ledger(*records[:2]).withdrawals == {day(1): records[1]}
+    assert ledger(*records).withdrawals == {}
 
 
 @pytest.mark.parametrize("other", ["record", "foreign"])

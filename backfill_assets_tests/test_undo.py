@@ -196,6 +196,19 @@ def test_an_undo_holds(loaded):
     assert published(loaded) != held
 
 
+def test_a_day_that_was_taken_back_stays_so(loaded):
+    """Also where its input is still there: nobody wants it until the input is another."""
+    loaded.land(5, [order("o5", 5)])
+    loaded.run(5, assets=["raw_orders", "raw_orders_rejected"])
+    loaded.run(5, assets=["stg_orders", "fact_daily_orders"], tags={"dagster/backfill": "tooearly"})
+    undo(loaded, "tooearly")
+    loaded.night(day(6))
+    assert (STAGED.name, day(5)) not in published(loaded)
+    loaded.land(5, [order("p5", 5)], "more.jsonl")
+    loaded.night(day(6))
+    assert {(STAGED.name, day(5)), (FACT.name, day(5))} <= published(loaded).keys()
+
+
 # random histories
 
 STEPS = int(os.environ.get("BACKFILL_TEST_UNDOS", "4"))

@@ -21,6 +21,7 @@ from backfill_assets.records import load_log
 from backfill_assets.schemas import LATENESS, RAW, REJECTED
 from backfill_assets.settings import Settings
 from backfill_assets.spark import keeping
+from backfill_assets.stores import folder_of
 
 
 def arrival_lateness(
@@ -282,7 +283,7 @@ def _dashboard(settings: Settings, code_version: str) -> dg.AssetsDefinition:
     def draw_lateness(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
         url = settings.table(LATENESS.name)
         log = load_log(url)
-        rows = log.to_pyarrow_table() if log else None
+        rows = log.to_pyarrow_table(filesystem=folder_of(url)) if log else None
         if log is None or not rows:
             raise dg.Failure(
                 f"There is nothing to show yet, {LATENESS.name} has no rows at {url}: materialize "

@@ -12,17 +12,19 @@ anything does not come about.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from selenium import webdriver
 from selenium.common.exceptions import TimeoutException, WebDriverException
@@ -35,6 +37,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from backfill_assets_tests.graphql import RefusedQueryError, ask
 
 ALL = ("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders", "fact_daily_orders")
+LOCATION = "backfill_assets.definitions"
 STAGED_ON = ("stg_orders", "fact_daily_orders")
 #: The checks that look at a table as a whole, and not at a day.
 ABOUT_TABLES = ("days", "final_days", "one_code")
@@ -45,6 +48,8 @@ _FLAGS = (
     "--no-first-run", "--disable-sync", "--window-size=1600,1000",
 )  # fmt: skip
 
+_JOB_RUNS = """query ($job: String!) { runsOrError(filter: {pipelineName: $job}, limit: 20) {
+  ... on Runs { results { runId status tags { key value } } } } }"""
 _BACKFILL = """query ($id: String!) { partitionBackfillOrError(backfillId: $id) {
   ... on PartitionBackfill { status error { message } runs(limit: 100) { runId status } } } }"""
 _MATERIALIZED = """query ($asset: AssetKeyInput!) { assetOrError(assetKey: $asset) {
@@ -105,6 +110,26 @@ class Server:
         runs = self.runs(backfill)
         events = self.ask(_MATERIALIZED, asset={"path": [asset]})["assetMaterializations"]
         return len({event["partition"] for event in events if event["runId"] in runs})
+
+    def job_runs(self, job: str) -> dict[str, str]:
+        """The status of a job's runs, by id."""
+        return {r["runId"]: r["status"] for r in self.ask(_JOB_RUNS, job=job)["results"]}
+
+    def until_succeeded(self, job: str, before: Container[str], minutes: float) -> str:
+        """Wait for a run of a job that was not there before to succeed; its id.
+
+        Raises:
+            WrongError: it did not succeed, or not in time.
+        """
+        deadline = time.monotonic() + minutes * 60
+        while time.monotonic() < deadline:
+            for run, status in self.job_runs(job).items():
+                if run not in before and status == "SUCCESS":
+                    return run
+                if run not in before and status in ("FAILURE", "CANCELED"):
+                    raise WrongError(f"Run {run} of {job} ended as {status}.")
+            time.sleep(2)
+        raise WrongError(f"No run of {job} has succeeded after {minutes:g} minutes.")
 
     def until_done(self, backfill: str, minutes: float) -> None:
         """Wait for a backfill to end.
@@ -232,6 +257,40 @@ class Pages:
         self.text("RUN_SUCCESS")
         self.shoot("run")
 
+    def job(self, name: str, config: Mapping[str, Any], minutes: float) -> str:
+        """Launch a run of a job from its launchpad, with a picture, and wait for it; its id."""
+        before = self.server.job_runs(name).keys()
+        # YAML takes JSON.
+        said = quote(json.dumps({"ops": config}, indent=1))
+        self.open(f"/locations/{LOCATION}/jobs/{name}/playground/setup?config={said}")
+        launch = "//button[normalize-space()='Launch run']"
+        self.see(launch)
+        self.shoot(f"job-{name}")
+        self.click(launch)
+        return self.server.until_succeeded(name, before, minutes)
+
+    def planned(self, days: Days, minutes: float) -> None:
+        """A planned backfill by the jobs alone: launched, reconciled, and undone."""
+        reconciled = self.server.job_runs("reconcile").keys()
+        asked = {"days": str(days), "pilot_days": 1, "rewrite": True, "reason": "a walk"}
+        run = self.job("backfill", {"launch_stages": {"config": asked}}, minutes)
+        self.account(run, "first stage", "job-backfill-run")
+        pilot = self.server.until_succeeded("reconcile", reconciled, minutes)
+        rest = self.server.until_succeeded("reconcile", {*reconciled, pilot}, minutes)
+        self.account(rest, "account", "job-reconcile-run")
+        undone = {"backfill": run[:8], "reason": "only a walk"}
+        run = self.job("undo", {"put_back": {"config": undone}}, minutes)
+        self.open(f"/runs/{run}")
+        self.text("RUN_SUCCESS")
+        self.shoot("job-undo-run")
+
+    def account(self, run: str, having: str, picture: str) -> None:
+        """A picture of what a run of a job says of its work."""
+        self.open(f"/runs/{run}")
+        self.text("RUN_SUCCESS")
+        self.text(having)
+        self.shoot(picture)
+
     def late(self, page: Path) -> None:
         """Pictures of what shows late data: schedule and sensors, states, figures, the page."""
         self.open("/automation")
@@ -342,6 +401,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--long", type=Days.parse, help="only one launch, of this range, in runs of a few days"
     )
+    parser.add_argument(
+        "--planned",
+        type=Days.parse,
+        help="only the jobs: launch a backfill of these days, see it reconciled, and undo it",
+    )
     parser.add_argument("--minutes", type=float, default=30, help="patience with one backfill")
     given = parser.parse_args(arguments)
     given.shots.mkdir(parents=True, exist_ok=True)
@@ -351,6 +415,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.page:
             with browsing(server, given.shots) as pages:
                 pages.late(given.page)
+            return 0
+        if given.planned:
+            with browsing(server, given.shots) as pages:
+                pages.planned(given.planned, given.minutes)
             return 0
         if given.long:
             with browsing(server, given.shots) as pages:
