@@ -36,6 +36,7 @@ from backfill_assets.schemas import FACT, LATE, RAW, REJECTED, STAGED
 from backfill_assets.settings import load_settings
 from backfill_assets.states import State
 from backfill_assets_tests.deployed import Deployment
+from backfill_assets_tests.pipeline import LAYERS
 
 #: Nothing of a drill takes longer, also beside somebody else's Spark.
 PATIENCE = 900
@@ -51,15 +52,22 @@ Facts = dict[date, tuple[int, Decimal]]
 class Drill:
     """A deployment on folders of its own, and the timeline of what happens to it."""
 
-    def __init__(self, root: Path, calendar: Window, *, hurried: bool = False) -> None:
-        self.root, self.days = root, calendar
+    def __init__(self, root: Path, calendar: Window, *, short: bool = False) -> None:
+        """On the days of a calendar.
+
+        Args:
+            root: a folder for all of it.
+            calendar: the days.
+            short: fewer tables, fewer pilots, and daemons that look more often.
+        """
+        self.root, self.days, self.short = root, calendar, short
         self.settings = load_settings(
             landing=str(root / "landing"),
             warehouse=str(root / "warehouse"),
             start=calendar.start,
             end=calendar.end,
         )
-        self.deployment = Deployment(root, self.settings, hurried=hurried)
+        self.deployment = Deployment(root, self.settings, hurried=short)
         self.began = time.monotonic()
 
     def __enter__(self) -> Drill:
@@ -69,7 +77,7 @@ class Drill:
             land(self, BAD, "source.jsonl", WRONG)
             self.deployment.wait_for_daemons()
             self.say("the deployment is up")
-            self.backfill(str(self.days), "--reason", "first load")
+            self.backfill(self.plan(self.days, "first load"))
         except BaseException:
             self.deployment.stop()
             raise
@@ -105,15 +113,17 @@ class Drill:
             assert time.monotonic() < deadline, "it did not come about"
             time.sleep(0.5)
 
-    def backfill(self, what: str, *more: str) -> None:
-        """Launch days or a plan, and see it through."""
-        said = self.run("backfill", what, *more)
+    def backfill(self, id_: str) -> None:
+        """Launch a plan, and see it through."""
+        said = self.run("backfill", id_)
         self.shown(said, "did not pass", "complete", "Took")
 
-    def plan(self, days: Window, *more: str) -> str:
+    def plan(self, days: Window, reason: str, pilot: int = 0) -> str:
         """Plan days; the plan's id."""
-        said = self.run("plan", str(days), *more)
-        self.shown(said, " computed ", " depends on ", "takes")
+        tables = [part for name in LAYERS for part in ("--table", name)] if self.short else []
+        pilots = ["--pilot-days", str(pilot)] if pilot else []
+        said = self.run("plan", str(days), *pilots, "--reason", reason, *tables)
+        self.shown(said, " computed ", " depends on ", "expected")
         found = re.search(r"backfill-assets backfill (\w+)", said)
         assert found, said
         return found[1]
@@ -218,7 +228,7 @@ def balance(drill: Drill) -> tuple[str, int]:
     right = landed - rejected - superseded - late
     orders = sum(count for count, _ in drill.facts().values())
     text = (
-        f"the source's control totals: {landed:,} lines, of them {rejected} rejected, {superseded} "
+        f"the source's control totals: {landed:,} lines; {rejected} rejected, {superseded} "
         f"superseded, {late} late: {right:,} orders. {FACT.name} has {orders:,}"
     )
     return text, orders - right
@@ -230,7 +240,7 @@ def targeted(drill: Drill) -> None:
     drill.say(f"INCIDENT: an order of {WRONG:,} on each day of {BAD}; {RIGHT} is right")
     land(drill, BAD, "source.jsonl", RIGHT)
     drill.say("the source has sent these days again")
-    id_ = drill.plan(BAD, "--pilot-days", "1", "--reason", "bad amounts in the source")
+    id_ = drill.plan(BAD, "bad amounts in the source", 0 if drill.short else 1)
     with drill.reader() as seen:
         drill.backfill(id_)
     good = drill.facts()
@@ -267,7 +277,7 @@ def doubled(drill: Drill) -> None:
         f"DETECTED after {time.monotonic() - happened:.0f} seconds, by the check `days`, which "
         "would have been so after the first of these days:"
     )
-    drill.shown(drill.days_check(), found)
+    drill.shown(drill.days_check().replace(" (", "\n"), found)
     text, too_many = balance(drill)
     drill.shown(f"{text}: {too_many:,} too many", "control totals")
     assert too_many == sum(right[day][0] for day in hit)
@@ -283,7 +293,7 @@ def doubled(drill: Drill) -> None:
     assert str(hit) in said
     said = drill.run("verify", str(hit), fails=True)
     drill.shown(said, FACT.name)
-    id_ = drill.plan(drill.days, "--pilot-days", "1", "--reason", "doubled by an old job")
+    id_ = drill.plan(drill.days, "doubled by an old job", 1)
     drill.backfill(id_)
     drill.reconcile(id_)
     wrote = [r for r in drill.ledgers()[FACT.name].records if (r.backfill_id or "").startswith(id_)]
@@ -304,7 +314,7 @@ def refill(drill: Drill) -> None:
     before, right = drill.digests(), drill.facts()
     land(drill, drill.days, "delivery.jsonl", Decimal("77777.00"))
     drill.say("one more order landed for every day, which will turn out wrong")
-    id_ = drill.plan(drill.days, "--pilot-days", "2", "--reason", "new delivery")
+    id_ = drill.plan(drill.days, "new delivery", 0 if drill.short else 2)
     drill.backfill(id_)
     drill.reconcile(id_)
     wrong = revenue(drill.facts(), drill.days) - revenue(right, drill.days)
@@ -326,9 +336,9 @@ def refill(drill: Drill) -> None:
 DRILLS = {drill.__name__: drill for drill in (targeted, doubled, refill)}
 
 
-def run(names: Sequence[str], root: Path, calendar: Window, *, hurried: bool = False) -> None:
+def run(names: Sequence[str], root: Path, calendar: Window, *, short: bool = False) -> None:
     """Some drills, one after another, on one deployment."""
-    with Drill(root, calendar, hurried=hurried) as drill:
+    with Drill(root, calendar, short=short) as drill:
         for name in names:
             print(f"\n--- {name}: {DRILLS[name].__doc__}\n", flush=True)
             DRILLS[name](drill)

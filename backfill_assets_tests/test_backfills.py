@@ -129,7 +129,7 @@ def test_a_failing_pilot_leaves_the_rest_unlaunched(pipeline):
     (failed,) = [event.step_failure_data for event in steps if event.is_step_failure]
     why = failed.user_failure_data.description
     assert "raw_orders [2024-01-01] is not published as it should be now" in why
-    assert re.search(r"run \w{8} failed: read_landing: .*part-1.jsonl.gz", why)
+    assert re.search(r"run \w{8} failed: check_days: .*[^/]*part-1.jsonl.gz", why, re.DOTALL), why
     # Mended, the same backfill goes on from the stage that failed.
     pipeline.folder(1).joinpath("part-1.jsonl.gz").unlink()
     pipeline.folder(1).joinpath("_control.json").unlink()

@@ -11,7 +11,7 @@ from backfill_assets_tests import drills
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="starts an engine of its own")
 def test_the_drills(tmp_path, capsys):
-    drills.run(list(drills.DRILLS), tmp_path, Window.parse("2025-01-09...2025-01-16"), hurried=True)
+    drills.run(list(drills.DRILLS), tmp_path, Window.parse("2025-01-09...2025-01-16"), short=True)
     said = capsys.readouterr().out
     ends = [line.split()[1] for line in said.splitlines() if " REPAIRED" in line or "TAKEN" in line]
     assert ends == ["REPAIRED:", "REPAIRED:", "TAKEN"]
