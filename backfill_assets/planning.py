@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import date, timedelta
 from functools import cached_property
-from statistics import linear_regression
+from statistics import linear_regression, mean
 from typing import Literal
 
 import dagster as dg
@@ -268,7 +268,8 @@ def plan_backfill(
     stages = [stage for _, stage in parameters.stages()]
     chunks = sum(len(stage.split(settings.partitions_per_run)) for stage in stages)
     # What is made of the log by event day comes in runs of its own, once the log is there.
-    runs = chunks * (2 if RAW.name in days and len(days) > 1 else 1)
+    waves = 2 if RAW.name in days and len(days) > 1 else 1
+    runs = chunks * waves
     touched = {*days, *(input_ for name in days for input_, *_ in _INPUTS.get(name, ()))}
     return BackfillPlan(
         id=id_,
@@ -292,7 +293,9 @@ def plan_backfill(
         size=size,
         commits=sum(min(len(of), chunks) for of in work.values()),
         runs=runs,
-        seconds=_expected_seconds(past, runs, len(parameters.window)) if any(work.values()) else 0,
+        seconds=expected_seconds(past, runs, len(parameters.window) * waves)
+        if any(work.values())
+        else 0,
     )
 
 
@@ -408,8 +411,14 @@ def past_runs(instance: dg.DagsterInstance) -> list[tuple[int, float]]:
     return found
 
 
-def _expected_seconds(past: Sequence[tuple[int, float]], runs: int, days: int) -> float | None:
-    """So many seconds a run and a day as past runs took; one after another."""
+def expected_seconds(past: Sequence[tuple[int, float]], runs: int, days: int) -> float | None:
+    """How long runs take, one after another, by what past runs took.
+
+    Args:
+        past: days and seconds of each.
+        runs: how many are to come.
+        days: of all of them together.
+    """
     if not past:
         return None
     sizes, seconds = zip(*past, strict=True)
@@ -417,7 +426,8 @@ def _expected_seconds(past: Sequence[tuple[int, float]], runs: int, days: int) -
         line = linear_regression(sizes, seconds)
         if line.slope > 0 and line.intercept > 0:
             return runs * line.intercept + days * line.slope
-    return days * sum(seconds) / sum(sizes)
+    # Of one size, or of no clear trend: a run with fewer days is taken for no quicker.
+    return runs * mean(seconds) * max(1, days / runs / mean(sizes))
 
 
 def in_lines(plan: BackfillPlan) -> Iterator[tuple[str, str, str]]:

@@ -32,7 +32,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from backfill_assets.partitions import Window
 from backfill_assets.records import Ledgers, read_ledgers
-from backfill_assets.schemas import FACT, LATE, RAW, REJECTED, STAGED
+from backfill_assets.schemas import FACT, LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets.states import State
 from backfill_assets_tests.deployed import Deployment
@@ -45,6 +45,9 @@ CALENDAR = Window.parse("2025-01-01...2025-01-31")
 BAD = Window.parse("2025-01-10...2025-01-14")
 DOUBLED = Window.parse("2025-01-15...2025-01-28")
 WRONG, RIGHT = Decimal("1000000.00"), Decimal("10.00")
+
+#: Of what a command prints, so many of the lines that tell are shown.
+_MOST = 9
 
 Facts = dict[date, tuple[int, Decimal]]
 
@@ -103,7 +106,9 @@ class Drill:
     def shown(self, said: str, *having: str) -> None:
         """The lines of an output that tell, each once."""
         lines = [line.rstrip() for line in said.splitlines() if any(h in line for h in having)]
-        for line in dict.fromkeys(lines):
+        lines = list(dict.fromkeys(lines))
+        more = len(lines) - _MOST
+        for line in lines[:_MOST] + [f"... and {more} lines like these"] * (more > 0):
             print(f"         {line}", flush=True)
 
     def until(self, condition: Callable[[], object]) -> None:
@@ -123,7 +128,7 @@ class Drill:
         tables = [part for name in LAYERS for part in ("--table", name)] if self.short else []
         pilots = ["--pilot-days", str(pilot)] if pilot else []
         said = self.run("plan", str(days), *pilots, "--reason", reason, *tables)
-        self.shown(said, " computed ", " depends on ", "expected")
+        self.shown(said, " computed ", " depends on ")
         found = re.search(r"backfill-assets backfill (\w+)", said)
         assert found, said
         return found[1]
@@ -131,7 +136,7 @@ class Drill:
     def reconcile(self, id_: str) -> str:
         """The account of a backfill."""
         said = self.run("reconcile", id_)
-        self.shown(said, "verdict", ": ")
+        self.shown(said, *(f"{name}: " for name in TABLES), "verdict")
         return said
 
     def facts(self) -> Facts:
@@ -292,7 +297,7 @@ def doubled(drill: Drill) -> None:
     drill.shown(said, "another writer")
     assert str(hit) in said
     said = drill.run("verify", str(hit), fails=True)
-    drill.shown(said, FACT.name)
+    drill.shown(said, f"{FACT.name}[")
     id_ = drill.plan(drill.days, "doubled by an old job", 1)
     drill.backfill(id_)
     drill.reconcile(id_)

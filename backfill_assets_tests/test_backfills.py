@@ -10,7 +10,7 @@ from dagster._core.execution.backfill import BulkActionStatus
 from backfill_assets import backfills, definitions, jobs
 from backfill_assets.backfills import BackfillRefusedError
 from backfill_assets.partitions import Window
-from backfill_assets.planning import Parameters, target_days
+from backfill_assets.planning import Parameters, expected_seconds, target_days
 from backfill_assets.provenance import Code
 from backfill_assets.records import read_ledger
 from backfill_assets.schemas import FACT, STAGED, TABLES
@@ -299,6 +299,23 @@ def test_what_is_under_way_is_not_undone(pipeline):
         with pytest.raises(BackfillRefusedError, match="is under way"):
             backfills.refuse_under_way(pipeline.instance, name)
     backfills.refuse_under_way(pipeline.instance, "another1")
+
+
+@pytest.mark.parametrize(
+    ("past", "runs", "days", "seconds"),
+    [
+        ([], 2, 10, None),
+        # 20 seconds a run and 1 second a day.
+        ([(1, 21), (10, 30), (30, 50)], 4, 40, 120),
+        # Of one size only: shorter runs are taken for no quicker, longer ones for slower.
+        ([(31, 40), (31, 60)], 4, 10, 200),
+        ([(10, 40)], 2, 60, 240),
+        # More days took less: no trend to go by.
+        ([(1, 60), (3, 40)], 2, 4, 100),
+    ],
+)
+def test_the_expected_duration(past, runs, days, seconds):
+    assert expected_seconds(past, runs, days) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,7 @@ def delay(landing: Path, share: float, seed: int) -> dict[date, Counter[date]]:
     return days
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not MASTER.exists(), reason="the CDNOW file is not beside the project")
 def test_cdnow_night_by_night_with_late_lines(engine, spark, tmp_path):
     end = FIRST + NIGHTS * DAY
