@@ -64,6 +64,7 @@ class Drill:
             short: fewer tables, fewer pilots, and daemons that look more often.
         """
         self.root, self.days, self.short = root, calendar, short
+        self.tables = LAYERS if short else tuple(TABLES)
         self.settings = load_settings(
             landing=str(root / "landing"),
             warehouse=str(root / "warehouse"),
@@ -125,13 +126,20 @@ class Drill:
 
     def plan(self, days: Window, reason: str, pilot: int = 0) -> str:
         """Plan days; the plan's id."""
-        tables = [part for name in LAYERS for part in ("--table", name)] if self.short else []
         pilots = ["--pilot-days", str(pilot)] if pilot else []
-        said = self.run("plan", str(days), *pilots, "--reason", reason, *tables)
+        said = self.run("plan", str(days), *pilots, "--reason", reason, *self._tables)
         self.shown(said, " computed ", " depends on ")
         found = re.search(r"backfill-assets backfill (\w+)", said)
         assert found, said
         return found[1]
+
+    @property
+    def _tables(self) -> list[str]:
+        return [part for name in LAYERS for part in ("--table", name)] if self.short else []
+
+    def verify(self, days: Window, *, fails: bool = False) -> str:
+        """Days computed again and compared."""
+        return self.run("verify", str(days), *self._tables, fails=fails)
 
     def reconcile(self, id_: str) -> str:
         """The account of a backfill."""
@@ -159,9 +167,13 @@ class Drill:
         return read_ledgers(self.settings)
 
     def digests(self) -> dict[tuple[str, date], str]:
-        """What each published day of each table holds."""
+        """What each published day of each table of the drill holds."""
         ledgers = self.ledgers()
-        return {(name, d): led.content(d) for name, led in ledgers.items() for d in led.latest}
+        return {
+            (name, d): ledgers[name].content(d)
+            for name in self.tables
+            for d in ledgers[name].latest
+        }
 
     def days_check(self) -> str:
         """What the check `days` of the facts said last."""
@@ -258,7 +270,7 @@ def targeted(drill: Drill) -> None:
         f"reader saw {len(seen)} states of the table, in each of them every day as it was or right"
     )
     drill.reconcile(id_)
-    drill.run("verify", str(BAD))
+    drill.verify(BAD)
 
 
 def doubled(drill: Drill) -> None:
@@ -296,14 +308,14 @@ def doubled(drill: Drill) -> None:
     said = drill.run("history", FACT.name)
     drill.shown(said, "another writer")
     assert str(hit) in said
-    said = drill.run("verify", str(hit), fails=True)
+    said = drill.verify(hit, fails=True)
     drill.shown(said, f"{FACT.name}[")
     id_ = drill.plan(drill.days, "doubled by an old job", 1)
     drill.backfill(id_)
     drill.reconcile(id_)
     wrote = [r for r in drill.ledgers()[FACT.name].records if (r.backfill_id or "").startswith(id_)]
     assert {d for r in wrote for d in r.wrote} == {*hit}
-    drill.run("verify", str(hit))
+    drill.verify(hit)
     assert drill.facts() == right
     assert balance(drill)[1] == drill.keys_twice() == 0
     drill.shown(balance(drill)[0], "control totals")
@@ -333,7 +345,7 @@ def refill(drill: Drill) -> None:
     assert drill.facts() == right
     assert all(state.keys() == right.keys() for state in seen)
     drill.say(
-        f"TAKEN BACK: {len(before)} days of {len(drill.ledgers())} tables are what they were, "
+        f"TAKEN BACK: {len(before)} days of {len(drill.tables)} tables are what they were, "
         f"digest by digest; a reader saw {len(seen)} states of the facts, each of them whole"
     )
 
