@@ -7,12 +7,20 @@ import pytest
 from backfill_assets.partitions import Window
 from backfill_assets_tests import drills
 
+pytestmark = [
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="starts an engine of its own"),
+]
 
-@pytest.mark.timeout(1800)
-@pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="starts an engine of its own")
-def test_the_drills(tmp_path, capsys):
-    drills.run(list(drills.DRILLS), tmp_path, Window.parse("2025-01-09...2025-01-16"), short=True)
+
+@pytest.mark.parametrize(
+    "names",
+    [["doubled"], pytest.param(["targeted", "refill"], marks=pytest.mark.slow)],
+    ids="-".join,
+)
+def test_the_drills(tmp_path, capsys, names):
+    drills.run(names, tmp_path, Window.parse("2025-01-09...2025-01-16"), short=True)
     said = capsys.readouterr().out
     ends = [line.split()[1] for line in said.splitlines() if " REPAIRED" in line or "TAKEN" in line]
-    assert ends == ["REPAIRED:", "REPAIRED:", "TAKEN"]
-    assert "DETECTED after" in said
+    assert ends == [{"refill": "TAKEN"}.get(name, "REPAIRED:") for name in names]
+    assert ("DETECTED after" in said) is ("doubled" in names)
