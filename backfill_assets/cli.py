@@ -404,7 +404,7 @@ class _Condensed:
             self.in_step = False
             self.say(f"FAILED; {self.counts}" if self.step_failed else self.counts)
         elif kind == "RUN_SUCCESS":
-            if self.in_step:  # somebody else's output has come into the line that said its end
+            if self.in_step:  # the line that said its end was not among the lines, seen once
                 self.say(self.counts)
             self.succeeded = True
         elif same := _IDENTICAL.search(line):
