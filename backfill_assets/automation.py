@@ -29,7 +29,7 @@ from backfill_assets.io_manager import latest_materializations
 from backfill_assets.landing import contents
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import DAY, Window, daily_partitions, windows
-from backfill_assets.records import Ledgers, read_ledger, read_ledgers
+from backfill_assets.records import read_ledger, read_ledgers
 from backfill_assets.reprocessing import (
     Request,
     arrivals,
@@ -123,10 +123,6 @@ class _Look:
         """The business day."""
         return self.clock().astimezone(self.settings.zone).date()
 
-    def ledgers(self) -> Ledgers:
-        """What all tables say."""
-        return read_ledgers(self.settings)
-
     def loads(self, today: date) -> list[Request]:
         """The runs that load what has landed."""
         raw, rejected = (
@@ -139,13 +135,13 @@ class _Look:
         """The runs that bring open days up to date."""
         # First, so that what ends meanwhile is waited for once more rather than asked for twice.
         under_way = busy(instance)
-        behind = backlog(self.ledgers(), self.policy, today)
+        behind = backlog(read_ledgers(self.settings), self.policy, today)
         return rebuild_requests(behind, self.settings.partitions_per_run, under_way)
 
     def situation(self, instance: dg.DagsterInstance) -> Situation:
         """All that the states of the days follow from."""
         now = self.clock().astimezone(self.settings.zone)
-        ledgers = self.ledgers()
+        ledgers = read_ledgers(self.settings)
         landed = contents(self.settings.landing)
         return Situation(
             ledgers=ledgers,

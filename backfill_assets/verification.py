@@ -30,7 +30,14 @@ from backfill_assets.definitions import build_defs
 from backfill_assets.io_manager import Candidate, DeltaIOManager, Done, Plan
 from backfill_assets.partitions import DAY, Window, any_of, daily_partitions, windows
 from backfill_assets.provenance import Code
-from backfill_assets.records import Ledger, Published, Record, delta_log, read_ledger
+from backfill_assets.records import (
+    Ledger,
+    Published,
+    Record,
+    delta_log,
+    read_ledger,
+    read_ledgers,
+)
 from backfill_assets.retries import engine_lost
 from backfill_assets.schemas import TABLES, SchemaError, Table
 from backfill_assets.settings import Settings
@@ -171,12 +178,7 @@ def verify(
         EngineError: no Spark session can be had.
     """
     _refuse_unknown_days(settings, window)
-    # Those that are built last come first: an input may be newer than what was looked at before,
-    # which is then told as a change since, but not older than what was built from it.
-    ledgers = {
-        name: read_ledger(settings.table(name), table)
-        for name, table in reversed(list(TABLES.items()))
-    }
+    ledgers = read_ledgers(settings)
     there = [name for name in TABLES if ledgers[name].version is not None]
     if not tables and not there:
         raise ValueError(f"nothing has been published at {settings.warehouse}")

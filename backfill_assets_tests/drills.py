@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
 from backfill_assets.partitions import Window
-from backfill_assets.records import Ledgers, read_ledgers
+from backfill_assets.records import read_ledgers
 from backfill_assets.schemas import FACT, LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets.states import State
@@ -63,7 +63,7 @@ class Drill:
             calendar: the days.
             short: fewer tables, fewer pilots, and daemons that look more often.
         """
-        self.root, self.days, self.short = root, calendar, short
+        self.days, self.short = calendar, short
         self.tables = LAYERS if short else tuple(TABLES)
         self.settings = load_settings(
             landing=str(root / "landing"),
@@ -135,7 +135,7 @@ class Drill:
 
     @property
     def _tables(self) -> list[str]:
-        return [part for name in LAYERS for part in ("--table", name)] if self.short else []
+        return [part for name in self.tables for part in ("--table", name)]
 
     def verify(self, days: Window, *, fails: bool = False) -> str:
         """Days computed again and compared."""
@@ -162,13 +162,9 @@ class Drill:
     def _rows(self, columns: list[str]) -> pa.Table:
         return DeltaTable(self.settings.table(FACT.name)).to_pyarrow_table(columns=columns)
 
-    def ledgers(self) -> Ledgers:
-        """What the tables' logs say."""
-        return read_ledgers(self.settings)
-
     def digests(self) -> dict[tuple[str, date], str]:
         """What each published day of each table of the drill holds."""
-        ledgers = self.ledgers()
+        ledgers = read_ledgers(self.settings)
         return {
             (name, d): ledgers[name].content(d)
             for name in self.tables
@@ -233,7 +229,7 @@ def balance(drill: Drill) -> tuple[str, int]:
     """What the source says it sent against the orders of the facts, and how many are too many."""
     books = {}
     for table in (RAW, REJECTED, STAGED, LATE):
-        ledger = drill.ledgers()[table.name]
+        ledger = read_ledgers(drill.settings)[table.name]
         days = [record.days[day] for day, record in ledger.latest.items()]
         books[table.name] = {
             entry: sum(int(day.entries.get(entry, 0)) for day in days)
@@ -313,7 +309,11 @@ def doubled(drill: Drill) -> None:
     id_ = drill.plan(drill.days, "doubled by an old job", 1)
     drill.backfill(id_)
     drill.reconcile(id_)
-    wrote = [r for r in drill.ledgers()[FACT.name].records if (r.backfill_id or "").startswith(id_)]
+    wrote = [
+        r
+        for r in read_ledgers(drill.settings)[FACT.name].records
+        if (r.backfill_id or "").startswith(id_)
+    ]
     assert {d for r in wrote for d in r.wrote} == {*hit}
     drill.verify(hit)
     assert drill.facts() == right

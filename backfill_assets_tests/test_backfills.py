@@ -12,7 +12,7 @@ from backfill_assets.backfills import BackfillRefusedError
 from backfill_assets.partitions import Window
 from backfill_assets.planning import Parameters, expected_seconds, target_days
 from backfill_assets.provenance import Code
-from backfill_assets.records import read_ledger
+from backfill_assets.records import read_ledgers
 from backfill_assets.schemas import FACT, STAGED, TABLES
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 
@@ -47,10 +47,6 @@ def planned(pipeline, days, **more):
 
 def launch(pipeline, id_):
     return jobs.launch(pipeline.settings, graph(pipeline), pipeline.instance, code(pipeline), id_)
-
-
-def ledgers(pipeline):
-    return {n: read_ledger(pipeline.settings.table(n), table) for n, table in TABLES.items()}
 
 
 def serve(pipeline, *, fails=False):
@@ -104,7 +100,7 @@ def test_stages_one_after_another(pipeline):
     assert said == [f"{plan.id}-pilot", f"{plan.id}-001", f"{plan.id}-002"]
     it = backfills.find(pipeline.instance, plan.id)
     assert (it.complete, it.ended) == (True, "complete and reconciled"), text
-    record = ledgers(pipeline)[FACT.name].latest[day(4)]
+    record = read_ledgers(pipeline.settings)[FACT.name].latest[day(4)]
     assert (record.backfill_id, record.reason) == (f"{plan.id}-002", "first")
     spark = pipeline.io_manager.engine.spark_session
     found = jobs.give_account(pipeline.settings, graph(pipeline), pipeline.instance, spark, plan.id)
@@ -171,7 +167,7 @@ def test_other_code_does_not_finish_a_backfill(pipeline, redeployed):
     plan = planned(pipeline, "2024-01-01...2024-01-02", pilot_days=1)
     launch(pipeline, plan.id)
     serve(redeployed, fails=True)
-    assert all(ledger.records == () for ledger in ledgers(pipeline).values())
+    assert all(ledger.records == () for ledger in read_ledgers(pipeline.settings).values())
     tick(redeployed)
     assert "did not pass" in tick(redeployed)
     with pytest.raises(BackfillRefusedError, match=r"the code was .* and is deployed-meanwhile"):
@@ -185,7 +181,7 @@ def test_without_a_plan_other_code_is_refused_as_well(pipeline, redeployed):
     assert "backfill byhand12 has published 2024-01-01...2024-01-02 of raw_orders" in (
         redeployed.failure(failed)
     )
-    assert ledgers(pipeline)[STAGED.name].records == ()
+    assert read_ledgers(pipeline.settings)[STAGED.name].records == ()
     redeployed.run(1, 2, ["stg_orders"], tags={"dagster/backfill": "another1"})
 
 

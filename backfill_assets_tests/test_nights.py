@@ -17,6 +17,7 @@ import duckdb
 import pytest
 
 from backfill_assets.lateness import Policy
+from backfill_assets.records import read_ledgers
 from backfill_assets.reprocessing import backlog, final_days
 from backfill_assets.sample.cdnow import write_landing
 from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, LATE, RAW, STAGED, TABLES
@@ -29,10 +30,6 @@ pytestmark = [pytest.mark.torture, pytest.mark.timeout(14400)]
 DAY = timedelta(days=1)
 #: A short window, so that days close while the history goes on.
 W, DAYS = 1, 4
-
-
-def ledgers(pipeline: Pipeline) -> dict:
-    return {name: pipeline.io_manager.ledger(table) for name, table in TABLES.items()}
 
 
 def rewritten(pipeline: Pipeline, name: str, since: int | None) -> Counter[date]:
@@ -71,7 +68,7 @@ class Life:
                 self.night(day(n + 1))
 
     def night(self, today: date) -> None:
-        before = ledgers(self.pipeline)
+        before = read_ledgers(self.pipeline.settings)
         self.pipeline.night(today)
         staged = staged_by_day(self.pipeline, today)
         final = final_days(before, Policy.of(self.pipeline.settings))[STAGED.name]
@@ -91,7 +88,7 @@ class Life:
     def rebuild_final_days(self) -> set[date]:
         """What a person does about new input for final days; the days."""
         p = self.pipeline
-        waiting = backlog(ledgers(p), Policy.of(p.settings), day(DAYS + 1)).final
+        waiting = backlog(read_ledgers(p.settings), Policy.of(p.settings), day(DAYS + 1)).final
         days = {d for found in waiting.values() for d in found}
         for d in sorted(days):
             p.run(d, d, (STAGED.name, FACT.name, CURRENT.name))
@@ -115,7 +112,7 @@ def test_nightly_operation_ends_as_one_clean_load(engine, spark, tmp_path, seed)
     expected = clean.digests()
     for life in (touched, window):
         p = life.pipeline
-        waiting = backlog(ledgers(p), Policy.of(p.settings), day(DAYS + 1)).final
+        waiting = backlog(read_ledgers(p.settings), Policy.of(p.settings), day(DAYS + 1)).final
         late = {str(d) for days in waiting.values() for d in days}
         found = p.digests()
         for name in (STAGED.name, FACT.name, CURRENT.name):
@@ -173,7 +170,7 @@ def test_cdnow_night_by_night_with_late_lines(engine, spark, tmp_path):
     days = delay(p.landing, 0.02, seed=1)
     window = p.settings.window_days
     for today in (FIRST + n * DAY for n in range(1, NIGHTS + 1)):
-        before = ledgers(p)
+        before = read_ledgers(p.settings)
         p.night(today)
         logged = today - DAY
         touched = {logged} | {d for d in days[logged] if (logged - d).days <= window}

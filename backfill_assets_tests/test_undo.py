@@ -15,20 +15,16 @@ from backfill_assets.footprints import belongs, footprint
 from backfill_assets.partitions import DAY, Window
 from backfill_assets.planning import Expected, Parameters
 from backfill_assets.provenance import Code
-from backfill_assets.records import data_files, read_ledger
+from backfill_assets.records import data_files, read_ledger, read_ledgers
 from backfill_assets.schemas import FACT, RAW, STAGED, TABLES
 from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, order
-
-
-def ledgers(pipeline):
-    return {n: read_ledger(pipeline.settings.table(n), table) for n, table in TABLES.items()}
 
 
 def published(pipeline):
     """By table and day, the digest that the ledger says; it is that of the files."""
     held = pipeline.digests()
     found = {}
-    for name, ledger in ledgers(pipeline).items():
+    for name, ledger in read_ledgers(pipeline.settings).items():
         assert {str(d) for d in ledger.published} >= held.get(name, {}).keys()
         for d in ledger.latest:
             digest = ledger.stands(d).digest
@@ -128,7 +124,7 @@ def test_a_first_load_is_taken_back(loaded):
     loaded.run(5, tags={"dagster/backfill": "wrongone"})
     done = undo(loaded, "wrongone")
     assert published(loaded) == before
-    assert day(5) not in ledgers(loaded)[FACT.name].published
+    assert day(5) not in read_ledgers(loaded.settings)[FACT.name].published
     said = [
         e.event_specific_data.description
         for e in done.all_events
@@ -139,13 +135,13 @@ def test_a_first_load_is_taken_back(loaded):
     assert all("it counts as never published" in text for text in said)
     # And can be loaded again.
     loaded.run(5)
-    assert day(5) in ledgers(loaded)[FACT.name].published
+    assert day(5) in read_ledgers(loaded.settings)[FACT.name].published
 
 
 def test_what_vacuum_has_taken_cannot_come_back(loaded):
     loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
     loaded.run(2, tags={"dagster/backfill": "wrongone"})
-    (change,) = footprint(ledgers(loaded)[STAGED.name], "wrongone").values()
+    (change,) = footprint(read_ledgers(loaded.settings)[STAGED.name], "wrongone").values()
     url = loaded.settings.table(STAGED.name)
     for path in data_files(url, STAGED, [day(2)], change.before)["path"].to_pylist():
         (loaded.warehouse / STAGED.name / path).unlink()
@@ -233,7 +229,7 @@ def spoken_of(pipeline, name):
     """By table, the days that the commits of a backfill speak of."""
     return {
         table: {d for r in ledger.records if belongs(r, name) for d in r.days}
-        for table, ledger in ledgers(pipeline).items()
+        for table, ledger in read_ledgers(pipeline.settings).items()
     }
 
 
@@ -274,7 +270,7 @@ def test_random_histories_of_backfills_and_undos(engine, tmp_path, seed):
             versions = {t: pipeline.log(t).version() for t in LAYERS}
             mine = {
                 (table, d)
-                for table, ledger in ledgers(pipeline).items()
+                for table, ledger in read_ledgers(pipeline.settings).items()
                 for d in footprint(ledger, name)
             }
             result = pipeline.repository.get_job("undo").execute_in_process(
