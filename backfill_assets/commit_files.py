@@ -10,11 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import pyarrow.fs as pafs
 
@@ -26,9 +25,6 @@ _FOLDER, _COPY = "_backfill_assets", "commits.jsonl.zst"
 _ENOUGH = 100
 _READERS = 16
 
-#: What is told of a commit: anything that JSON can hold.
-Entry = Mapping[str, Any]
-
 
 @dataclass(frozen=True)
 class CommitFiles:
@@ -36,12 +32,13 @@ class CommitFiles:
 
     Attributes:
         url: where the table lives.
-        entry_of: what is told of a commit, given its version and its file; none if nothing is.
-        form: names what `entry_of` tells, and changes with it: a copy in another form is not used.
+        line_of: what is told of a commit in a line of text, given its version and its file; none
+            if nothing is.
+        form: names what `line_of` tells, and changes with it: a copy in another form is not used.
     """
 
     url: str
-    entry_of: Callable[[int, bytes], Entry | None]
+    line_of: Callable[[int, bytes], bytes | None]
     form: str
 
     @cached_property
@@ -69,7 +66,7 @@ class CommitFiles:
         """Whether a commit is still the one that was marked."""
         return bool(mark) and self.mark(version) == mark
 
-    def entries(self, since: int | None, upto: int) -> Iterator[Entry]:
+    def lines(self, since: int | None, upto: int) -> list[bytes]:
         """What is told of the commits after one version (of all, if none) up to another, in order.
 
         Commits whose files are not there any more are left out.
@@ -81,12 +78,11 @@ class CommitFiles:
         versions = range(after + 1, upto + 1)
         with ThreadPoolExecutor(_READERS) as readers:
             for version, text in zip(versions, readers.map(self.text, versions), strict=True):
-                if text and (entry := self.entry_of(version, text)):
-                    lines.append(json.dumps(entry, separators=(",", ":")).encode())
+                if text and (line := self.line_of(version, text)):
+                    lines.append(line)
         if since is None and len(versions) >= _ENOUGH:
             self._copy(lines, upto)
-        # One at a time, and from the text even if it is new: what is read is what a copy gives.
-        return map(json.loads, lines)
+        return lines
 
     def _copied(self, upto: int) -> tuple[int, list[bytes]]:
         """The copy's lines, and the version that they go up to; none if it is of no use.

@@ -12,11 +12,12 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
 import dagster as dg
+import msgspec
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData,
 )
@@ -695,7 +696,7 @@ def _summary(verdicts: Sequence[Verdict], audited: _Audited) -> dict[str, Any]:
     built = audited.built
     return {
         "audit": {
-            str(v.day): asdict(
+            str(v.day): msgspec.structs.asdict(
                 published(
                     v,
                     "" if v.day in built.provisional else audited.made_of[v.day],

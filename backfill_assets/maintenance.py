@@ -25,6 +25,7 @@ from backfill_assets.records import load_log, read_ledger
 from backfill_assets.retries import engine_lost
 from backfill_assets.schemas import TABLES, Table
 from backfill_assets.settings import PREFIX, Settings
+from backfill_assets.snapshots import rows_as_of
 from backfill_assets.spark import SPARK_ERRORS
 from backfill_assets.stores import open_store
 
@@ -243,8 +244,7 @@ class _Maintenance:
             )
 
     def _digests(self, version: int, days: Sequence[date]) -> dict[date | None, str]:
-        reader = self.spark.read.format("delta").option("versionAsOf", version)
-        rows = reader.load(self.url).where(any_of(windows(days), self.table.partition))
+        rows = rows_as_of(self.spark, self.url, self.table, version, days)
         return {day: measured.digest for day, measured in measure(rows, self.table).items()}
 
     def _take_away(self) -> None:

@@ -28,7 +28,7 @@ from backfill_assets.lateness import Policy, log_days
 from backfill_assets.partitions import DAY, Window, daily_partitions, days_of_run, windows
 from backfill_assets.provenance import Code
 from backfill_assets.recipes import landed, made_of
-from backfill_assets.records import Ledger, Ledgers, data_files, packed, read_ledgers, unpacked
+from backfill_assets.records import Ledger, Ledgers, packed, read_ledgers, unpacked
 from backfill_assets.reprocessing import final_days
 from backfill_assets.schemas import (
     CORRECTIONS,
@@ -261,10 +261,9 @@ def plan_backfill(
     work = {name: [d for d, what in of.items() if what in _WORK] for name, of in found.items()}
     files, size = landed_files(settings.landing, arrivals)
     for input_, of in _reads(work, ledgers, settings.window_days):
-        if of:
-            there = data_files(settings.table(input_), TABLES[input_], of)
-            files += there.num_rows
-            size += sum(there["size_bytes"].to_pylist())
+        stored = [ledgers[input_].stored[day] for day in of]
+        files += sum(day.files for day in stored)
+        size += sum(day.size for day in stored)
     stages = [stage for _, stage in parameters.stages()]
     chunks = sum(len(stage.split(settings.partitions_per_run)) for stage in stages)
     # What is made of the log by event day comes in runs of its own, once the log is there.
@@ -391,7 +390,7 @@ def _reads(
     for name, days in work.items():
         for input_, of, _ in _INPUTS.get(name, ()):
             spans = [of(window, window_days) for window in windows(days)]
-            there = ledgers[input_].measured
+            there = ledgers[input_].stored
             yield input_, {day for day in there if any(day in span for span in spans)}
 
 

@@ -21,6 +21,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pyspark.sql.types as T
+from deltalake.exceptions import DeltaError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
@@ -30,10 +31,11 @@ from rich.text import Text
 
 from backfill_assets.commits import gist
 from backfill_assets.history import spans
-from backfill_assets.partitions import any_of, windows
+from backfill_assets.partitions import windows
 from backfill_assets.records import Foreign, Ledger, Ledgers, Published, Record
 from backfill_assets.retries import engine_lost
 from backfill_assets.schemas import CURRENT, FACT, LATE, LATENESS, RAW, REJECTED, STAGED, Table
+from backfill_assets.snapshots import rows_as_of
 from backfill_assets.spark import SPARK_ERRORS
 
 #: Population stability index from which a column has drifted moderately, and a lot: the usual rule
@@ -333,7 +335,7 @@ def reconcile(
     """
     try:
         return _reconcile(partial(_read, spark, url, table), table, versions, ledger)
-    except SPARK_ERRORS as error:
+    except (DeltaError, *SPARK_ERRORS) as error:
         if engine_lost(error):
             raise
         asked = sorted({v for pair in versions.values() for v in pair if v is not None})
@@ -380,8 +382,8 @@ def _reconcile(
 def _read_at(wanted: Iterable[_Place], ledger: Ledger | None) -> dict[_Place, _Place]:
     """For each day as of a version, where to read it: at as few versions as will do.
 
-    A day stays the same from a commit that wrote it to the next that does. For each version Spark
-    goes through the table's whole state, whatever is read of it.
+    A day stays the same from a commit that wrote it to the next that does. For each version the
+    table's whole log is gone through, whatever is read of it.
     """
     if ledger is None or ledger.version is None:
         return {place: place for place in wanted}
@@ -418,11 +420,7 @@ def _read(spark: SparkSession, url: str, table: Table, places: Iterable[_Place])
     for version, day in places:
         days[version].add(day)
     frames = [
-        spark.read.format("delta")
-        .option("versionAsOf", version)
-        .load(url)
-        .where(any_of(windows(own), table.partition))
-        .select(F.lit(version).alias(_VERSION), *table.columns)
+        rows_as_of(spark, url, table, version, own).withColumn(_VERSION, F.lit(version))
         for version, own in sorted(days.items())
     ]
     return reduce(DataFrame.unionByName, frames)

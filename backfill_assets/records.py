@@ -9,30 +9,29 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 from dagster_deltalake import DeltaTableResource
 from dagster_deltalake.config import AzureConfig, GcsConfig, LocalConfig, S3Config
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from backfill_assets.audit import Book, Finding, Measured, Severity, Verdict
-from backfill_assets.commit_files import CommitFiles, Entry
+from backfill_assets.commit_files import CommitFiles
 from backfill_assets.partitions import Window, windows
 from backfill_assets.schemas import TABLES, Table
 from backfill_assets.settings import Settings
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One day of a commit, as the audit found it: all that Dagster is told of it.
 
     Attributes:
@@ -50,16 +49,15 @@ class Published:
     rows: int
     digest: str
     verdict: str
-    totals: Mapping[str, str] = field(default_factory=dict)
+    totals: Mapping[str, str] = msgspec.field(default_factory=dict)
     made_of: str = ""
-    nulls: Mapping[str, int] = field(default_factory=dict)
-    entries: Mapping[str, int | str] = field(default_factory=dict)
-    findings: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    numbers: Mapping[str, Any] = field(default_factory=dict)
+    nulls: Mapping[str, int] = msgspec.field(default_factory=dict)
+    entries: Mapping[str, int | str] = msgspec.field(default_factory=dict)
+    findings: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
+    numbers: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, gc=False):
     """What one commit of ours says of itself.
 
     Attributes:
@@ -96,7 +94,7 @@ class Record:
     commit_id: str = ""
     since: int | None = None
     written: frozenset[date] | None = None
-    at: datetime | None = field(default=None, compare=False)
+    at: datetime | None = None
     reason: str = ""
     git_commit: str = ""
     git_dirty: bool | None = None
@@ -156,6 +154,13 @@ class Foreign:
     at: datetime | None = field(default=None, compare=False)
 
 
+class Stored(NamedTuple):
+    """The data files of a day: how many, and their bytes."""
+
+    files: int
+    size: int
+
+
 @dataclass(frozen=True)
 class Ledger:
     """All that a table's log says.
@@ -166,6 +171,7 @@ class Ledger:
         records: our commits in ascending order of their versions.
         foreign: commits of others that may have changed rows, in ascending order.
         measured: rows and nulls by day as the data files have them, whoever wrote them.
+        stored: the data files by day.
     """
 
     table: Table
@@ -173,6 +179,7 @@ class Ledger:
     records: Sequence[Record] = ()
     foreign: Sequence[Foreign] = ()
     measured: Mapping[date, Measured] = field(default_factory=dict)
+    stored: Mapping[date, Stored] = field(default_factory=dict)
 
     @property
     def rows(self) -> dict[date, int]:
@@ -311,10 +318,10 @@ def read_ledger(url: str, table: Table) -> Ledger:
     elif commits.text(at + 1) is None:
         return known
     while (log := load_log(url)) is not None:
-        entries = commits.entries(known.version, log.version())
+        lines = commits.lines(known.version, log.version())
         if commits.text(log.version() + 1) is None:
             with _no_collection():
-                ledger = _continued(known, entries, log)
+                ledger = _continued(known, lines, log)
             _known[url] = ledger, commits.mark(log.version())
             return ledger
         # Somebody committed in between.
@@ -342,118 +349,132 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _continued(known: Ledger, entries: Iterable[Entry], log: DeltaTable) -> Ledger:
+def _continued(known: Ledger, lines: Iterable[bytes], log: DeltaTable) -> Ledger:
     """A ledger with the commits that came since."""
     records, foreign = list(known.records), list(known.foreign)
-    for entry in entries:
-        if "said" in entry:
-            records.append(_record(entry))
+    for entry in map(_read, lines):
+        if entry.said:
+            records.append(_record(entry, entry.said))
         elif records:  # what came before our first one was the creation
-            days = frozenset(map(date.fromisoformat, entry["days"]))
-            foreign.append(Foreign(entry["version"], entry["operation"], days, _made_at(entry)))
-    return Ledger(known.table, log.version(), records, foreign, measured_by_log(log, known.table))
+            days = frozenset(entry.days)
+            foreign.append(Foreign(entry.version, entry.operation, days, _made_at(entry)))
+    return Ledger(known.table, log.version(), records, foreign, *_by_day(log, known.table))
+
+
+class _Said(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What a commit says of itself, as it is written; see `Record`."""
+
+    run_id: str
+    code_version: str
+    config_digest: str
+    audit: dict[date, Published]
+    backfill_id: str | None = None
+    launched_by: str = PERSON
+    inputs: dict[str, int] = msgspec.field(default_factory=dict)
+    since: int | msgspec.UnsetType | None = msgspec.UNSET
+    days: list[str] = msgspec.field(default_factory=list)
+    final: list[str] = msgspec.field(default_factory=list)
+    said: dict[str, Any] = msgspec.field(default_factory=dict)
+    commit_id: str = ""
+    reason: str | None = None
+    git_commit: str = ""
+    git_dirty: bool | None = None
+    withdrawn: list[str] = msgspec.field(default_factory=list)
+
+
+class _Entry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What is told of a commit: what it says of itself, or the days that another writer changed."""
+
+    version: int
+    operation: str
+    timestamp: int | None = None
+    said: _Said | None = None
+    days: list[date] = msgspec.field(default_factory=list)
+
+
+#: Ten thousand empty sets are ten thousand objects to look through for garbage.
+_NO_DAYS: frozenset[date] = frozenset()
+_DECODER = msgspec.json.Decoder(_Entry)
+
+
+def _read(line: bytes) -> _Entry:
+    try:
+        return _DECODER.decode(line)
+    except msgspec.DecodeError:
+        # JSON as Python writes it has more: NaN, and halves of characters in what a person typed.
+        return msgspec.convert(json.loads(line), _Entry)
 
 
 def _form(table: Table) -> str:
     """Names what `_entry` tells: its number goes up when that changes."""
-    return " ".join(["1", table.partition, *(part.name for part in fields(Published))])
+    return " ".join(["2", table.partition, *_Said.__struct_fields__, *Published.__struct_fields__])
 
 
-def _entry(table: Table, version: int, text: bytes) -> Entry | None:
-    """What is told of a commit: what it says of itself, or the days that another writer changed.
-
-    None if it changed no row, as OPTIMIZE does not.
-    """
+def _entry(table: Table, version: int, text: bytes) -> bytes | None:
+    """What is told of a commit, as a line of text; none if it changed no row, as OPTIMIZE does."""
     lines = text.splitlines()
     infos = (json.loads(line).get("commitInfo") for line in lines if b'"commitInfo"' in line)
-    info: Entry = next(filter(None, infos), {})
-    entry = {
-        "version": version,
-        "timestamp": info.get("timestamp"),
-        "operation": str(info.get("operation")),
-    }
-    if ours := _ours(entry, info.get("userMetadata")):
-        return ours
-    files = [
-        action[kind]
-        for action in map(json.loads, lines)
-        for kind in ("add", "remove")
-        if kind in action and action[kind].get("dataChange", True)
-    ]
-    values = {(file.get("partitionValues") or {}).get(table.partition) for file in files}
-    return {**entry, "days": sorted(filter(None, values))} if files else None
+    info: Mapping[str, Any] = next(filter(None, infos), {})
+    said = _ours(info.get("userMetadata"))
+    days: set[date] = set()
+    if said is None:
+        files = [
+            action[kind]
+            for action in map(json.loads, lines)
+            for kind in ("add", "remove")
+            if kind in action and action[kind].get("dataChange", True)
+        ]
+        if not files:
+            return None
+        values = {(file.get("partitionValues") or {}).get(table.partition) for file in files}
+        days = set(map(date.fromisoformat, filter(None, values)))
+    at = info.get("timestamp")
+    at = at if isinstance(at, int) else None
+    entry = _Entry(version, str(info.get("operation")), at, said, sorted(days))
+    return json.dumps(msgspec.to_builtins(entry), separators=(",", ":")).encode()
 
 
-def _ours(entry: Entry, metadata: Any) -> Entry | None:
-    """An entry with what its commit says of itself, the days as text, as `_Days` takes them.
-
-    None if it is somebody else's, in whatever form of their own.
-    """
+def _ours(metadata: Any) -> _Said | None:
+    """What a commit says of itself; none if it is somebody else's, in any form of their own."""
     try:
-        said = json.loads(metadata or "null")
-        said["audit"] = {day: json.dumps(audit) for day, audit in said["audit"].items()}
-        ours = {**entry, "said": said}
-        dict(_record(ours).days)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        said = msgspec.convert(json.loads(metadata), _Said)
+        _record(_Entry(0, ""), said)
+    except (ValueError, TypeError):
         return None
-    return ours
+    return said
 
 
-class _Days(Mapping[date, Published]):
-    """The days of a commit; each is text until somebody asks for it, as most are but counted."""
-
-    def __init__(self, audit: Mapping[str, str]) -> None:
-        self._days: dict[date, Published | str] = {
-            date.fromisoformat(day): text for day, text in audit.items()
-        }
-
-    def __getitem__(self, day: date) -> Published:
-        said = self._days[day]
-        if isinstance(said, str):
-            said = self._days[day] = Published(**json.loads(said))
-        return said
-
-    def __contains__(self, day: object) -> bool:
-        return day in self._days
-
-    def __iter__(self) -> Iterator[date]:
-        return iter(self._days)
-
-    def __len__(self) -> int:
-        return len(self._days)
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
-
-
-def _record(entry: Entry) -> Record:
-    """The record in an entry of ours."""
-    said = entry["said"]
+def _record(entry: _Entry, said: _Said) -> Record:
     return Record(
-        version=entry["version"],
-        run_id=said["run_id"],
-        backfill_id=said.get("backfill_id"),
-        launched_by=said.get("launched_by", PERSON),
-        code_version=said["code_version"],
-        config_digest=said["config_digest"],
-        inputs=said.get("inputs", {}),
-        days=_Days(said["audit"]),
-        final=frozenset(unpacked(said.get("final", ()))),
-        said=said.get("said", {}),
-        commit_id=said.get("commit_id", ""),
-        since=said.get("since"),
-        written=frozenset(unpacked(said["days"])) if "since" in said else None,
+        version=entry.version,
+        run_id=said.run_id,
+        backfill_id=said.backfill_id,
+        launched_by=said.launched_by,
+        code_version=said.code_version,
+        config_digest=said.config_digest,
+        inputs=said.inputs,
+        days=said.audit,
+        final=_days(said.final),
+        said=said.said,
+        commit_id=said.commit_id,
+        since=None if said.since is msgspec.UNSET else said.since,
+        written=None if said.since is msgspec.UNSET else _days(said.days),
         at=_made_at(entry),
-        reason=said.get("reason") or "",
-        git_commit=said.get("git_commit", ""),
-        git_dirty=said.get("git_dirty"),
-        withdrawn=frozenset(unpacked(said.get("withdrawn", ()))),
+        reason=said.reason or "",
+        git_commit=said.git_commit,
+        git_dirty=said.git_dirty,
+        withdrawn=_days(said.withdrawn),
     )
 
 
-def _made_at(entry: Entry) -> datetime | None:
-    milliseconds = entry.get("timestamp")
-    return milliseconds and datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
+def _days(ranges: list[str]) -> frozenset[date]:
+    return frozenset(unpacked(ranges)) if ranges else _NO_DAYS
+
+
+def _made_at(entry: _Entry) -> datetime | None:
+    if entry.timestamp is None:
+        return None
+    return datetime.fromtimestamp(entry.timestamp / 1000, timezone.utc)
 
 
 def packed(days: Iterable[date]) -> list[str]:
@@ -491,51 +512,45 @@ def delta_log(url: str, version: int | None = None) -> DeltaTableResource:
     return DeltaTableResource(url=url, storage_options=options, version=version)
 
 
-def data_files(
-    url: str, table: Table, days: Iterable[date], version: int | None = None
-) -> pa.Table:
-    """The data files of days, from the log: their `day`, `path` and `size_bytes`."""
-    log = delta_log(url, version).load()
-    actions = pa.table(log.get_add_actions(flatten=True))
-    partition = f"partition.{table.partition}"
-    if not actions.num_rows:
-        return pa.table({"day": [], "path": [], "size_bytes": []})
-    wanted = pc.is_in(pc.field(partition), pa.array(sorted(days), pa.date32()))
-    found = actions.filter(wanted).select([partition, "path", "size_bytes"])
-    return found.rename_columns(["day", "path", "size_bytes"])
+def _by_day(log: DeltaTable, table: Table) -> tuple[Mapping[date, Measured], Mapping[date, Stored]]:
+    """What the log says of each day's files: rows and nulls by their statistics; and themselves.
 
-
-def measured_by_log(log: DeltaTable, table: Table) -> Mapping[date, Measured]:
-    """Rows and nulls by day from the log's file statistics; no row is read.
-
-    Digest and totals are not in the log and are left empty.
+    No row is read. Digest and totals are not in the log and are left empty.
     """
     actions = pa.table(log.get_add_actions(flatten=True))
     day = f"partition.{table.partition}"
     if not actions.num_rows:
-        return {}
+        return {}, {}
     nulls = [f"null_count.{name}" for name in table.columns]
-    counts = [name for name in ("num_records", *nulls) if name in actions.column_names]
-    sums = actions.group_by(day).aggregate([(name, "sum") for name in counts])
-    return _Counted(table, sums.column(day).to_pylist(), sums)
+    counts = [n for n in ("num_records", "size_bytes", *nulls) if n in actions.column_names]
+    sums = actions.group_by(day).aggregate([("path", "count"), *((n, "sum") for n in counts)])
+
+    def measured(row: Mapping[str, Any]) -> Measured:
+        nulls = {name: row.get(f"null_count.{name}_sum") or 0 for name in table.columns}
+        return Measured(row["num_records_sum"] or 0, nulls, 0, {}, "")
+
+    def stored(row: Mapping[str, Any]) -> Stored:
+        return Stored(row["path_count"], row["size_bytes_sum"])
+
+    days = sums.column(day).to_pylist()
+    return _Rows(days, sums, measured), _Rows(days, sums, stored)
 
 
-class _Counted(Mapping[date, Measured]):
-    """Rows and nulls by day; each is put together when somebody asks for it."""
+_Value = TypeVar("_Value")
 
-    def __init__(self, table: Table, days: Sequence[date], sums: pa.Table) -> None:
-        self._table, self._sums = table, sums
+
+class _Rows(Mapping[date, _Value]):
+    """By day, what is made of a row of a table when somebody asks for it."""
+
+    def __init__(
+        self, days: Sequence[date], rows: pa.Table, make: Callable[[Mapping[str, Any]], _Value]
+    ) -> None:
         self._at = {day: n for n, day in enumerate(days)}
+        self._rows, self._make = rows, make
 
-    def __getitem__(self, day: date) -> Measured:
-        (row,) = self._sums.slice(self._at[day], 1).to_pylist()
-        return Measured(
-            row["num_records_sum"] or 0,
-            {name: row.get(f"null_count.{name}_sum") or 0 for name in self._table.columns},
-            0,
-            {},
-            "",
-        )
+    def __getitem__(self, day: date) -> _Value:
+        (row,) = self._rows.slice(self._at[day], 1).to_pylist()
+        return self._make(row)
 
     def __iter__(self) -> Iterator[date]:
         return iter(self._at)

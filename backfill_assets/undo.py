@@ -27,11 +27,12 @@ from backfill_assets.io_manager import (
     Remarks,
     Source,
 )
-from backfill_assets.partitions import DAY, Window, any_of, spelled, windows
-from backfill_assets.records import Foreign, Ledger, Record, data_files, packed, unpacked
+from backfill_assets.partitions import DAY, Window, spelled
+from backfill_assets.records import Foreign, Ledger, Record, packed, unpacked
 from backfill_assets.reprocessing import loaded_from
 from backfill_assets.schemas import CORRECTIONS, LATE, RAW, REJECTED, TABLES, Table
 from backfill_assets.settings import Settings
+from backfill_assets.snapshots import data_files, rows_as_of
 from backfill_assets.stores import open_store
 from backfill_assets.touched import touched
 
@@ -242,9 +243,8 @@ class _Undo:
         return old.days[day].made_of if by == now else ""
 
     def _rows(self, version: int, days: Iterable[date]) -> DataFrame:
-        reader = self.io.engine.spark_session.read.format("delta").option("versionAsOf", version)
-        only = any_of(windows(days), self.table.partition)
-        return reader.load(self.io.url(self.table)).where(only)
+        spark, url = self.io.engine.spark_session, self.io.url(self.table)
+        return rows_as_of(spark, url, self.table, version, set(days))
 
     def _remarks(
         self,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import msgspec
 import pandera.pyspark as pa
 import pyspark.sql.types as T
 import pytest
@@ -415,7 +416,7 @@ def test_many_commits_are_few_versions_to_read(spark, tmp_path):
         save(spark.createDataFrame(rows, FACT.struct), FACT, url)
     audits = dict.fromkeys(DAYS[:2], Published(1, "digest", "ok"))
     first = Record(0, "run", None, "person", "code", "config", {}, audits, frozenset(), {})
-    second = replace(first, version=1, written=frozenset([day(1)]))
+    second = msgspec.structs.replace(first, version=1, written=frozenset([day(1)]))
     ledger = Ledger(FACT, 2, [first, second], [Foreign(2, "DELETE", frozenset([day(2)]))])
     asked = {day(1): (0, 1), day(2): (1, 2)}
     found = reconcile(spark, url, FACT, asked, ledger)

@@ -8,6 +8,7 @@ from datetime import date
 from itertools import combinations
 from typing import Any
 
+import msgspec
 import pytest
 
 from backfill_assets.lateness import Policy
@@ -165,7 +166,8 @@ def test_missing(table):
 def test_a_day_published_as_empty_is_there(table):
     old = healthy()[table.name]
     commit = old.records[0]
-    empty = replace(commit, days={d: replace(p, rows=0) for d, p in commit.days.items()})
+    days = {d: msgspec.structs.replace(p, rows=0) for d, p in commit.days.items()}
+    empty = msgspec.structs.replace(commit, days=days)
     found = states(table, situation(healthy() | {table.name: ledger(table, empty)}))
     assert found == usual(table)
 

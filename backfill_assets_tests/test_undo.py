@@ -15,8 +15,9 @@ from backfill_assets.footprints import belongs, footprint
 from backfill_assets.partitions import DAY, Window
 from backfill_assets.planning import Expected, Parameters
 from backfill_assets.provenance import Code
-from backfill_assets.records import data_files, read_ledger, read_ledgers
+from backfill_assets.records import read_ledger, read_ledgers
 from backfill_assets.schemas import FACT, RAW, STAGED, TABLES
+from backfill_assets.snapshots import data_files
 from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, order
 
 

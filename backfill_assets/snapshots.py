@@ -1,0 +1,65 @@
+"""Days of a table as of a version that need not be the last: their data files, and their rows.
+
+Delta's own time travel puts together the table's whole state for each version that is read, which
+for a few days of a long history takes longer than all the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from datetime import date
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+
+from backfill_assets.partitions import any_of, windows
+from backfill_assets.records import delta_log
+from backfill_assets.schemas import Table
+
+
+def data_files(url: str, table: Table, days: Iterable[date], version: int) -> pa.Table:
+    """The data files of days as of a version, from the log: their `day` and `path`."""
+    return _files(delta_log(url, version).load(), table, days)
+
+
+def _files(log: DeltaTable, table: Table, days: Iterable[date]) -> pa.Table:
+    actions = pa.table(log.get_add_actions(flatten=True))
+    partition = f"partition.{table.partition}"
+    if not actions.num_rows:
+        return pa.table({"day": [], "path": []})
+    wanted = pc.is_in(pc.field(partition), pa.array(sorted(days), pa.date32()))
+    return actions.filter(wanted).select([partition, "path"]).rename_columns(["day", "path"])
+
+
+def rows_as_of(
+    spark: SparkSession, url: str, table: Table, version: int, days: Collection[date]
+) -> DataFrame:
+    """The rows of days as of a version, as a reader of Delta had them then.
+
+    Args:
+        spark: the session.
+        url: where the table lives.
+        table: which one it is.
+        version: the version.
+        days: the days.
+
+    Raises:
+        DeltaError: there is no such version (any more).
+        AnalysisException: a data file is gone.
+    """
+    log = delta_log(url, version).load()
+    if log.protocol().min_reader_version > 1:
+        # Rows may be deleted without a new file, columns renamed: that is for Delta to know.
+        reader = spark.read.format("delta").option("versionAsOf", version)
+        rows = reader.load(url).where(any_of(windows(days), table.partition))
+        return rows.select(*table.columns)
+    # Spark takes what it is given for patterns.
+    literal = re.sub(r"([\\*?\[\]{}])", r"\\\1", url)
+    paths = [f"{literal}/{path}" for path in _files(log, table, days)["path"].to_pylist()]
+    if not paths:
+        return spark.createDataFrame([], table.struct)
+    rows = spark.read.schema(table.struct).option("basePath", url).parquet(*paths)
+    return rows.select(*table.columns)
