@@ -1,0 +1,69 @@
+"""Rows as of a version are those that Delta's own time travel gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from deltalake.exceptions import DeltaError
+from pyspark.sql import DataFrame
+
+from backfill_assets.partitions import any_of, windows
+from backfill_assets.schemas import FACT
+from backfill_assets.snapshots import rows_as_of
+from backfill_assets_tests.test_records import commit, days, facts
+
+TWO = days(1, 3)
+
+
+def made(url: Path) -> str:
+    """Days 1 to 3; then day 1 once more and a new day 4; then day 3 anew."""
+    commit(url, days((1, 3)))
+    commit(url, days(1, 4))
+    commit(url, days(3), mode="overwrite")
+    return str(url)
+
+
+def by_delta(spark, url: str, version: int) -> DataFrame:
+    rows = spark.read.format("delta").option("versionAsOf", version).load(url)
+    return rows.where(any_of(windows(TWO), "run_date")).select(*FACT.columns)
+
+
+def same(spark, url: str, version: int) -> int:
+    """Whether both ways give the same; the number of rows."""
+    found, wanted = rows_as_of(spark, url, FACT, version, TWO), by_delta(spark, url, version)
+    assert found.schema.simpleString() == wanted.schema.simpleString()
+    rows = sorted(map(tuple, found.collect()))
+    assert rows == sorted(map(tuple, wanted.collect()))
+    return len(rows)
+
+
+@pytest.mark.parametrize("name", ["plain", "a ä {2} x*y q?"])
+def test_every_version_is_as_delta_reads_it(spark, tmp_path, name):
+    url = made(tmp_path / name)
+    assert [same(spark, url, version) for version in range(3)] == [2, 3, 3]
+
+
+def test_days_without_files_have_no_rows(spark, tmp_path):
+    found = rows_as_of(spark, made(tmp_path / "t"), FACT, 2, days(20))
+    assert found.collect() == []
+    assert found.columns == list(FACT.columns)
+
+
+def test_a_version_that_is_not_there(spark, tmp_path):
+    with pytest.raises(DeltaError):
+        rows_as_of(spark, made(tmp_path / "t"), FACT, 99, TWO)
+
+
+def test_rows_that_are_deleted_in_their_file_stay_deleted(spark, tmp_path):
+    url = str(tmp_path / "vectors")
+    spark.createDataFrame(facts(days((1, 3))).to_pandas(), FACT.struct).union(
+        spark.createDataFrame(facts(days((1, 3))).to_pandas(), FACT.struct).selectExpr(
+            "run_date", "'other' AS customer_id", "orders", "revenue"
+        )
+    ).coalesce(1).write.format("delta").partitionBy("run_date").option(
+        "delta.enableDeletionVectors", "true"
+    ).save(url)
+    spark.sql(f"DELETE FROM delta.`{url}` WHERE customer_id = 'other'")
+    assert [same(spark, url, version) for version in range(2)] == [4, 2]
+    assert list(Path(url).glob("deletion_vector_*"))
