@@ -587,7 +587,7 @@ class _Audited:
 def _trailing(ledger: Ledger, window: Window) -> dict[date, Measured]:
     """The days before the window in numbers, from the statistics in the table's log."""
     days = Window(window.start - timedelta(days=TRAILING_DAYS), window.start)
-    return {day: measured for day, measured in ledger.measured.items() if day in days}
+    return {day: ledger.measured[day] for day in days if day in ledger.measured}
 
 
 def same_days(

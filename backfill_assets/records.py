@@ -552,6 +552,9 @@ class _Rows(Mapping[date, _Value]):
         (row,) = self._rows.slice(self._at[day], 1).to_pylist()
         return self._make(row)
 
+    def __contains__(self, day: object) -> bool:
+        return day in self._at
+
     def __iter__(self) -> Iterator[date]:
         return iter(self._at)
 
