@@ -12,11 +12,13 @@ from datetime import date
 from pyspark.sql import SparkSession
 
 from backfill_assets.footprints import Change, belongs, footprint
+from backfill_assets.layers import across_layers
 from backfill_assets.partitions import spelled
 from backfill_assets.planning import BackfillPlan
 from backfill_assets.provenance import Code
-from backfill_assets.reconciliation import Report, across_layers, reconcile
+from backfill_assets.reconciliation import reconcile
 from backfill_assets.records import Ledger, Ledgers, read_ledgers
+from backfill_assets.reports import Report
 from backfill_assets.schemas import TABLES
 from backfill_assets.settings import Settings
 

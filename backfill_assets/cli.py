@@ -32,8 +32,8 @@ from backfill_assets.landing import LandingError
 from backfill_assets.partitions import Window, windows
 from backfill_assets.planning import BackfillPlan, Parameters
 from backfill_assets.provenance import running_code
-from backfill_assets.reconciliation import as_grid, as_json
 from backfill_assets.records import read_ledger
+from backfill_assets.reports import as_grid, as_json
 from backfill_assets.sample.cdnow import write_landing
 from backfill_assets.sample.generator import generate
 from backfill_assets.schemas import TABLES

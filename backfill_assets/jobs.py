@@ -16,7 +16,7 @@ from backfill_assets import backfills, maintenance
 from backfill_assets.accounts import Account, account, in_lines
 from backfill_assets.backfills import RECONCILES_TAG, BackfillRefusedError, Step, Undertaking
 from backfill_assets.io_manager import REASON_TAG
-from backfill_assets.partitions import Window
+from backfill_assets.partitions import Window, spelled
 from backfill_assets.planning import (
     BackfillPlan,
     Parameters,
@@ -25,11 +25,12 @@ from backfill_assets.planning import (
 )
 from backfill_assets.planning import in_lines as plan_in_lines
 from backfill_assets.provenance import Code
-from backfill_assets.reconciliation import as_markdown
+from backfill_assets.records import read_ledgers
+from backfill_assets.reports import as_markdown
 from backfill_assets.run_failures import failed_runs
 from backfill_assets.schemas import TABLES
 from backfill_assets.settings import Settings
-from backfill_assets.undo import take_back
+from backfill_assets.undo import take_back, undone
 
 
 class BackfillConfig(dg.Config):
@@ -102,7 +103,8 @@ def launch(
     """Launch a plan, if nothing has moved since it was made.
 
     Raises:
-        BackfillRefusedError: something has, or no daemon would do the work.
+        BackfillRefusedError: something has; or it would go on where stages that it has built were
+            taken back; or no daemon would do the work.
     """
     if lacking := backfills.lacking_daemons(instance):
         raise BackfillRefusedError(
@@ -111,6 +113,14 @@ def launch(
             "launched."
         )
     it = backfills.find(instance, id_)
+    ledgers = read_ledgers(settings)
+    for stage, _ in list(it.plan.parameters.stages())[: it.stage]:
+        for table, days in undone(ledgers, f"{id_}-{stage}").items():
+            raise BackfillRefusedError(
+                f"backfill {id_} does not go on from where it ended, as {table} [{spelled(days)}], "
+                f"which its stage {stage} had written, has been undone. Nothing was launched; make "
+                "a new plan."
+            )
     now = make_plan(settings, graph, instance, it.plan.parameters, code, id_)
     return backfills.launch(instance, graph, id_, now)
 

@@ -28,7 +28,7 @@ from backfill_assets.io_manager import (
     Source,
 )
 from backfill_assets.partitions import DAY, Window, spelled
-from backfill_assets.records import Foreign, Ledger, Record, packed, unpacked
+from backfill_assets.records import Foreign, Ledger, Ledgers, Record, packed, unpacked
 from backfill_assets.reprocessing import loaded_from
 from backfill_assets.schemas import CORRECTIONS, LATE, RAW, REJECTED, TABLES, Table
 from backfill_assets.settings import Settings
@@ -93,6 +93,17 @@ def take_back(
         again = _Undo(io, settings, name, table, record, days)
         hull = Window(min(changes), max(changes) + DAY)
         yield table, io.publish(Candidate(table, again.plan), hull, record, rewrite=True)
+
+
+def undone(ledgers: Ledgers, name: str) -> dict[str, set[date]]:
+    """The days that a backfill wrote and that have been put back since, by table.
+
+    Args:
+        ledgers: those of all tables.
+        name: the backfill, as `footprints.belongs` takes it.
+    """
+    found = {table: _standing(ledger, name, None)[1] for table, ledger in ledgers.items()}
+    return {table: days for table, days in found.items() if days}
 
 
 def _standing(

@@ -15,6 +15,7 @@ from backfill_assets.provenance import Code
 from backfill_assets.records import read_ledgers
 from backfill_assets.schemas import FACT, STAGED, TABLES
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
+from backfill_assets_tests.test_undo import undo
 
 
 @pytest.fixture(autouse=True)
@@ -137,6 +138,24 @@ def test_a_failing_pilot_leaves_the_rest_unlaunched(pipeline):
     tick(pipeline)
     tick(pipeline)
     assert backfills.find(pipeline.instance, plan.id).complete
+
+
+def test_a_backfill_does_not_go_on_from_stages_that_were_undone(pipeline):
+    pipeline.folder(3).joinpath("part-1.jsonl.gz").write_bytes(b"broken")
+    plan = planned(pipeline, "2024-01-01...2024-01-04", pilot_days=2, tables=["raw_orders"])
+    launch(pipeline, plan.id)
+    pilot = serve(pipeline)
+    tick(pipeline)
+    tick(pipeline)
+    rest = serve(pipeline, fails=True)
+    tick(pipeline)
+    tick(pipeline)
+    pipeline.folder(3).joinpath("part-1.jsonl.gz").unlink()
+    undo(pipeline, rest)  # of the stage that is launched again, this may be
+    undo(pipeline, pilot, "2024-01-02")
+    with pytest.raises(BackfillRefusedError, match=r"\[2024-01-02\], which its stage pilot"):
+        launch(pipeline, plan.id)
+    assert backfills.under_way(pipeline.instance) == []
 
 
 def test_what_has_moved_since_the_plan_is_named(pipeline, monkeypatch):

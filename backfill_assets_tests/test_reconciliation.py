@@ -25,24 +25,26 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from rich.console import Console
 
+from backfill_assets.layers import across_layers
 from backfill_assets.reconciliation import (
-    Day,
-    Drift,
-    Fingerprint,
     ReconciliationError,
-    Report,
-    Status,
     _drift,
     _fingerprints,
     _read_at,
-    across_layers,
-    as_grid,
-    as_json,
-    as_markdown,
     fingerprints,
     reconcile,
 )
 from backfill_assets.records import Foreign, Ledger, Published, Record
+from backfill_assets.reports import (
+    Day,
+    Drift,
+    Fingerprint,
+    Report,
+    Status,
+    as_grid,
+    as_json,
+    as_markdown,
+)
 from backfill_assets.schemas import (
     CURRENT,
     FACT,

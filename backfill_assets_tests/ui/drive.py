@@ -49,7 +49,7 @@ _FLAGS = (
 )  # fmt: skip
 
 _JOB_RUNS = """query ($job: String!) { runsOrError(filter: {pipelineName: $job}, limit: 20) {
-  ... on Runs { results { runId status tags { key value } } } } }"""
+  ... on Runs { results { runId status } } } }"""
 _BACKFILL = """query ($id: String!) { partitionBackfillOrError(backfillId: $id) {
   ... on PartitionBackfill { status error { message } runs(limit: 100) { runId status } } } }"""
 _MATERIALIZED = """query ($asset: AssetKeyInput!) { assetOrError(assetKey: $asset) {
@@ -280,9 +280,7 @@ class Pages:
         self.account(rest, "account", "job-reconcile-run")
         undone = {"backfill": run[:8], "reason": "only a walk"}
         run = self.job("undo", {"put_back": {"config": undone}}, minutes)
-        self.open(f"/runs/{run}")
-        self.text("RUN_SUCCESS")
-        self.shoot("job-undo-run")
+        self.account(run, "put_back", "job-undo-run")
 
     def account(self, run: str, having: str, picture: str) -> None:
         """A picture of what a run of a job says of its work."""
