@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
-from backfill_assets.records import Foreign, Ledger, Record
+from backfill_assets.records import Foreign, Ledger, Ledgers, Record
 
 #: As many characters of a run's id as the console shows are enough to name it.
 _SHORT = 8
@@ -30,6 +30,17 @@ def belongs(record: Record, name: str) -> bool:
     if backfill == name or backfill.startswith(f"{name}-"):
         return True
     return len(name) >= _SHORT and record.run_id.startswith(name)
+
+
+def backfills_of(ledgers: Ledgers, name: str) -> set[str]:
+    """The ids of the backfills that commits belong to, if what is named is a run of one.
+
+    Args:
+        ledgers: those of all tables.
+        name: as `belongs` takes it.
+    """
+    commits = (record for ledger in ledgers.values() for record in ledger.records)
+    return {r.backfill_id for r in commits if r.backfill_id and belongs(r, name)}
 
 
 @dataclass(frozen=True)

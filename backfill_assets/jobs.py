@@ -15,6 +15,7 @@ from pydantic import Field
 from backfill_assets import backfills, maintenance
 from backfill_assets.accounts import Account, account, in_lines
 from backfill_assets.backfills import RECONCILES_TAG, BackfillRefusedError, Step, Undertaking
+from backfill_assets.footprints import backfills_of, belongs
 from backfill_assets.io_manager import REASON_TAG
 from backfill_assets.partitions import Window, spelled
 from backfill_assets.planning import (
@@ -113,14 +114,15 @@ def launch(
             "launched."
         )
     it = backfills.find(instance, id_)
-    ledgers = read_ledgers(settings)
-    for stage, _ in list(it.plan.parameters.stages())[: it.stage]:
-        for table, days in undone(ledgers, f"{id_}-{stage}").items():
-            raise BackfillRefusedError(
-                f"backfill {id_} does not go on from where it ended, as {table} [{spelled(days)}], "
-                f"which its stage {stage} had written, has been undone. Nothing was launched; make "
-                "a new plan."
-            )
+    if it.stage and not it.complete:
+        stage, _ = list(it.plan.parameters.stages())[it.stage]
+        for table, days in undone(read_ledgers(settings), id_).items():
+            if gone := [day for day, by in days.items() if not belongs(by, f"{id_}-{stage}")]:
+                raise BackfillRefusedError(
+                    f"backfill {id_} does not go on from its stage {stage}, as {table} "
+                    f"[{spelled(gone)}], which the stages before it had written, has been undone. "
+                    "Nothing was launched; make a new plan."
+                )
     now = make_plan(settings, graph, instance, it.plan.parameters, code, id_)
     return backfills.launch(instance, graph, id_, now)
 
@@ -223,7 +225,9 @@ def build(
         io = context.resources.io_manager
         tags = {**context.run.tags, REASON_TAG: config.reason}
         try:
-            backfills.refuse_under_way(context.instance, config.backfill)
+            owners = backfills_of(read_ledgers(settings), config.backfill)
+            for name in {config.backfill, *owners}:
+                backfills.refuse_under_way(context.instance, name)
             days = Window.parse(config.days) if config.days else None
             for table, done in take_back(
                 io, settings, config.backfill, context.run.run_id, tags, days

@@ -13,6 +13,7 @@ from math import ceil
 
 import dagster as dg
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 from pydantic import Field
 from pyspark.sql import SparkSession
 from rich.filesize import decimal as in_bytes
@@ -145,7 +146,7 @@ class _Maintenance:
             self._compact(before)
             if not changed and not self.problems:
                 self._take_away()
-        except SPARK_ERRORS as error:
+        except (DeltaError, OSError, *SPARK_ERRORS) as error:
             if engine_lost(error):
                 raise
             if is_conflict(error):

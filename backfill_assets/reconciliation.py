@@ -1,6 +1,6 @@
 """Reconciliation: what each day of a table held before and after, in numbers and as a SHA-256.
 
-It compares versions of a table and tells a person how they differ; it writes nothing. Which
+It compares versions of a table and writes nothing; how a person is told is `reports`' part. Which
 versions belong to a day is for the caller to say. The text that the SHA-256 is taken of is
 specified in `docs/reconciliation.md`.
 """
@@ -160,7 +160,7 @@ def reconcile(
     """
     try:
         return _reconcile(partial(_read, spark, url, table), table, versions, ledger)
-    except (DeltaError, *SPARK_ERRORS) as error:
+    except (DeltaError, OSError, *SPARK_ERRORS) as error:
         if engine_lost(error):
             raise
         asked = sorted({v for pair in versions.values() for v in pair if v is not None})

@@ -356,7 +356,7 @@ def _continued(known: Ledger, lines: Iterable[bytes], log: DeltaTable) -> Ledger
         if entry.said:
             records.append(_record(entry, entry.said))
         elif records:  # what came before our first one was the creation
-            days = frozenset(entry.days)
+            days = frozenset(map(date.fromisoformat, entry.days))
             foreign.append(Foreign(entry.version, entry.operation, days, _made_at(entry)))
     return Ledger(known.table, log.version(), records, foreign, *_by_day(log, known.table))
 
@@ -389,7 +389,7 @@ class _Entry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     operation: str
     timestamp: int | None = None
     said: _Said | None = None
-    days: list[date] = msgspec.field(default_factory=list)
+    days: list[str] = msgspec.field(default_factory=list)
 
 
 #: Ten thousand empty sets are ten thousand objects to look through for garbage.
@@ -416,7 +416,7 @@ def _entry(table: Table, version: int, text: bytes) -> bytes | None:
     infos = (json.loads(line).get("commitInfo") for line in lines if b'"commitInfo"' in line)
     info: Mapping[str, Any] = next(filter(None, infos), {})
     said = _ours(info.get("userMetadata"))
-    days: set[date] = set()
+    days: set[str] = set()
     if said is None:
         files = [
             action[kind]
@@ -427,7 +427,7 @@ def _entry(table: Table, version: int, text: bytes) -> bytes | None:
         if not files:
             return None
         values = {(file.get("partitionValues") or {}).get(table.partition) for file in files}
-        days = set(map(date.fromisoformat, filter(None, values)))
+        days = set(filter(None, values))
     at = info.get("timestamp")
     at = at if isinstance(at, int) else None
     entry = _Entry(version, str(info.get("operation")), at, said, sorted(days))

@@ -7,8 +7,9 @@ for a few days of a long history takes longer than all the rest.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from datetime import date
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -47,19 +48,36 @@ def rows_as_of(
         days: the days.
 
     Raises:
-        DeltaError: there is no such version (any more).
-        AnalysisException: a data file is gone.
+        DeltaError, OSError: there is no such version (any more), or it cannot be read.
+        AnalysisException: a data file is gone; with Spark Connect when the rows are asked for.
     """
     log = delta_log(url, version).load()
-    if log.protocol().min_reader_version > 1:
-        # Rows may be deleted without a new file, columns renamed: that is for Delta to know.
+    files = _files(log, table, days).to_pylist()
+    if not _is_plain(log, table, files):
         reader = spark.read.format("delta").option("versionAsOf", version)
         rows = reader.load(url).where(any_of(windows(days), table.partition))
         return rows.select(*table.columns)
     # Spark takes what it is given for patterns.
     literal = re.sub(r"([\\*?\[\]{}])", r"\\\1", url)
-    paths = [f"{literal}/{path}" for path in _files(log, table, days)["path"].to_pylist()]
+    paths = [f"{literal}/{file['path']}" for file in files]
     if not paths:
         return spark.createDataFrame([], table.struct)
     rows = spark.read.schema(table.struct).option("basePath", url).parquet(*paths)
     return rows.select(*table.columns)
+
+
+def _is_plain(log: DeltaTable, table: Table, files: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether files hold the rows as they are, each in the folder of its day.
+
+    Otherwise rows may be deleted without a new file, columns renamed or not there yet, and paths
+    may be of any form: all that is for Delta to know.
+    """
+    there = {field.name for field in log.schema().fields}
+    return (
+        log.protocol().min_reader_version == 1
+        and there.issuperset(table.columns)
+        and all(
+            re.fullmatch(rf"{table.partition}={file['day']}/[\w.-]+", file["path"])
+            for file in files
+        )
+    )

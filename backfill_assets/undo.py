@@ -95,15 +95,25 @@ def take_back(
         yield table, io.publish(Candidate(table, again.plan), hull, record, rewrite=True)
 
 
-def undone(ledgers: Ledgers, name: str) -> dict[str, set[date]]:
-    """The days that a backfill wrote and that have been put back since, by table.
+def undone(ledgers: Ledgers, name: str) -> dict[str, dict[date, Record]]:
+    """The days that a backfill wrote and that have been put back, each with its commit, by table.
 
     Args:
         ledgers: those of all tables.
         name: the backfill, as `footprints.belongs` takes it.
     """
-    found = {table: _standing(ledger, name, None)[1] for table, ledger in ledgers.items()}
-    return {table: days for table, days in found.items() if days}
+    found = {}
+    for table, ledger in ledgers.items():
+        changes = footprint(ledger, name)
+        since = written_since(ledger, changes)
+        found[table] = {
+            day: changes[day].last
+            for day, commit in since.items()
+            if isinstance(commit, Record) and _undid(commit, day) is not None
+            # An undo may itself have been undone, and that as well.
+            if ledger.content(day) != changes[day].last.days[day].digest
+        }
+    return found
 
 
 def _standing(

@@ -36,8 +36,6 @@ def long_history(engine: Engine, root: Path, histories: tuple[int, ...], rounds:
     for days in histories:
         pipeline = _aged(engine, root / str(days), days)
         answers = Deployment(root / str(days), pipeline.settings)
-        with answers.instance():  # several processes that open a new one first disagree
-            pass
         taken[days] = dict(_answers(pipeline, answers, rounds))
     for what, seconds in taken[histories[-1]].items():
         said = " : ".join(f"{taken[days][what]:.1f}" for days in histories)

@@ -61,6 +61,8 @@ class Deployment:
             path = [impatient.__path__[0], *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
             self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         self.process: subprocess.Popen | None = None
+        with self.instance():  # several processes that open a new one first disagree
+            pass
 
     def tend(self) -> None:
         """Start it, if it does not run."""

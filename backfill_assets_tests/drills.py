@@ -104,13 +104,17 @@ class Drill:
         self.say(f"$ backfill-assets {' '.join(quoted)}{'    (status 1)' if fails else ''}")
         return done.stdout
 
+    def note(self, text: str) -> None:
+        """A line beside the timeline."""
+        print(f"         {text}", flush=True)
+
     def shown(self, said: str, *having: str) -> None:
         """The lines of an output that tell, each once."""
         lines = [line.rstrip() for line in said.splitlines() if any(h in line for h in having)]
         lines = list(dict.fromkeys(lines))
         more = len(lines) - _MOST
         for line in lines[:_MOST] + [f"... and {more} lines like these"] * (more > 0):
-            print(f"         {line}", flush=True)
+            self.note(line)
 
     def until(self, condition: Callable[[], object]) -> None:
         """Wait for something to come about."""
@@ -273,7 +277,7 @@ def doubled(drill: Drill) -> None:
     """An old append-style job doubles days of the facts behind the pipeline's back."""
     right = drill.facts()
     hit = Window(DOUBLED.start, min(DOUBLED.end, drill.days.end))
-    drill.shown(balance(drill)[0], "control totals")
+    drill.note(balance(drill)[0])
     url = drill.settings.table(FACT.name)
     rows = DeltaTable(url).to_pyarrow_table()
     inside = (pc.field("run_date") >= hit.start) & (pc.field("run_date") < hit.end)
@@ -292,13 +296,12 @@ def doubled(drill: Drill) -> None:
     )
     drill.shown(drill.days_check().replace(" (", "\n"), found)
     text, too_many = balance(drill)
-    drill.shown(f"{text}: {too_many:,} too many", "control totals")
+    drill.note(f"{text}: {too_many:,} too many")
     assert too_many == sum(right[day][0] for day in hit)
     twice = drill.keys_twice()
-    drill.shown(
+    drill.note(
         f"{twice:,} rows have a key that is there already; through the pipeline, `unique_key` and "
-        "`conservation` would not have let one of these days be published",
-        "key",
+        "`conservation` would not have let one of these days be published"
     )
     assert twice > 0
     said = drill.run("history", FACT.name)
@@ -318,7 +321,7 @@ def doubled(drill: Drill) -> None:
     drill.verify(hit)
     assert drill.facts() == right
     assert balance(drill)[1] == drill.keys_twice() == 0
-    drill.shown(balance(drill)[0], "control totals")
+    drill.note(balance(drill)[0])
     drill.until(lambda: State.FOREIGN.value not in drill.days_check())
     drill.say(
         f"REPAIRED: revenue of {hit} is {revenue(right, hit):,}; no other day was written, and "

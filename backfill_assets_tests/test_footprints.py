@@ -1,10 +1,12 @@
 """What one backfill did to a table, worked out from ledgers alone."""
 
+import msgspec
 import pytest
 
-from backfill_assets.footprints import belongs, footprint, written_since
+from backfill_assets.footprints import backfills_of, belongs, footprint, written_since
 from backfill_assets.records import Foreign, Ledger, Published, Record
 from backfill_assets.schemas import FACT
+from backfill_assets.undo import undone
 from backfill_assets_tests.pipeline import day
 
 
@@ -93,3 +95,24 @@ def test_others_that_wrote_since_or_between(other):
     assert written_since(since, footprint(since, "b")) == {day(1): theirs}
     between = ledger(*records, again, foreign=known)
     assert written_since(between, footprint(between, "b")) == {day(1): theirs}
+
+
+def put_back(version, of, held):
+    """An undo of a version's day 1, which holds then what another version had written."""
+    days = {day(1): Published(1, f"d{held}", "ok")}
+    undo = record(version, [1], said={"undid": {str(of): ["2024-01-01"]}})
+    return msgspec.structs.replace(undo, days=days)
+
+
+def test_days_that_were_undone():
+    """By an undo, by an undo that was undone, and by one of those that was undone itself."""
+    first, mine = record(1, [1]), record(2, [1, 2], backfill_id="abcdefgh-001")
+    history = [first, mine, put_back(3, 2, 1), put_back(4, 3, 2), put_back(5, 4, 1)]
+    found = [undone({"t": ledger(*history[: n + 2])}, "abcdefgh")["t"] for n in range(4)]
+    assert found == [{}, {day(1): mine}, {}, {day(1): mine}]
+
+
+def test_the_backfill_that_a_run_is_of():
+    ledgers = {"t": ledger(record(1, [1], backfill_id="abcdefgh-001"), record(2, [1]))}
+    assert backfills_of(ledgers, "run-00000001") == {"abcdefgh-001"}
+    assert backfills_of(ledgers, "run-00000002") == set()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from deltalake import write_deltalake
 from deltalake.exceptions import DeltaError
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
 from backfill_assets.partitions import any_of, windows
@@ -48,6 +50,23 @@ def test_days_without_files_have_no_rows(spark, tmp_path):
     found = rows_as_of(spark, made(tmp_path / "t"), FACT, 2, days(20))
     assert found.collect() == []
     assert found.columns == list(FACT.columns)
+
+
+def test_files_that_do_not_lie_in_the_folders_of_their_days(spark, tmp_path):
+    url = made(tmp_path / "t")
+    spark.sql(f"ALTER TABLE delta.`{url}` SET TBLPROPERTIES('delta.randomizeFilePrefixes'='true')")
+    rows = spark.createDataFrame(facts(days(1, 3)).to_pandas(), FACT.struct)
+    rows.write.format("delta").mode("append").save(url)
+    assert [same(spark, url, version) for version in (2, 4)] == [3, 5]
+    assert len(list(Path(url).glob("run_date=*"))) == 4
+    assert len(list(Path(url).glob("??/*.parquet"))) == 2
+
+
+def test_a_version_that_lacks_a_column(spark, tmp_path):
+    url = str(tmp_path / "t")
+    write_deltalake(url, facts(TWO).drop_columns(["orders"]), partition_by=["run_date"])
+    with pytest.raises(AnalysisException, match="orders"):
+        rows_as_of(spark, url, FACT, 0, TWO).collect()
 
 
 def test_a_version_that_is_not_there(spark, tmp_path):
