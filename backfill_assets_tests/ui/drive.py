@@ -257,15 +257,18 @@ class Pages:
         self.text("RUN_SUCCESS")
         self.shoot("run")
 
-    def job(self, name: str, config: Mapping[str, Any], minutes: float) -> str:
-        """Launch a run of a job from its launchpad, with a picture, and wait for it; its id."""
+    def job(
+        self, name: str, config: Mapping[str, Any], minutes: float, picture: str | None = None
+    ) -> str:
+        """Launch a run of a job from its launchpad, and wait for it; its id."""
         before = self.server.job_runs(name).keys()
         # YAML takes JSON.
         said = quote(json.dumps({"ops": config}, indent=1))
         self.open(f"/locations/{LOCATION}/jobs/{name}/playground/setup?config={said}")
-        launch = "//button[normalize-space()='Launch run']"
+        launch = "//button[normalize-space()='Launch Run']"
         self.see(launch)
-        self.shoot(f"job-{name}")
+        if picture:
+            self.shoot(picture)
         self.click(launch)
         return self.server.until_succeeded(name, before, minutes)
 
@@ -273,26 +276,27 @@ class Pages:
         """A planned backfill by the jobs alone: launched, reconciled, and undone."""
         reconciled = self.server.job_runs("reconcile").keys()
         asked = {"days": str(days), "pilot_days": 1, "rewrite": True, "reason": "a walk"}
-        run = self.job("backfill", {"launch_stages": {"config": asked}}, minutes)
-        self.account(run, "first stage", "job-backfill-run")
+        run = self.job("backfill", {"launch_stages": {"config": asked}}, minutes, "job-backfill")
+        self.account(run, "days", "job-backfill-run")
         pilot = self.server.until_succeeded("reconcile", reconciled, minutes)
         rest = self.server.until_succeeded("reconcile", {*reconciled, pilot}, minutes)
         self.account(rest, "account", "job-reconcile-run")
         undone = {"backfill": run[:8], "reason": "only a walk"}
-        run = self.job("undo", {"put_back": {"config": undone}}, minutes)
-        self.account(run, "put_back", "job-undo-run")
+        self.job("undo", {"put_back": {"config": undone}}, minutes)
 
-    def account(self, run: str, having: str, picture: str) -> None:
-        """A picture of what a run of a job says of its work."""
+    def account(self, run: str, heading: str, picture: str) -> None:
+        """A picture of a table in which a run of a job tells of its work."""
         self.open(f"/runs/{run}")
         self.text("RUN_SUCCESS")
-        self.text(having)
+        shown = f"//*[normalize-space(text())='{heading}']"
+        self.click(f"{shown}/following::*[normalize-space(text())='[Show Markdown]'][1]")
+        self.see("//table//td")
         self.shoot(picture)
 
     def late(self, page: Path) -> None:
         """Pictures of what shows late data: schedule and sensors, states, figures, the page."""
         self.open("/automation")
-        for name in ("nightly", "touched_days", "watch_days", "alerts"):
+        for name in ("nightly", "touched_days", "watch_days", "alerts", "planned_backfills"):
             self.text(name)
         self.shoot("automation")
 
