@@ -13,15 +13,22 @@ from backfill_assets.spark import Engine
 from backfill_assets_tests.pipeline import Pipeline
 
 # Of many tiny jobs, most of the time goes into planning, and into compiling code for a few rows:
-# what Spark would generate is interpreted, and the JVM is left to compile what stays.
+# what Spark would generate is interpreted, and the JVM compiles but lightly.
 SMALL = {
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.driver.extraJavaOptions": "-Duser.timezone=UTC -XX:ReservedCodeCacheSize=256m",
+    "spark.driver.extraJavaOptions": (
+        "-Duser.timezone=UTC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
+    ),
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.memory": "2g",
+}
+#: For a session that lasts, it is worth it to compile well.
+LASTING = {
+    **SMALL,
+    "spark.driver.extraJavaOptions": "-Duser.timezone=UTC -XX:ReservedCodeCacheSize=256m",
 }
 
 
@@ -37,7 +44,7 @@ def _clean_environment() -> None:
 def engine() -> Engine:
     """The suite's engine: embedded, or the Connect server that SPARK_REMOTE names."""
     # A server has its static settings already, and would warn of each.
-    conf = {} if "SPARK_REMOTE" in os.environ else SMALL
+    conf = {} if "SPARK_REMOTE" in os.environ else LASTING
     return Engine.of(load_settings(spark_master="local[2]", spark_conf=conf))
 
 
