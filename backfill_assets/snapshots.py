@@ -53,6 +53,8 @@ def rows_as_of(
     """
     log = delta_log(url, version).load()
     files = _files(log, table, days).to_pylist()
+    if not files:
+        return spark.createDataFrame([], table.struct)
     if not _is_plain(log, table, files):
         reader = spark.read.format("delta").option("versionAsOf", version)
         rows = reader.load(url).where(any_of(windows(days), table.partition))
@@ -60,8 +62,6 @@ def rows_as_of(
     # Spark takes what it is given for patterns.
     literal = re.sub(r"([\\*?\[\]{}])", r"\\\1", url)
     paths = [f"{literal}/{file['path']}" for file in files]
-    if not paths:
-        return spark.createDataFrame([], table.struct)
     rows = spark.read.schema(table.struct).option("basePath", url).parquet(*paths)
     return rows.select(*table.columns)
 

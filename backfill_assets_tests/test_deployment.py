@@ -168,6 +168,7 @@ def test_the_port_is_none_that_a_client_could_take(diary, tmp_path):
 def test_a_server_that_is_not_there_yet_is_waited_for(diary, tmp_path, monkeypatch):
     monkeypatch.setattr(deployment, "_PATIENCE", 0.05)
     monkeypatch.setattr(deployment, "_MOST_UNHEARD", 1)
+    monkeypatch.setattr(deployment, "_PROBE_EVERY", 600)  # once there, on a busy machine it is slow
     server = Fake(tmp_path, "note('serving', os.getpid()); time.sleep(2); serve()")
     assert run("note('ui', os.getpid())", server) == 0
     assert len(noted(diary, "serving")) == 2  # from one process

@@ -85,4 +85,5 @@ def test_rows_that_are_deleted_in_their_file_stay_deleted(spark, tmp_path):
     ).save(url)
     spark.sql(f"DELETE FROM delta.`{url}` WHERE customer_id = 'other'")
     assert [same(spark, url, version) for version in range(2)] == [4, 2]
+    assert rows_as_of(spark, url, FACT, 1, ()).collect() == []
     assert list(Path(url).glob("deletion_vector_*"))
