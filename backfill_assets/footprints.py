@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from datetime import date
-from typing import Any
 
 from backfill_assets.records import Foreign, Ledger, Ledgers, Record
 
@@ -80,7 +79,7 @@ def footprint(ledger: Ledger, name: str, days: Container[date] | None = None) ->
             writers |= dict.fromkeys(record.days, record)
             continue
         if belongs(record, name):
-            for day in _written(record):
+            for day in written(record):
                 if days is not None and day not in days:
                     continue
                 old = found.get(day)
@@ -91,23 +90,23 @@ def footprint(ledger: Ledger, name: str, days: Container[date] | None = None) ->
                 if writers[day].version != old.after:
                     between = writers[day]
                 found[day] = Change(old.before, record.version, old.previous, record, between)
-        writers |= dict.fromkeys(_written(record), record)
+        writers |= dict.fromkeys(written(record), record)
         stands |= dict.fromkeys(record.days, record)
         for day in record.withdrawn:
             stands.pop(day, None)
     return found
 
 
-def _written(record: Record) -> set[date]:
-    return {*record.wrote, *record.withdrawn}
+def written(commit: Record | Foreign) -> frozenset[date]:
+    """The days whose files a commit changed, those that it took back included."""
+    return commit.days if isinstance(commit, Foreign) else commit.wrote | commit.withdrawn
 
 
 def written_since(ledger: Ledger, changes: Mapping[date, Change]) -> dict[date, Record | Foreign]:
     """The last commit that wrote a day after the backfill did, by day, where there is one."""
     found = {day: change.between for day, change in changes.items() if change.between}
     for commit in ledger.commits:
-        wrote: Any = commit.days if isinstance(commit, Foreign) else _written(commit)
-        for day in wrote:
+        for day in written(commit):
             if day in changes and commit.version > changes[day].after:
                 found[day] = commit
     return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from functools import partial, reduce
 from itertools import pairwise
@@ -23,8 +23,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
 from backfill_assets.commits import gist
+from backfill_assets.footprints import written
 from backfill_assets.partitions import windows
-from backfill_assets.records import Foreign, Ledger, Record
+from backfill_assets.records import Ledger
 from backfill_assets.reports import Day, Drift, Fingerprint, Report, Sample, Versions
 from backfill_assets.retries import engine_lost
 from backfill_assets.schemas import Table
@@ -214,7 +215,7 @@ def _read_at(wanted: Iterable[_Place], ledger: Ledger | None) -> dict[_Place, _P
         return {place: place for place in wanted}
     wrote = defaultdict(list)
     for commit in ledger.commits:
-        for day in _written(commit):
+        for day in written(commit):
             wrote[day].append(commit.version)
     same = []
     for version, day in wanted:
@@ -231,12 +232,6 @@ def _read_at(wanted: Iterable[_Place], ledger: Ledger | None) -> dict[_Place, _P
         at = at if at >= first else last
         found[version, day] = (at, day)
     return found
-
-
-def _written(commit: Record | Foreign) -> Collection[date]:
-    if isinstance(commit, Foreign):
-        return commit.days
-    return (commit.days.keys() if commit.written is None else commit.written) | commit.withdrawn
 
 
 def _read(spark: SparkSession, url: str, table: Table, places: Iterable[_Place]) -> DataFrame:

@@ -532,8 +532,8 @@ def _by_day(log: DeltaTable, table: Table) -> tuple[Mapping[date, Measured], Map
     def stored(row: Mapping[str, Any]) -> Stored:
         return Stored(row["path_count"], row["size_bytes_sum"])
 
-    days = sums.column(day).to_pylist()
-    return _Rows(days, sums, measured), _Rows(days, sums, stored)
+    at = {day: n for n, day in enumerate(sums.column(day).to_pylist())}
+    return _Rows(at, sums, measured), _Rows(at, sums, stored)
 
 
 _Value = TypeVar("_Value")
@@ -543,10 +543,9 @@ class _Rows(Mapping[date, _Value]):
     """By day, what is made of a row of a table when somebody asks for it."""
 
     def __init__(
-        self, days: Sequence[date], rows: pa.Table, make: Callable[[Mapping[str, Any]], _Value]
+        self, at: Mapping[date, int], rows: pa.Table, make: Callable[[Mapping[str, Any]], _Value]
     ) -> None:
-        self._at = {day: n for n, day in enumerate(days)}
-        self._rows, self._make = rows, make
+        self._at, self._rows, self._make = at, rows, make
 
     def __getitem__(self, day: date) -> _Value:
         (row,) = self._rows.slice(self._at[day], 1).to_pylist()

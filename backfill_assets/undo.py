@@ -263,9 +263,9 @@ class _Undo:
         now = (self.record["code_version"], self.record["config_digest"])
         return old.days[day].made_of if by == now else ""
 
-    def _rows(self, version: int, days: Iterable[date]) -> DataFrame:
+    def _rows(self, version: int, days: Collection[date]) -> DataFrame:
         spark, url = self.io.engine.spark_session, self.io.url(self.table)
-        return rows_as_of(spark, url, self.table, version, set(days))
+        return rows_as_of(spark, url, self.table, version, days)
 
     def _remarks(
         self,

@@ -277,11 +277,18 @@ for n in range(6):
 # How it ends.
 
 
+@pytest.fixture
+def _hanging_up():
+    """Heeded, also where whoever started the tests has them ignore it, as nohup does."""
+    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, inherited)
+
+
+@pytest.mark.usefixtures("_hanging_up")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_all_the_ui_first(diary, tmp_path, number):
     before = signal.getsignal(number)
-    if before is signal.SIG_IGN:
-        pytest.skip("whoever started the tests has them ignore this signal, as nohup does")
     ui = (
         FAMILY
         + f"""
