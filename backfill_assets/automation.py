@@ -26,8 +26,8 @@ from backfill_assets.checks import failure_text
 from backfill_assets.dashboard import DASHBOARD
 from backfill_assets.incidents import incidents
 from backfill_assets.io_manager import latest_materializations
-from backfill_assets.landing import contents
 from backfill_assets.lateness import Policy
+from backfill_assets.listing import list_landing
 from backfill_assets.partitions import DAY, Window, daily_partitions, windows
 from backfill_assets.records import read_ledger, read_ledgers
 from backfill_assets.reprocessing import (
@@ -128,7 +128,8 @@ class _Look:
         raw, rejected = (
             read_ledger(self.settings.table(table.name), table) for table in (RAW, REJECTED)
         )
-        found = arrivals(raw, contents(self.settings.landing), self.policy, today, rejected)
+        landed = list_landing(self.settings.landing)
+        found = arrivals(raw, landed, self.policy, today, rejected)
         return load_requests(found, self.settings.partitions_per_run)
 
     def rebuilds(self, today: date, instance: dg.DagsterInstance) -> list[Request]:
@@ -142,7 +143,7 @@ class _Look:
         """All that the states of the days follow from."""
         now = self.clock().astimezone(self.settings.zone)
         ledgers = read_ledgers(self.settings)
-        landed = contents(self.settings.landing)
+        landed = list_landing(self.settings.landing)
         return Situation(
             ledgers=ledgers,
             backlog=backlog(ledgers, self.policy, now.date()),

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from datetime import date
 
 from backfill_assets.alerts import Incident
+from backfill_assets.audit import Severity
 from backfill_assets.partitions import DAY
 from backfill_assets.schemas import (
     CORRECTIONS,
@@ -33,19 +34,20 @@ _ABSENT = (
     "no folder has landed for this arrival day, so it counts as an empty day until files land; if "
     "there is nothing to send, an empty folder says so"
 )
-_GONE = (
-    "landing files that were loaded are no longer there; the loaded rows are kept. Put the files "
-    "back, or materialize these days to drop the rows"
+_IN_CURRENT = (
+    "new lines have landed for days whose window has closed: fact_daily_orders_current and "
+    "fact_order_corrections have them, the facts stay as they are. To take them into the facts, "
+    "materialize stg_orders and what follows for these days"
 )
 #: What a table is built from: where a day is missing there, that is the incident, and just one.
 _BUILT_FROM = {
     REJECTED.name: RAW.name,
     STAGED.name: RAW.name,
     LATE.name: RAW.name,
-    CORRECTIONS.name: RAW.name,
     LATENESS.name: RAW.name,
     FACT.name: STAGED.name,
-    CURRENT.name: FACT.name,
+    CURRENT.name: RAW.name,
+    CORRECTIONS.name: FACT.name,
 }
 
 
@@ -81,13 +83,15 @@ def incidents(now: Situation) -> list[Incident]:
             "new input for final days",
             name,
             now.backlog.final.get(name, {}).keys(),
-            MEANING[State.INPUT_NEWER],
+            _IN_CURRENT,
         )
     for day, how in changed.items():
         add("final day changed", FACT.name, [day], f"{how}; compare it with what it should be")
     recent = {day for day in now.absent if day > now.today - _NEWS * DAY}
     add("input missing", RAW.name, recent, _ABSENT)
-    add("input gone", RAW.name, now.arrivals.gone, _GONE)
+    for day, files in sorted(now.arrivals.held.items()):
+        add("replaced file waits", RAW.name, [day], f"{', '.join(files)}: {MEANING[State.HELD]}")
+    found += _many_rejected(now)
     found += _late_money(now)
     return found
 
@@ -96,9 +100,19 @@ def _in(states: dict[date, State], wanted: State) -> set[date]:
     return {day for day, state in states.items() if state is wanted}
 
 
+def _many_rejected(now: Situation) -> list[Incident]:
+    """Published days of which many lines were rejected; those not published are failed checks."""
+    found = []
+    for day, record in sorted(now.ledgers[RAW.name].latest.items()):
+        severity, said = record.days[day].findings.get("rejected_lines", ("", ""))
+        if severity == Severity.ALERT.value and day > now.today - _NEWS * DAY:
+            found.append(Incident("lines rejected", RAW.name, str(day), f"{day}: {said}"))
+    return found
+
+
 def _late_money(now: Situation) -> list[Incident]:
     became = (
-        "they are in late_orders, and in fact_daily_orders_current as corrections"
+        "they are in late_orders and in fact_daily_orders_current"
         if now.policy.corrects
         else "they were DROPPED and are in no total"
     )

@@ -57,6 +57,11 @@ REWRITE_TAG = "backfill_assets/rewrite"
 #: How a run writes: `overwrite` replaces whole days, `merge` changes their rows by the natural key
 #: in the tables that allow it.
 WRITE_MODE_TAG = "backfill_assets/write_mode"
+#: What a person agrees to: names of replaced files as `arrival_date=YYYY-MM-DD/name`, `rows`,
+#: `rejected`, with commas between them; see `assets.raw`.
+ACCEPT_TAG = "backfill_assets/accept"
+#: A run with this tag set to `true` closes its arrival days that have no folder.
+CLOSE_TAG = "backfill_assets/close"
 #: Why a run was launched, for the record of its commits.
 REASON_TAG = "backfill_assets/reason"
 #: The code and the configuration that a backfill was planned with, see `pinned`.
@@ -132,7 +137,7 @@ class Built:
         numbers: figures for the UI by day, besides those of the audit.
         remarks: what the commit is to say of itself besides, given the table as it is (none while
             there is none) and the verdicts of all days.
-        provisional: days that must be computed again even if their inputs look the same.
+        made_of: the recipes of days that turned out to be made of something else than planned.
     """
 
     frame: DataFrame
@@ -140,7 +145,7 @@ class Built:
     scattered: bool = False
     numbers: Mapping[date, Mapping[str, Any]] = field(default_factory=dict)
     remarks: Callable[[Source | None, Sequence[Verdict]], Remarks] | None = None
-    provisional: frozenset[date] = frozenset()
+    made_of: Mapping[date, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -699,7 +704,7 @@ def _summary(verdicts: Sequence[Verdict], audited: _Audited) -> dict[str, Any]:
             str(v.day): msgspec.structs.asdict(
                 published(
                     v,
-                    "" if v.day in built.provisional else audited.made_of[v.day],
+                    built.made_of.get(v.day, audited.made_of[v.day]),
                     built.numbers.get(v.day, {}),
                 )
             )

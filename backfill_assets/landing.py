@@ -1,17 +1,16 @@
-"""The landing folder: which files an arrival day has, and their lines as text fields.
+"""Landing files: whether each can be read, and their lines as text fields.
 
-The only module that touches landing files. What a field *means* (a timestamp, money, a log day) is
-decided in `assets.raw`; here every field is still text.
+The only module that parses landing files; which there are is told by `listing`. What a field
+*means* (a timestamp, money, a log day) is decided in `assets.raw`; here every field is still text.
 """
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
@@ -26,7 +25,15 @@ import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from backfill_assets.partitions import DAY, Window
+from backfill_assets.listing import (
+    CONTROL_FILE,
+    NAMELESS,
+    Entry,
+    LandingError,
+    Listing,
+    list_landing,
+)
+from backfill_assets.partitions import Window
 from backfill_assets.retries import engine_lost
 from backfill_assets.spark import SPARK_ERRORS
 from backfill_assets.stores import open_store
@@ -34,15 +41,14 @@ from backfill_assets.stores import open_store
 Result = TypeVar("Result")
 
 FIELDS = ("order_id", "customer_id", "order_ts", "amount", "ingestion_ts")
-CONTROL_FILE = "_control.json"
+#: A file without one of these columns is no file of orders.
+REQUIRED = ("order_id", "order_ts", "amount", "ingestion_ts")
 _LINES_DDL = (
     "arrival_date DATE, source_file STRING, text STRING, "
     + ", ".join(f"{name} STRING" for name in FIELDS)
     + ", problem STRING"
 )
-_KNOWN = re.compile(r".*\.((jsonl|json|csv)(\.gz)?|parquet)", re.DOTALL)
 _GLOB = re.compile(r"[\\{}\[\]*?]")
-_NAMELESS = "(a file whose name is not UTF-8)"
 _BYTE_ORDER_MARK = "\ufeff"
 
 # A number where an order has an identifier or an amount; an identifier takes whole numbers only.
@@ -83,10 +89,6 @@ _SPARK_TYPES: Mapping[pa.DataType, T.DataType] = {
     pa.date32(): T.DateType(),
     pa.date64(): T.DateType(),
 }
-
-
-class LandingError(RuntimeError):
-    """The landing folder as a whole is not what the settings say."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,6 @@ class Landing:
         controls: the source's own totals by arrival day, where it sends them.
         bad_controls: why a control file cannot be used, by arrival day.
         counts: non-blank data lines found, headers not counted, by the file's name in the tables.
-        contents: what each arrival day's folder held when it was listed, as `contents` says it.
     """
 
     files: list[LandingFile] = field(default_factory=list)
@@ -172,14 +173,13 @@ class Landing:
     controls: dict[date, Control] = field(default_factory=dict)
     bad_controls: dict[date, str] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
-    contents: dict[date, str] = field(default_factory=dict)
     _headers: dict[LandingFile, str] = field(default_factory=dict)
     _columns: dict[LandingFile, _Columns] = field(default_factory=dict)
 
-    def lines(self, day: date) -> int:
-        """The lines found in the files of an arrival day, without those that cannot be read."""
-        of_day = (file.source_file for file in self.files if file.arrival_date == day)
-        return sum(self.counts.get(name, 0) for name in of_day)
+    @property
+    def unreadable(self) -> set[str]:
+        """The names in the tables of the files that cannot be read."""
+        return {file.source_file for file in self.broken}
 
     def broken_on(self, day: date) -> list[str]:
         """The unreadable files of an arrival day, each with its reason."""
@@ -187,19 +187,46 @@ class Landing:
             f"{f.source_file} ({why})" for f, why in self.broken.items() if f.arrival_date == day
         ]
 
+    def leave_out(self, names: Collection[str]) -> bool:
+        """Take out files that are not at rest, readable or not; whether any would have been read.
+
+        Args:
+            names: their names in the tables.
+        """
+        for file in [file for file in self.broken if file.source_file in names]:
+            del self.broken[file]
+        for day in [d for d in self.controls | self.bad_controls if _control(d) in names]:
+            self.controls.pop(day, None)
+            self.bad_controls.pop(day, None)
+        stale = [file for file in self.files if file.source_file in names]
+        self.files = [file for file in self.files if file.source_file not in names]
+        return bool(stale)
+
     def drop(self, file: LandingFile, why: str) -> None:
         """Take a file out that turned out to be unreadable."""
         self.files.remove(file)
         self.broken[file] = why
 
 
-def survey(spark: SparkSession, landing: str, days: Window) -> Landing:
-    """Find the files of the arrival days, see that each can be read to its end, count its lines.
+def _control(day: date) -> str:
+    return f"arrival_date={day}/{CONTROL_FILE}"
+
+
+def survey(
+    spark: SparkSession, landing: str, days: Window, listing: Listing | None = None
+) -> Landing:
+    """See that each file of the arrival days can be read to its end, and count its lines.
+
+    Args:
+        spark: the session.
+        landing: the landing folder.
+        days: the arrival days.
+        listing: of these days at least; made now if not given.
 
     Raises:
         LandingError: there is no `orders` folder at all: a wrong setting, not an empty day.
     """
-    found = _list(landing, days)
+    found = _look(landing, days, listing or list_landing(landing, days))
     found.counts = readable(found, lambda part: _count(spark, part))
     return found
 
@@ -253,130 +280,29 @@ def _poisoned(found: Landing, work: Callable[[Landing], Any]) -> LandingFile | N
     return files[0] if alone or fails(files) else None
 
 
-#: What `contents` says of an arrival day that has no folder.
-NOT_LANDED = "none"
-
-
-def contents(landing: str, days: Iterable[date] | None = None) -> dict[date, str]:
-    """What lies in the folders of arrival days, from a listing; no file is opened.
-
-    Args:
-        landing: the landing folder.
-        days: the arrival days to list; all of them, in one listing, if not given.
-
-    Returns:
-        By arrival day, how many files there are and a digest of their names, sizes and times of
-        change: `2-1f0c...`. An arrival day without a folder is not there.
-
-    Raises:
-        LandingError: there is no `orders` folder at all.
-    """
-    filesystem, base = _orders(landing)
-    if days is None:
-        whole = filesystem.get_file_info(pafs.FileSelector(base, recursive=True))
-        try:
-            return _by_day(base, whole)
-        except UnicodeDecodeError:  # a name whose folder cannot be told: one listing for each
-            top = filesystem.get_file_info(pafs.FileSelector(base))
-            days = sorted(filter(None, map(_arrival_day, map(_name, top))))
-    listed = {day: _folder(filesystem, base, day) for day in days}
-    return {day: _summary(infos) for day, infos in listed.items() if infos is not None}
-
-
-def landed_files(landing: str, days: Iterable[date]) -> tuple[int, int]:
-    """How many files the folders of arrival days hold, and how many bytes these have."""
-    filesystem, base = _orders(landing)
-    infos = [info for day in days for info in _folder(filesystem, base, day) or ()]
-    return len(infos), sum(info.size or 0 for info in infos)
-
-
-def _by_day(base: str, whole: Iterable[pafs.FileInfo]) -> dict[date, str]:
-    """A listing of all folders, by arrival day."""
-    folders: dict[date, list[pafs.FileInfo]] = {}
-    for info in whole:
-        day, *within = info.path.removeprefix(f"{base}/").split("/")
-        arrival = _arrival_day(day)
-        if arrival is None or len(within) > 1:
-            continue
-        inside = folders.setdefault(arrival, [])
-        if within:
-            inside.append(info)
-    return {day: _summary(infos) for day, infos in folders.items()}
-
-
-def _folder(filesystem: pafs.FileSystem, base: str, day: date) -> list[pafs.FileInfo] | None:
-    """What lies in an arrival day's folder; none if there is no folder."""
-    folder = f"{base}/arrival_date={day}"
-    listed: list[pafs.FileInfo] = filesystem.get_file_info(
-        pafs.FileSelector(folder, allow_not_found=True)
-    )
-    there = listed or filesystem.get_file_info(folder).type == pafs.FileType.Directory
-    return listed if there else None
-
-
-def read_from(contents: Mapping[date, str], day: date) -> list[str]:
-    """What `contents` says of a log day: the folder before it (early lines) and its own."""
-    return [contents.get(d, NOT_LANDED) for d in (day - DAY, day)]
-
-
-def _arrival_day(folder: str) -> date | None:
-    try:
-        day = date.fromisoformat(folder.removeprefix("arrival_date="))
-    except ValueError:
-        return None
-    # Python reads more as a day than a run would look for.
-    return day if folder == f"arrival_date={day}" else None
-
-
-def _summary(infos: Iterable[pafs.FileInfo]) -> str:
-    """The files that a run reads or names, and the control file."""
-    seen = sorted(
-        (name, info.size or 0, info.mtime_ns or 0)
-        for name, info in ((_name(info), info) for info in infos)
-        if name == CONTROL_FILE or not name.startswith(("_", "."))
-    )
-    return f"{len(seen)}-{hashlib.sha256(repr(seen).encode()).hexdigest()[:12]}"
-
-
-def _orders(landing: str) -> tuple[pafs.FileSystem, str]:
-    filesystem, root = open_store(landing)
-    base = f"{root}/orders"
-    if filesystem.get_file_info(base).type != pafs.FileType.Directory:
-        raise LandingError(
-            f"there is no folder {landing}/orders: set BACKFILL_ASSETS_LANDING to the folder that "
-            "holds orders/arrival_date=YYYY-MM-DD/. Nothing was written."
-        )
-    return filesystem, base
-
-
-def _list(landing: str, days: Window) -> Landing:
-    filesystem, base = _orders(landing)
+def _look(landing: str, days: Window, listing: Listing) -> Landing:
+    filesystem, _ = open_store(landing)
     found = Landing()
     for day in days:
-        listed = _folder(filesystem, base, day)
-        found.contents[day] = NOT_LANDED if listed is None else _summary(listed)
-        infos = [(_name(info), info) for info in listed or ()]
-        for name, info in sorted(infos, key=lambda named: named[0]):
-            url = _literal(f"{landing}/orders/arrival_date={day}/{name}")
-            file = LandingFile(day, name, url, info.size or 0)
-            if name == CONTROL_FILE:
-                _read_control(filesystem, info.path, day, found)
-            elif name.startswith(("_", ".")):
-                continue
-            elif name == _NAMELESS:
-                found.broken[file] = "rename it"
-            elif info.type != pafs.FileType.File or not _KNOWN.fullmatch(name):
-                found.unknown[day].append(file.source_file)
-            elif info.size:
-                _look_into(filesystem, info.path, file, found)
+        folder = listing.folders.get(day)
+        if folder is None:
+            continue
+        if folder.nameless:
+            url = f"{landing}/orders/arrival_date={day}/{NAMELESS}"
+            found.broken[LandingFile(day, NAMELESS, url, 0)] = "rename it"
+        if folder.unknown:
+            found.unknown[day] += folder.unknown
+        for entry in folder.files.values():
+            if entry.name == CONTROL_FILE:
+                _read_control(filesystem, entry.path, day, found)
+            elif entry.size:
+                _look_into(filesystem, entry, _file(landing, day, entry), found)
     return found
 
 
-def _name(info: pafs.FileInfo) -> str:
-    try:
-        return info.base_name
-    except UnicodeDecodeError:  # neither Python nor Spark could open it
-        return _NAMELESS
+def _file(landing: str, day: date, entry: Entry) -> LandingFile:
+    url = _literal(f"{landing}/orders/arrival_date={day}/{entry.name}")
+    return LandingFile(day, entry.name, url, entry.size)
 
 
 def _literal(url: str) -> str:
@@ -406,20 +332,38 @@ def _read_control(filesystem: pafs.FileSystem, path: str, day: date, found: Land
         )
 
 
-def _look_into(filesystem: pafs.FileSystem, path: str, file: LandingFile, found: Landing) -> None:
+def _look_into(
+    filesystem: pafs.FileSystem, entry: Entry, file: LandingFile, found: Landing
+) -> None:
     """Read what must be known before Spark reads the file: Parquet types, the CSV header."""
     try:
         if file.format == "parquet":
-            found._columns[file] = _parquet_columns(pq.read_metadata(path, filesystem=filesystem))
+            footer = pq.read_metadata(entry.path, filesystem=filesystem)
+            found._columns[file] = _parquet_columns(footer)
         elif file.format == "csv":
-            header = _first_line(filesystem, path)
+            header = _first_line(filesystem, entry.path)
             if header is None:
                 return
+            _refuse_header_without(header)
             found._headers[file] = header
     except (OSError, pa.ArrowException, EOFError, LandingError) as error:
         found.broken[file] = f"{type(error).__name__}: {(str(error) or '?').splitlines()[0][:200]}"
         return
     found.files.append(file)
+
+
+def _refuse_header_without(header: str) -> None:
+    """Refuse a CSV file whose first line is not a header with all required fields.
+
+    Without its header a file would lose its first line, and all others would be rejected.
+
+    Raises:
+        LandingError: a field is missing.
+    """
+    names = _csv_names(header)
+    missing = [name for name in REQUIRED if names is not None and name not in names]
+    if missing:
+        raise LandingError(f"its first line is not a header with {', '.join(missing)}")
 
 
 def _parquet_columns(footer: pq.FileMetaData) -> _Columns:

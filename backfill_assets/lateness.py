@@ -6,7 +6,6 @@ Nothing here reads a clock, a table or a file.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Container
 from dataclasses import dataclass
 from datetime import date
 
@@ -30,6 +29,8 @@ class Policy:
             are counted and in no total (`drop`).
         only_touched: whether a scheduled run rebuilds just the days that new lines change
             (`touched`); otherwise all that they may change (`window`).
+        absent_days: for so many days after a log day its folder is waited for; then the day counts
+            as one on which nothing came.
     """
 
     start: date
@@ -38,6 +39,7 @@ class Policy:
     lag_days: int
     corrects: bool
     only_touched: bool
+    absent_days: int = 30
 
     @classmethod
     def of(cls, settings: Settings) -> Policy:
@@ -49,6 +51,7 @@ class Policy:
             lag_days=settings.lag_days,
             corrects=settings.late_lines == "correct",
             only_touched=settings.reprocess == "touched",
+            absent_days=settings.absent_days,
         )
 
     def logged(self, today: date) -> Window:
@@ -62,21 +65,16 @@ class Policy:
         """
         return self._calendar(today - (self.lag_days - 1) * DAY)
 
+    def waited_for(self, today: date) -> Window:
+        """The log days whose folder may still come."""
+        return Window(today - self.absent_days * DAY, date.max)
+
     def _calendar(self, end: date) -> Window:
         return Window(self.start, max(self.start, end if self.end is None else min(end, self.end)))
 
     def may_touch(self, log_day: date) -> Window:
         """The event days that a line logged on a day may change: itself and the W days before."""
         return event_days(Window(log_day, log_day + DAY), self.window_days)
-
-    def is_final(self, event_day: date, loaded: Container[date]) -> bool:
-        """Whether a day built now will never change by itself: all its log days are loaded.
-
-        Not by the calendar: after a week in which nothing ran, the days whose window has passed
-        meanwhile still lack what was logged in that week.
-        """
-        day = Window(event_day, event_day + DAY)
-        return all(logged in loaded for logged in log_days(day, self.window_days))
 
 
 def log_days(event_days: Window, window_days: int) -> Window:

@@ -11,7 +11,17 @@ from typing import NamedTuple
 
 from backfill_assets.records import Ledger, Ledgers, Published
 from backfill_assets.reports import Fingerprint, Report
-from backfill_assets.schemas import CURRENT, FACT, LATE, LATENESS, RAW, REJECTED, STAGED, Table
+from backfill_assets.schemas import (
+    CORRECTIONS,
+    CURRENT,
+    FACT,
+    LATE,
+    LATENESS,
+    RAW,
+    REJECTED,
+    STAGED,
+    Table,
+)
 
 
 class _Figure(NamedTuple):
@@ -45,11 +55,19 @@ _EQUAL = (
     ),
     (
         _Figure(FACT, "orders", "has {} orders"),
-        _Figure(CURRENT, _RECORDED + "orders", "was made of {}"),
+        _Figure(CORRECTIONS, _RECORDED + "orders", "was made of {}"),
     ),
     (
         _Figure(FACT, "revenue", "has revenue {}"),
-        _Figure(CURRENT, _RECORDED + "revenue", "was made of {}"),
+        _Figure(CORRECTIONS, _RECORDED + "revenue", "was made of {}"),
+    ),
+    (
+        _Figure(CURRENT, "orders", "has {} orders"),
+        _Figure(CORRECTIONS, _RECORDED + "current orders", "was made of {}"),
+    ),
+    (
+        _Figure(CURRENT, "revenue", "has revenue {}"),
+        _Figure(CORRECTIONS, _RECORDED + "current revenue", "was made of {}"),
     ),
 )
 

@@ -23,13 +23,14 @@ from pydantic import BaseModel, Field
 
 from backfill_assets.history import spans
 from backfill_assets.io_manager import same_days
-from backfill_assets.landing import contents, landed_files
 from backfill_assets.lateness import Policy, log_days
+from backfill_assets.listing import Listing, list_landing
+from backfill_assets.manifests import target
 from backfill_assets.partitions import DAY, Window, daily_partitions, days_of_run, windows
 from backfill_assets.provenance import Code
-from backfill_assets.recipes import landed, made_of
+from backfill_assets.recipes import made_of
 from backfill_assets.records import Ledger, Ledgers, packed, read_ledgers, unpacked
-from backfill_assets.reprocessing import final_days
+from backfill_assets.reprocessing import final_days, manifests
 from backfill_assets.schemas import (
     CORRECTIONS,
     CURRENT,
@@ -133,7 +134,7 @@ class BackfillPlan(BaseModel, frozen=True):
         code: the same in words, with the git commit.
         config_digest: of the settings that decide what is in the tables.
         versions: by table that it reads or writes, the version of the last commit that changed it.
-        landing: digest of the listing that raw days are loaded from; empty if none are.
+        landing: digest of the contents that raw days are loaded from; empty if none are.
         tables: what will become of the days.
         files: data files and landing files to read at most.
         size: of these, in bytes.
@@ -255,11 +256,13 @@ def plan_backfill(
     """
     loaded = sorted({*days.get(RAW.name, ()), *days.get(REJECTED.name, ())})
     arrivals = sorted({d for day in loaded for d in (day - DAY, day)})
-    listed = contents(settings.landing, arrivals) if arrivals else {}
-    found = _outcomes(settings, parameters, days, ledgers, code, listed)
+    listed = list_landing(settings.landing, arrivals) if arrivals else Listing("", {})
+    landed = _landed(ledgers[RAW.name], listed, loaded)
+    found = _outcomes(settings, parameters, days, ledgers, code, landed)
     final = final_days(ledgers, Policy.of(settings), {day for of in days.values() for day in of})
     work = {name: [d for d, what in of.items() if what in _WORK] for name, of in found.items()}
-    files, size = landed_files(settings.landing, arrivals)
+    entries = [entry for day in arrivals for entry in listed.files(day).values()]
+    files, size = len(entries), sum(entry.size for entry in entries)
     for input_, of in _reads(work, ledgers, settings.window_days):
         stored = [ledgers[input_].stored[day] for day in of]
         files += sum(day.files for day in stored)
@@ -277,7 +280,7 @@ def plan_backfill(
         code=str(code),
         config_digest=settings.digest,
         versions={name: last_change(ledgers[name]) for name in TABLES if name in touched},
-        landing=_digest(listed) if arrivals else "",
+        landing=_digest(landed) if landed else "",
         tables={
             name: Outlook(
                 **{
@@ -304,11 +307,11 @@ _WORK = (Expected.COMPUTED, Expected.DEPENDS)
 _INPUTS: Mapping[str, Sequence[tuple[str, Callable[[Window, int], Window], bool]]] = {
     STAGED.name: [(RAW.name, log_days, True)],
     LATE.name: [(RAW.name, lambda days, _: days, True)],
-    CORRECTIONS.name: [(RAW.name, lambda days, _: Window(date.min, days.end), True)],
     FACT.name: [(STAGED.name, lambda days, _: days, True)],
-    CURRENT.name: [
+    CURRENT.name: [(RAW.name, log_days, True)],
+    CORRECTIONS.name: [
         (FACT.name, lambda days, _: days, True),
-        (CORRECTIONS.name, lambda *_: Window(date.min, date.max), False),
+        (CURRENT.name, lambda days, _: days, True),
     ],
     LATENESS.name: [
         (REJECTED.name, lambda days, _: days, True),
@@ -323,7 +326,7 @@ def _outcomes(
     days: Mapping[str, Sequence[date]],
     ledgers: Ledgers,
     code: Code,
-    listed: Mapping[date, str],
+    landed: Mapping[date, str],
 ) -> dict[str, dict[date, Expected]]:
     """What becomes of each day: its recipe as it is now, and as it is if its inputs change."""
     policy, by = Policy.of(settings), (code.version, settings.digest)
@@ -332,21 +335,19 @@ def _outcomes(
     for name, wanted in days.items():
         ledger = ledgers[name]
         if name in (RAW.name, REJECTED.name):
-            now = then = landed(listed, wanted)
+            now = then = landed
         else:
             now = made_of(name, ledgers, wanted, policy)
             then = made_of(name, supposed, wanted, policy)
         same = set() if parameters.rewrite else same_days(ledger, now, *by)
         needed = [input_ for input_, _, own in _INPUTS.get(name, ()) if own]
-        # Which days a correction speaks of is known when it is made.
-        any_day = name == CURRENT.name and isinstance(supposed[CORRECTIONS.name], _Supposed)
         outcomes = {}
         for day in wanted:
             if not all(day in supposed[input_].published for input_ in needed):
                 outcomes[day] = Expected.LACKING
             elif parameters.rewrite or not _made_by(ledger, day, by):
                 outcomes[day] = Expected.COMPUTED
-            elif any_day or now[day] != then[day]:
+            elif now[day] != then[day]:
                 outcomes[day] = Expected.DEPENDS
             else:
                 outcomes[day] = Expected.IDENTICAL if day in same else Expected.COMPUTED
@@ -356,6 +357,15 @@ def _outcomes(
             kept = {field.name: getattr(ledger, field.name) for field in fields(ledger)}
             supposed[name] = _Supposed(**kept, moving=moving)
     return found
+
+
+def _landed(raw: Ledger, listed: Listing, days: Collection[date]) -> dict[date, str]:
+    """The recipes of log days, by what they were loaded from and what lies there now."""
+    before = manifests(raw)
+    return {
+        day: target(day, before.get(day), listed, loaded=day in raw.published).manifest.recipe()
+        for day in days
+    }
 
 
 def _made_by(ledger: Ledger, day: date, by: tuple[str, str]) -> bool:

@@ -10,12 +10,10 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
-from itertools import accumulate
 
-from backfill_assets.landing import read_from
 from backfill_assets.lateness import Policy, log_days
 from backfill_assets.partitions import DAY, Window
-from backfill_assets.records import Ledgers
+from backfill_assets.records import Ledger, Ledgers, unpacked
 from backfill_assets.schemas import (
     CORRECTIONS,
     CURRENT,
@@ -26,16 +24,6 @@ from backfill_assets.schemas import (
     REJECTED,
     STAGED,
 )
-
-
-def landed(contents: Mapping[date, str], days: Iterable[date]) -> dict[date, str]:
-    """The recipes of log days: the folder before (early lines) and the day's own.
-
-    Args:
-        contents: what the landing holds, as `landing.contents` says it.
-        days: the days to tell of.
-    """
-    return {day: _digest(read_from(contents, day)) for day in days}
 
 
 def made_of(table: str, ledgers: Ledgers, days: Iterable[date], policy: Policy) -> dict[date, str]:
@@ -66,30 +54,36 @@ def _same_day(*names: str) -> Callable[[Ledgers, Policy], Callable[[date], list[
     return lambda ledgers, _: lambda day: [ledgers[name].content(day) for name in names]
 
 
-def _corrections(ledgers: Ledgers, policy: Policy) -> Callable[[date], list[str]]:
-    """All of the log up to the day, and the first day that has facts to correct."""
-    raw = ledgers[RAW.name]
-    days = sorted(raw.published)
-    so_far = accumulate(
-        days, lambda known, day: _digest([known, f"{day} {raw.content(day)}"]), initial=""
-    )
-    until = dict(zip(days, list(so_far)[1:], strict=True))
-    return lambda day: [until.get(day, "nothing"), str(policy.start)]
-
-
 def _current(ledgers: Ledgers, _: Policy) -> Callable[[date], list[str]]:
-    """The facts of the day, and the commits of corrections that speak of it."""
-    facts, corrections = ledgers[FACT.name], ledgers[CORRECTIONS.name]
-    stands = defaultdict(list)
-    for day, record in sorted(corrections.latest.items()):
-        stands[record.version].append(f"{day} {corrections.content(day)}")
-    of: dict[date, list[str]] = defaultdict(list)
-    for record in corrections.records:
-        for day in record.days_said("run_dates") if record.version in stands else ():
-            of[day].append(_digest(stands[record.version]))
-    # What others wrote there may speak of any day.
-    others = [f"version {other.version}" for other in corrections.foreign]
-    return lambda day: [facts.content(day), *of.get(day, []), *others]
+    """All log days with a line of an order that tells of the day."""
+    raw = ledgers[RAW.name]
+    logged = deciding(raw)
+    return lambda day: [f"{d} {raw.content(d)}" for d in sorted(logged(day))]
+
+
+def deciding(raw: Ledger) -> Callable[[date], set[date]]:
+    """The log days that decide what is known of an event day: those of all its orders' versions.
+
+    By the spans that the commits of the raw log recorded. Of log days that somebody else changed,
+    and of those that were loaded when no spans were recorded, anything is possible.
+    """
+    found: dict[date, set[date]] = defaultdict(set)
+    unknown = {day for other in raw.foreign for day in other.days}
+    for record in raw.records:
+        spans = record.said.get("spans")
+        if spans is None:
+            unknown |= record.wrote
+            continue
+        for log_day, told in spans.items():
+            for day in unpacked(told):
+                found[day].add(date.fromisoformat(log_day))
+    there = raw.published
+
+    def logged(day: date) -> set[date]:
+        # No line is logged before the day that it tells of.
+        return {d for d in found.get(day, set()) | unknown if d in there and d >= day} | {day}
+
+    return logged
 
 
 def _lateness(ledgers: Ledgers, policy: Policy) -> Callable[[date], list[str]]:
@@ -103,8 +97,8 @@ def _lateness(ledgers: Ledgers, policy: Policy) -> Callable[[date], list[str]]:
 _CONTENTS: Mapping[str, Callable[[Ledgers, Policy], Callable[[date], list[str]]]] = {
     STAGED.name: _staged,
     LATE.name: _same_day(RAW.name),
-    CORRECTIONS.name: _corrections,
     FACT.name: _same_day(STAGED.name),
     CURRENT.name: _current,
+    CORRECTIONS.name: _same_day(FACT.name, CURRENT.name),
     LATENESS.name: _lateness,
 }

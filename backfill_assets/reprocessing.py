@@ -11,11 +11,13 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from typing import Any
 
-from backfill_assets.landing import NOT_LANDED, read_from
 from backfill_assets.lateness import Policy, log_days
+from backfill_assets.listing import Listing
+from backfill_assets.manifests import Manifest, due, target
 from backfill_assets.partitions import DAY, Window, windows
-from backfill_assets.recipes import landed, made_of
+from backfill_assets.recipes import made_of
 from backfill_assets.records import Ledger, Ledgers, Record
 from backfill_assets.schemas import (
     CORRECTIONS,
@@ -30,8 +32,8 @@ from backfill_assets.schemas import (
 
 #: Tables by log day that follow the raw log, and tables by event day, each built from the one
 #: before it.
-BY_LOG_DAY = (LATE.name, CORRECTIONS.name, LATENESS.name)
-BY_EVENT_DAY = (STAGED.name, FACT.name, CURRENT.name)
+BY_LOG_DAY = (LATE.name, LATENESS.name)
+BY_EVENT_DAY = (STAGED.name, FACT.name, CURRENT.name, CORRECTIONS.name)
 
 
 @dataclass(frozen=True)
@@ -74,21 +76,21 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
     follow: list[tuple[str, str, Callable[[Record], Iterable[date]]]] = [
         (RAW.name, STAGED.name, _event_days(raw, policy)),
         (RAW.name, LATE.name, _changed_days(raw)),
-        (RAW.name, CORRECTIONS.name, _changed_log_days),
         (RAW.name, LATENESS.name, _changed_log_days),
         (REJECTED.name, LATENESS.name, _changed_days(rejected)),
         (STAGED.name, FACT.name, _changed_days(ledgers[STAGED.name])),
-        (FACT.name, CURRENT.name, _changed_days(ledgers[FACT.name])),
-        (CORRECTIONS.name, CURRENT.name, lambda record: record.days_said("run_dates")),
+        (RAW.name, CURRENT.name, _current_days(raw, policy)),
+        (FACT.name, CORRECTIONS.name, _changed_days(ledgers[FACT.name])),
+        (CURRENT.name, CORRECTIONS.name, _changed_days(ledgers[CURRENT.name])),
     ]
     possible: dict[str, Container[date]] = {
         LATENESS.name: raw.published & rejected.published,
-        CURRENT.name: ledgers[FACT.name].published,
         # They may have been taken back since.
         STAGED.name: raw.published,
+        CURRENT.name: raw.published,
         LATE.name: raw.published,
-        CORRECTIONS.name: raw.published,
         FACT.name: ledgers[STAGED.name].published,
+        CORRECTIONS.name: ledgers[FACT.name].published & ledgers[CURRENT.name].published,
     }
     closed = final_days(ledgers, policy)
     found: dict[str, dict[date, dict[str, Record]]] = defaultdict(lambda: defaultdict(dict))
@@ -137,8 +139,20 @@ def _event_days(raw: Ledger, policy: Policy) -> Callable[[Record], Iterable[date
     return event_days
 
 
+def _current_days(raw: Ledger, policy: Policy) -> Callable[[Record], Iterable[date]]:
+    """The event days of which a commit of the raw log changes what is known."""
+
+    def current_days(record: Record) -> Iterable[date]:
+        if "current_days" in record.said:
+            return record.days_said("current_days")
+        last = max(record.days, default=policy.start)
+        return {day for day in raw.published if day <= last}
+
+    return current_days
+
+
 def _changed_log_days(record: Record) -> Iterable[date]:
-    """The log days whose corrections a commit of the raw log may change."""
+    """The log days whose lateness a commit of the raw log may change."""
     return record.days_said("log_days") if "log_days" in record.said else record.days
 
 
@@ -147,8 +161,8 @@ def final_days(
 ) -> dict[str, set[date]]:
     """The days of staging and facts that only a person may rebuild; among some, if given.
 
-    Those whose latest record says that they were built with all their log days; and those whose
-    window closed later and quietly, as the last of its log days changed nothing for them.
+    Those whose latest record says that they were built when their window had closed; and those
+    whose window closed later and quietly, as the last of its log days changed nothing for them.
     """
     closes = closing(ledgers, policy)
     return {
@@ -162,21 +176,49 @@ def final_days(
     }
 
 
+def closings(raw: Ledger, policy: Policy) -> dict[date, int]:
+    """By event day whose window has closed, the version of the raw log that closed it.
+
+    A window closes with the commit after which all its log days are settled at the same time: what
+    had landed for them was in the log, and more was not due. What lands later does not open it
+    again; a log day that is taken back does.
+    """
+    settled: set[date] = set()
+    found: dict[date, int] = {}
+    for record in raw.records:
+        settled -= record.days_said("unsettled") | record.withdrawn
+        for day in {d for gone in record.withdrawn for d in policy.may_touch(gone)}:
+            found.pop(day, None)
+        new = record.days_said("settled") - settled
+        settled |= new
+        for day in {d for logged in new for d in policy.may_touch(logged)} - found.keys():
+            # The last one first: of most windows it is the one that lacks.
+            window = log_days(Window(day, day + DAY), policy.window_days)
+            if all(logged in settled for logged in reversed(list(window))):
+                found[day] = record.version
+    return found
+
+
+def settled_days(raw: Ledger) -> set[date]:
+    """The log days of which all that had landed was loaded, and nothing more was due."""
+    settled: set[date] = set()
+    for record in raw.records:
+        settled -= record.days_said("unsettled") | record.withdrawn
+        settled |= record.days_said("settled")
+    return settled
+
+
 def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], bool]:
     """Whether a record of staging or facts holds all that the window of one of its days brought.
 
-    That is so if all log days of the window are loaded, and the record was built from the last of
-    those commits of the raw log that changed the day until then, or later.
+    That is so if the window has closed, and the record was built from the last of those commits of
+    the raw log that changed the day until then, or later.
     """
     raw, staged = ledgers[RAW.name], ledgers[STAGED.name]
-    first: dict[date, int] = {}
+    closed = closings(raw, policy)
     changes: dict[date, list[int]] = defaultdict(list)
     event_days = _event_days(raw, policy)
     for record in raw.records:
-        for day in record.days:
-            first.setdefault(day, record.version)
-        for day in record.withdrawn:
-            first.pop(day, None)
         for day in event_days(record):
             changes[day].append(record.version)
     builds: dict[date, list[Record]] = defaultdict(list)
@@ -185,9 +227,9 @@ def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], b
             builds[day].append(record)
 
     def closes(table: str, record: Record, day: date) -> bool:
-        if not policy.is_final(day, first):
+        closed_by = closed.get(day)
+        if closed_by is None:
             return False
-        closed_by = max(first[d] for d in log_days(Window(day, day + DAY), policy.window_days))
         wanted = max((v for v in changes[day] if v <= closed_by), default=closed_by)
         if table == FACT.name:
             of = record.inputs.get(STAGED.name, -1)
@@ -210,61 +252,67 @@ class Arrivals:
 
     Attributes:
         load: log days to load, with what they are to be loaded from.
-        gone: log days whose files are no longer there; never loaded by themselves, as that would
-            empty them.
         absent: log days that are due and have no folder.
+        close: those of the days to load whose folder is waited for no longer.
+        held: by log day, the files that were replaced by ones that take orders away, and wait for
+            a person to accept it.
     """
 
-    load: Mapping[date, str]
-    gone: Sequence[date]
-    absent: frozenset[date]
+    load: Mapping[date, str] = field(default_factory=dict)
+    absent: frozenset[date] = frozenset()
+    close: frozenset[date] = frozenset()
+    held: Mapping[date, Sequence[str]] = field(default_factory=dict)
 
 
 def arrivals(
-    raw: Ledger,
-    contents: Mapping[date, str],
-    policy: Policy,
-    today: date,
-    rejected: Ledger | None = None,
+    raw: Ledger, listing: Listing, policy: Policy, today: date, rejected: Ledger | None = None
 ) -> Arrivals:
     """Which log days have landed and are not loaded as they are.
 
     Args:
         raw: the ledger of `raw_orders`.
         rejected: that of `raw_orders_rejected`, which a run may have failed to publish with it.
-        contents: what is in the landing, as `landing.contents` says it.
+        listing: of the whole landing.
         policy: the late-data policy.
         today: a log day must be over to be loaded. One without a folder is loaded as an empty day
-            when it is due: no folder is how a source says that there is nothing.
+            when it is due; its window stays open, until the folder comes or is no longer waited
+            for.
     """
-    loaded = loaded_from(raw)
-    load, gone, absent = {}, [], set()
-    due = policy.due(today)
+    loaded, load, absent, close, held = manifests(raw), {}, set(), set(), {}
+    due_days, waiting = policy.due(today), policy.waited_for(today)
     for day in policy.logged(today):
-        now = read_from(contents, day)
         then = loaded.get(day)
-        if now[1] == NOT_LANDED and day in due and (then is None or then[1] == NOT_LANDED):
+        never = day not in raw.published and day not in raw.withdrawals
+        if then is None and never and day not in listing.folders and day not in due_days:
+            continue
+        wanted = target(
+            day, then, listing, loaded=not never, close=day in due_days and day not in waiting
+        )
+        if wanted.manifest.held:
+            held[day] = sorted(wanted.manifest.held)
+        if day in due_days and day not in wanted.manifest.there and not wanted.manifest.closed:
             absent.add(day)
-        if then is None:
-            if now[1] != NOT_LANDED or day in due:
-                load[day] = "+".join(now)
-        elif then != now:
-            if any(_files(b) < _files(a) for a, b in zip(then, now, strict=True)):
-                gone.append(day)
-            else:
-                load[day] = "+".join(now)
-        elif rejected is not None and _lags(rejected, day, landed(contents, [day])[day]):
-            load[day] = "+".join([*now, REJECTED.name])
-    return Arrivals(load, gone, frozenset(absent))
+        if due(then, wanted):
+            load[day] = wanted.manifest.recipe()
+            close |= {day} if wanted.manifest.closed else set()
+        elif rejected is not None and _lags(rejected, day, wanted.manifest.recipe()):
+            load[day] = f"{wanted.manifest.recipe()}+{REJECTED.name}"
+    return Arrivals(load, frozenset(absent), frozenset(close), held)
 
 
-def loaded_from(raw: Ledger) -> dict[date, list[str]]:
-    """What each log day was last loaded from, as `landing.read_from` spells it."""
+def loaded_from(raw: Ledger) -> dict[date, Any]:
+    """What each log day was last loaded from, as its record says it."""
     return {
         date.fromisoformat(day): what
         for record in raw.records
         for day, what in record.said.get("landing", {}).items()
     }
+
+
+def manifests(raw: Ledger) -> dict[date, Manifest]:
+    """What each log day was last loaded from; those of which it is not known are left out."""
+    found = {day: Manifest.of(said) for day, said in loaded_from(raw).items()}
+    return {day: manifest for day, manifest in found.items() if manifest is not None}
 
 
 def _lags(table: Ledger, day: date, recipe: str) -> bool:
@@ -273,10 +321,6 @@ def _lags(table: Ledger, day: date, recipe: str) -> bool:
     if published is None:
         return day not in table.withdrawals
     return published.made_of not in ("", recipe)
-
-
-def _files(content: str) -> int:
-    return 0 if content == NOT_LANDED else int(content.partition("-")[0])
 
 
 @dataclass(frozen=True)

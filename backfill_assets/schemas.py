@@ -57,7 +57,11 @@ class RawOrders(pa.DataFrameModel):
         """A log has no key: the same line may be sent twice."""
 
         strict = True
-        metadata: ClassVar = {"partition": "log_date", "totals": ["amount"]}
+        metadata: ClassVar = {
+            "partition": "log_date",
+            "totals": ["amount"],
+            "notices": {"rejected_lines": "Few of the day's lines are rejected."},
+        }
 
 
 class RejectedOrders(pa.DataFrameModel):
@@ -149,9 +153,8 @@ class DailyOrders(pa.DataFrameModel):
 
 
 class OrderCorrections(pa.DataFrameModel):
-    """What each log day changes on days that no longer take it in, by day and customer."""
+    """What is known of each day beyond its facts: current less facts, by customer."""
 
-    log_date: T.DateType = Field(description="Log day of the lines that make the correction.")
     run_date: T.DateType = Field(description="The corrected day, in the business time zone.")
     customer_id: T.StringType = Field(
         description="Customer, or `unknown` where the source has none."
@@ -160,12 +163,12 @@ class OrderCorrections(pa.DataFrameModel):
     revenue: T.DecimalType(28, 2) = Field(description="Revenue to add, exact.")  # type: ignore[valid-type]
 
     class Config:
-        """One row for each corrected day and customer."""
+        """One row for each day and customer with a difference."""
 
         strict = True
         metadata: ClassVar = {
-            "partition": "log_date",
-            "key": ["run_date", "customer_id"],
+            "partition": "run_date",
+            "key": ["customer_id"],
             "totals": ["orders", "revenue"],
         }
 
@@ -177,7 +180,7 @@ class DailyOrdersCurrent(pa.DataFrameModel):
     customer_id: T.StringType = Field(
         description="Customer, or `unknown` where the source has none."
     )
-    orders: T.LongType = Field(description="Number of orders, corrections included.")
+    orders: T.LongType = Field(ge=1, description="Number of orders.")
     revenue: T.DecimalType(28, 2) = Field(description="Sum of their amounts, exact.")  # type: ignore[valid-type]
 
     class Config:
@@ -250,7 +253,8 @@ class Table:
         partition: name of the DATE column the table is partitioned by.
         key: columns that are unique within a partition; empty where there is no natural key.
         totals: numeric columns whose daily sums are part of the audit.
-        notices: checks whose failure is no reason to hold a day back, with their descriptions.
+        notices: checks of what the inputs say of a day, beyond conservation, with their
+            descriptions; they hold a day back only if they say that it is an error.
         merges: whether a run may ask for its rows to be merged instead of replacing the days.
     """
 
@@ -399,5 +403,5 @@ CORRECTIONS = Table("fact_order_corrections", OrderCorrections)
 CURRENT = Table("fact_daily_orders_current", DailyOrdersCurrent)
 LATENESS = Table("arrival_lateness", ArrivalLateness)
 TABLES: Mapping[str, Table] = {
-    t.name: t for t in (RAW, REJECTED, STAGED, LATE, FACT, CORRECTIONS, CURRENT, LATENESS)
+    t.name: t for t in (RAW, REJECTED, STAGED, LATE, FACT, CURRENT, CORRECTIONS, LATENESS)
 }

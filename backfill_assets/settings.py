@@ -54,6 +54,12 @@ class Settings(BaseSettings):
             that the lines change, `window` all that are open.
         nightly_at: when the nightly schedule ticks, HH:MM in the business time zone.
         deadline: when on that day all that is due must be there, HH:MM in the business time zone.
+        rejected_warn: a share of rejected lines (0 to 1) of an arrival day that gets a warning; so
+            much more than on the days before is an alert.
+        rejected_alert: a share of which a person is told.
+        rejected_hold: a share from which on the day is not published unless a person agrees.
+        absent_days: for so many days an arrival day without a folder keeps the windows open that
+            it belongs to; then it counts as a day on which nothing came.
         undo_days: for so many days the files that a backfill replaced are kept, so that it can be
             undone.
         webhook: where alerts are posted; none means that there are no alerts.
@@ -83,6 +89,10 @@ class Settings(BaseSettings):
     reprocess: Literal["touched", "window"] = "touched"
     nightly_at: str = "02:00"
     deadline: str = "06:00"
+    rejected_warn: float = Field(default=0.05, gt=0, le=1)
+    rejected_alert: float = Field(default=0.2, gt=0, le=1)
+    rejected_hold: float = Field(default=0.5, gt=0, le=1)
+    absent_days: int = Field(default=30, ge=1, le=36500)
     # No longer than the commits themselves, which is what Delta asks for.
     undo_days: int = Field(default=UNDO_DAYS, ge=1, le=36500)
     webhook: str | None = None

@@ -313,8 +313,11 @@ def _await_server(url: str) -> None:
         channel.close()
 
 
+Keep = Callable[[DataFrame], DataFrame]
+
+
 @contextmanager
-def keeping() -> Iterator[Callable[[DataFrame], DataFrame]]:
+def keeping() -> Iterator[Keep]:
     """Gives a function that keeps a frame's rows once they are computed, until the end."""
     kept: list[DataFrame] = []
 

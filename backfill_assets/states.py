@@ -27,6 +27,7 @@ class State(enum.Enum):
     MISSING = "missing"
     FOREIGN = "changed by another writer"
     INPUT_NEWER = "input newer than output"
+    HELD = "replaced file waits"
     INPUT_MISSING = "input missing"
     OPEN = "open"
     FINAL = "final"
@@ -48,7 +49,10 @@ MEANING: Mapping[State, str] = {
     "has seen them, but readers do. Find the writer, then materialize these days: they are "
     "computed again",
     State.INPUT_NEWER: "published from older input than there is; the next scheduled run rebuilds "
-    "open days, final ones only a person may: materialize them to take the new input in",
+    "them",
+    State.HELD: "a landing file was replaced by one that lacks orders which were loaded from it; "
+    "the rows stay as they were. Put the old file back, or accept the new one by name: see the "
+    "page on landing retention",
     State.INPUT_MISSING: "an arrival day in its window has not landed, or is not loaded as it is "
     "now; it may still lack orders. See that the source delivers",
     State.OPEN: "up to date, may still change until its window closes",
@@ -104,7 +108,7 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
     """The state of every day that is due or published."""
     expected = now.policy.due(now.today - DAY if now.in_time else now.today)
     ledger = now.ledgers[table]
-    behind, failed = now.backlog.days(table), now.failed.get(table, ())
+    behind, failed = set(now.backlog.open.get(table, ())), now.failed.get(table, ())
     if table in (RAW.name, REJECTED.name):
         behind |= now.arrivals.load.keys() & ledger.published
 
@@ -117,6 +121,8 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
             return State.FOREIGN
         if day in behind:
             return State.INPUT_NEWER
+        if table in (RAW.name, REJECTED.name) and day in now.arrivals.held:
+            return State.HELD
         if _lacks_input(table, day, now):
             return State.INPUT_MISSING
         if table in (STAGED.name, FACT.name):
@@ -136,7 +142,7 @@ def _lacks_input(table: str, day: date, now: Situation) -> bool:
         return any(d in now.unloaded or (not closed and d in now.absent) for d in needed)
     # A day without a folder is normal in the end; while its window is open, somebody may wonder.
     open_since = now.today - (now.policy.window_days + now.policy.lag_days) * DAY
-    return (day in now.absent and day >= open_since) or day in now.arrivals.gone
+    return day in now.absent and day >= open_since
 
 
 def summary(states: Mapping[date, State]) -> dict[str, int]:

@@ -1,24 +1,35 @@
 """Which days a change of the raw log touches: exactly those whose rows it changes, and no other.
 
-The cost follows what changed and the window, not the history: only the orders that changed are
-looked at, and only in the log days that decide the event days in question.
+Only the orders that changed are looked at, in all their versions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
+from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 
-from backfill_assets.assets.versions import ranked, staged_orders, with_event_day
-from backfill_assets.audit import Verdict, measure
+from backfill_assets.assets.versions import (
+    counts_now,
+    greatest_first,
+    in_time,
+    superseded,
+    with_event_day,
+)
+from backfill_assets.audit import Verdict
 from backfill_assets.io_manager import Source
-from backfill_assets.lateness import event_days
-from backfill_assets.partitions import DAY, Window, any_of, windows
+from backfill_assets.lateness import Policy
+from backfill_assets.partitions import any_of, windows
+from backfill_assets.records import packed
 from backfill_assets.schemas import RAW, STAGED
 from backfill_assets.spark import keeping
+
+_VERSION = ("order_id", "customer_id", "order_ts", "amount", "ingestion_ts", "log_date")
 
 
 @dataclass(frozen=True)
@@ -27,19 +38,35 @@ class Touched:
 
     Attributes:
         event_days: event days whose staged rows change, or that can be staged for the first time.
-        log_days: log days whose corrections may change: those that changed themselves, and later
-            ones that tell of the same orders.
+        current_days: the same with everything known now, by an endless window.
+        log_days: log days whose lateness may change: those that changed themselves, and those of
+            the W days after with a line of the same orders.
+        spans: by log day, the event days that any version of the orders tells of that changed and
+            have a line there. So all log days that decide an event day are those whose spans,
+            over all commits, hold it.
     """
 
     event_days: frozenset[date] = frozenset()
+    current_days: frozenset[date] = frozenset()
     log_days: frozenset[date] = frozenset()
+    spans: Mapping[date, frozenset[date]] = field(default_factory=dict)
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The same for the record of a commit, where `recipes` and `reprocessing` read it."""
+        return {
+            "event_days": packed(self.event_days),
+            "current_days": packed(self.current_days),
+            "log_days": packed(self.log_days),
+            "spans": {str(day): packed(told) for day, told in self.spans.items()},
+        }
 
 
 def touched(
     before: Source | None,
     after: DataFrame,
     verdicts: Sequence[Verdict],
-    window_days: int,
+    policy: Policy,
     timezone: str,
 ) -> Touched:
     """What is touched by the days that passed.
@@ -48,67 +75,94 @@ def touched(
         before: the raw log as it is; none while there is no table.
         after: the raw rows that are about to replace it, of all days of the run.
         verdicts: the verdicts on these days.
-        window_days: the reprocessing window W.
+        policy: the late-data policy.
         timezone: the business time zone.
     """
     passed = {v.day: v.measured.digest for v in verdicts if v.passed}
-    if before is None:
-        return Touched(frozenset(passed), frozenset(passed))
-    known = before.ledger.published
-    first = passed.keys() - known
-    changed = {day for day, digest in passed.items() if digest != before.ledger.content(day)}
+    known = before.ledger.published if before else frozenset()
+    changed = {
+        day
+        for day, digest in passed.items()
+        if before is None or digest != before.ledger.content(day)
+    }
     if not changed:
         return Touched()
-    # An event day can only be staged once its own log day is there.
-    doubtful = {d for w in windows(changed) for d in event_days(w, window_days)} & known
-    later = {day for day in known if day > min(changed)} - changed
-    if not doubtful and not later:
-        return Touched(frozenset(first), frozenset(changed))
-
+    first = frozenset(passed.keys() - known)
     changed_days = any_of(windows(changed), RAW.partition)
-    new = after.where(changed_days)
-    rows = new
-    if changed & known:
-        old = before.whole.where(changed_days)
-        rows = new.exceptAll(old).unionByName(old.exceptAll(new))
+    new = with_event_day(after.where(changed_days), timezone).select("event_date", *_VERSION)
+    if before is None or not known:
+        # An event day can only be built once its own log day is there.
+        return Touched(first, first, frozenset(changed), _spans(new))
     with keeping() as keep:
-        orders = keep(rows.select("order_id", RAW.partition).distinct())
-        # What others did to the log is in no recipe of what was staged before.
+        old = with_event_day(before.whole, timezone).select("event_date", *_VERSION)
+        rows = new
+        if changed & known:
+            was = old.where(changed_days)
+            rows = new.exceptAll(was).unionByName(was.exceptAll(new))
+        orders = keep(rows.select("order_id").distinct())
+        then = keep(old.join(orders, "order_id", "left_semi"))
+        now = then.where(f"NOT ({changed_days})").unionByName(
+            new.join(orders, "order_id", "left_semi")
+        )
+        spans = _spans(now)
+        event_days, current_days = _restated(then, now, policy)
+        # What others did to the log is in no recipe of what was built before.
         strange = {day for day in changed & known if before.ledger.stands(day) is None}
-        changing = {d for w in windows(strange) for d in event_days(w, window_days)} & doubtful
-        changing |= first
-        if doubtful:
-            whole = before.whole.where(f"NOT ({changed_days})").unionByName(new)
-            changing |= _restaged(before.whole, whole, orders, doubtful, window_days, timezone)
-        follow = _mentioning(before.whole, orders, later) if later else set()
-    return Touched(frozenset(changing), frozenset(changed | follow))
+        odd = {day for d in strange for day in policy.may_touch(d)}
+        anything = {day for d in strange for day in known if day <= d}
+    return Touched(
+        ((event_days | odd) & known) | first,
+        ((current_days | anything) & known) | first,
+        frozenset(changed | _soon_after(changed, spans, policy)),
+        spans,
+    )
 
 
-def _restaged(
-    before: DataFrame,
-    after: DataFrame,
-    orders: DataFrame,
-    days: set[date],
-    window_days: int,
-    timezone: str,
-) -> set[date]:
-    """Those of the days on which the staged rows of the orders differ between the two logs."""
-    span = Window(min(days), max(days) + DAY)
-    logged = span.widened(after=window_days).predicate(RAW.partition)
-    ids = orders.where(logged).select("order_id").distinct()
+def _restated(
+    then: DataFrame, now: DataFrame, policy: Policy
+) -> tuple[frozenset[date], frozenset[date]]:
+    """The event days on which other rows of the orders are staged, and count with all known."""
+    sides = then.withColumn("_side", F.lit(-1)).unionByName(now.withColumn("_side", F.lit(1)))
+    versions = greatest_first("_side", "order_id")
+    staged = in_time(policy.window_days) & ~superseded(versions, policy.window_days)
+    counts = counts_now(versions, policy.window_days, corrects=policy.corrects)
+    ranked = sides.select(
+        *STAGED.columns, _signed(staged).alias("_staged"), _signed(counts).alias("_counts")
+    )
+    changes = ranked.groupBy(*STAGED.columns).agg(
+        F.sum("_staged").alias("_staged"), F.sum("_counts").alias("_counts")
+    )
+    days = changes.groupBy("event_date").agg(
+        F.max(F.col("_staged") != 0), F.max(F.col("_counts") != 0)
+    )
+    found = days.collect()
+    return (
+        frozenset(day for day, staged, _ in found if staged),
+        frozenset(day for day, _, counts in found if counts),
+    )
 
-    def digests(log: DataFrame) -> dict[date | None, str]:
-        versions = with_event_day(log.where(logged).join(ids, "order_id", "left_semi"), timezone)
-        staged = staged_orders(ranked(versions, span, window_days))
-        return {day: measured.digest for day, measured in measure(staged, STAGED).items()}
 
-    old, new = digests(before), digests(after)
-    return {day for day in days if old.get(day) != new.get(day)}
+def _signed(condition: Column) -> Column:
+    return F.when(condition, F.col("_side")).otherwise(0)
 
 
-def _mentioning(log: DataFrame, orders: DataFrame, days: set[date]) -> set[date]:
-    """Those of the log days that have a line of an order which changed on an earlier one."""
-    first = orders.groupBy("order_id").agg({RAW.partition: "min"}).toDF("order_id", "_first")
-    lines = log.where(any_of(windows(days), RAW.partition)).select("order_id", RAW.partition)
-    found = lines.join(first, "order_id").where(f"{RAW.partition} > _first")
-    return {row[0] for row in found.select(RAW.partition).distinct().collect()}
+def _spans(versions: DataFrame) -> dict[date, frozenset[date]]:
+    """By log day, the event days of the orders that have a line there."""
+    by_order = versions.groupBy("order_id").agg(
+        F.collect_set("log_date").alias("_logged"), F.collect_set("event_date").alias("_told")
+    )
+    pairs = by_order.select(F.explode("_logged").alias("_log"), "_told").distinct()
+    found: dict[date, set[date]] = defaultdict(set)
+    for log_day, told in pairs.collect():
+        found[log_day].update(told)
+    return {day: frozenset(told) for day, told in sorted(found.items())}
+
+
+def _soon_after(changed: Iterable[date], among: Iterable[date], policy: Policy) -> set[date]:
+    """Those of the log days that follow a changed one within the window."""
+    changed = set(changed)
+    return {
+        day
+        for day in among
+        if day not in changed and any(before in changed for before in policy.may_touch(day))
+    }

@@ -15,7 +15,6 @@ from typing import Any
 from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame
 
-from backfill_assets.assets.corrections import corrected_days
 from backfill_assets.audit import Verdict
 from backfill_assets.footprints import Change, footprint, written_since
 from backfill_assets.io_manager import (
@@ -27,10 +26,11 @@ from backfill_assets.io_manager import (
     Remarks,
     Source,
 )
+from backfill_assets.lateness import Policy
 from backfill_assets.partitions import DAY, Window, spelled
 from backfill_assets.records import Foreign, Ledger, Ledgers, Record, packed, unpacked
 from backfill_assets.reprocessing import loaded_from
-from backfill_assets.schemas import CORRECTIONS, LATE, RAW, REJECTED, TABLES, Table
+from backfill_assets.schemas import LATE, RAW, REJECTED, TABLES, Table
 from backfill_assets.settings import Settings
 from backfill_assets.snapshots import data_files, rows_as_of
 from backfill_assets.stores import open_store
@@ -315,16 +315,12 @@ class _Undo:
         days = [v.day for v in verdicts]
         if self.table is RAW:
             loaded = loaded_from(before.ledger)
-            zone = self.settings.timezone
-            moved = touched(before, rows, verdicts, self.settings.window_days, zone)
+            policy = Policy.of(self.settings)
+            moved = touched(before, rows, verdicts, policy, self.settings.timezone)
             return {
                 "landing": {str(day): loaded[day] for day in days if day in loaded},
-                "event_days": packed(moved.event_days),
-                "log_days": packed(moved.log_days),
+                **moved.said,
             }
-        if self.table is CORRECTIONS:
-            of = corrected_days(rows, days) | corrected_days(before.whole, days)
-            return {"run_dates": packed(of)}
         if self.table is LATE:
             olds = {
                 str(day): c.previous.said.get("late", {})

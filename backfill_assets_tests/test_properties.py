@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from backfill_assets.assets import corrections, fact, raw, staging
+from backfill_assets.assets import corrections, fact, lines, staging
 from backfill_assets.landing import read_lines, survey
 from backfill_assets.partitions import Window
 from backfill_assets.schemas import CORRECTIONS, LATE, RAW, STAGED
@@ -57,13 +57,13 @@ def test_the_transforms_agree_with_the_model_on_every_row(engine, spark, batch, 
             pipeline.landing, start=START, end=CALENDAR.end, window_days=window_days, timezone=zone
         )
         found = survey(spark, str(pipeline.landing), CALENDAR.widened(before=1))
-        read = raw.read_orders(read_lines(spark, found), zone).persist()
-        log = raw.raw_orders(read).where(CALENDAR.predicate("log_date"))
+        read = lines.read_orders(read_lines(spark, found), zone).persist()
+        log = lines.raw_orders(read).where(CALENDAR.predicate("log_date"))
         dated = staging.with_event_day(log, zone).persist()
         ranked = staging.ranked(dated, CALENDAR, window_days)
         staged = staging.staged_orders(ranked).persist()
         assert plain(log.collect(), RAW.columns) == plain(model.raw, RAW.columns)
-        assert raw.rejected_orders(read).where(CALENDAR.predicate("arrival_date")).count() == len(
+        assert lines.rejected_orders(read).where(CALENDAR.predicate("arrival_date")).count() == len(
             model.rejected
         )
         assert plain(staged.collect(), STAGED.columns) == plain(model.staged, STAGED.columns)
@@ -85,7 +85,7 @@ def test_a_range_decides_each_day_as_that_day_alone(engine, spark, batch, window
         pipeline = Pipeline(engine, Path(root))
         land(pipeline, batch, "part")
         found = survey(spark, str(pipeline.landing), CALENDAR.widened(before=1))
-        log = raw.raw_orders(raw.read_orders(read_lines(spark, found), "UTC"))
+        log = lines.raw_orders(lines.read_orders(read_lines(spark, found), "UTC"))
         dated = staging.with_event_day(log, "UTC").persist()
 
         def staged(window: Window):
@@ -111,7 +111,7 @@ def test_facts_and_corrections_are_what_an_endless_window_gives(engine, spark, b
             pipeline.landing, start=START, end=CALENDAR.end, window_days=999, timezone="UTC"
         )
         found = survey(spark, str(pipeline.landing), CALENDAR.widened(before=1))
-        log = raw.raw_orders(raw.read_orders(read_lines(spark, found), "UTC"))
+        log = lines.raw_orders(lines.read_orders(read_lines(spark, found), "UTC"))
         log = staging.with_event_day(log.where(CALENDAR.predicate("log_date")), "UTC").persist()
         facts = fact.daily_orders(staging.staged_orders(staging.ranked(log, CALENDAR, window_days)))
         changes = corrections.order_corrections(log, CALENDAR, window_days, START).persist()

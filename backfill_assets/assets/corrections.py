@@ -1,151 +1,122 @@
-"""Corrections: what lines change on days that no longer take them in, and the facts with them.
+"""What is known now of every day, and how it differs from the facts.
 
-`fact_daily_orders` is frozen when the window of a day has closed. What is learnt later is added
-up in `fact_order_corrections`, and `fact_daily_orders_current` is the sum of the two: what a
-rebuild with an endless window would give.
+`fact_daily_orders` is frozen when the window of a day has closed. `fact_daily_orders_current` is
+the same transform over the latest version of every order known now, as by an endless window. The
+corrections are the difference between the two, whatever the reason: nothing of it depends on when
+a line came, only on what there is.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import date
 from decimal import Decimal
 
 import dagster as dg
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.fact import UNKNOWN_CUSTOMER
+from backfill_assets.assets.fact import daily_orders
 from backfill_assets.assets.publishing import delta_assets, publish
-from backfill_assets.assets.versions import greatest_first, in_time, superseded, with_event_day
-from backfill_assets.audit import Book, Verdict
-from backfill_assets.io_manager import Built, Candidate, Input, Plan, Remarks, Source
-from backfill_assets.lateness import Policy
-from backfill_assets.partitions import Window
-from backfill_assets.recipes import made_of
-from backfill_assets.records import packed
+from backfill_assets.assets.versions import in_time, known, staged_orders, with_event_day
+from backfill_assets.audit import Book
+from backfill_assets.io_manager import Built, Candidate, Input, Plan
+from backfill_assets.lateness import Policy, log_days_mapping
+from backfill_assets.partitions import Window, any_of, windows
+from backfill_assets.recipes import deciding, made_of
 from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, RAW
 from backfill_assets.settings import Settings
 from backfill_assets.spark import keeping
 
-_ORDER = ("order_id", "log_date", "order_ts", "ingestion_ts", "amount", "customer_id", "event_date")
+
+def current_orders(rows: DataFrame) -> DataFrame:
+    """Orders and revenue by day and customer, of the rows of `versions.known` that count."""
+    return daily_orders(staged_orders(rows)).select(*CURRENT.columns)
 
 
-def order_corrections(log: DataFrame, window: Window, window_days: int, start: date) -> DataFrame:
-    """What each log day of the window changes in the facts beyond what staging takes in.
-
-    For each order that a log day L has a line of: the version that counts with everything logged
-    up to L, less what staging makes of the same lines, less the same difference as of the day
-    before L. So the corrections up to any log day add up to the difference between the facts and
-    a rebuild with an endless window, however an order moves between closed and open days.
+def current_books(
+    raw: DataFrame, rows: DataFrame, window: Window, policy: Policy
+) -> dict[date, Book]:
+    """By event day: lines that count (as counted from the raw log) = orders + superseded.
 
     Args:
-        log: `with_event_day` of the whole raw log up to the end of the window.
-        window: the log days.
-        window_days: the reprocessing window W.
-        start: the first day that facts are kept for.
+        raw: as for `versions.known`.
+        rows: what that gives.
+        window: the event days.
+        policy: the late-data policy.
     """
-    logged_here = log.where(window.predicate("log_date"))
-    changes = logged_here.select("order_id", F.col("log_date").alias("_as_of")).distinct()
-    # The state as of the day itself, and of the day before with the opposite sign.
-    states = changes.select(
-        "order_id",
-        "_as_of",
-        F.explode(F.array(F.lit(1), F.lit(-1))).alias("_sign"),
-    ).withColumn("_until", F.date_add("_as_of", F.when(F.col("_sign") < 0, -1).otherwise(0)))
-    known = log.select(*_ORDER).join(states, "order_id").where("log_date <= _until")
-    versions = greatest_first("order_id", "_as_of", "_sign")
-    stands = F.row_number().over(versions) == 1
-    staged = in_time(window_days) & ~superseded(versions, window_days)
-    counted = known.select(
-        "*", (F.col("_sign") * (_one(stands) - _one(staged))).cast("long").alias("_orders")
+    lines = raw.where(window.predicate("event_date"))
+    if not policy.corrects:
+        lines = lines.where(in_time(policy.window_days))
+    counts = lines.groupBy("event_date").count().collect()
+    came = {row["event_date"]: row["count"] for row in counts}
+    sums = rows.groupBy("event_date").agg(
+        F.count_if("superseded"),
+        F.coalesce(F.sum(F.when(~F.col("superseded"), F.col("amount"))), F.lit(Decimal("0.00"))),
     )
-    return (
-        counted.where((F.col("_orders") != 0) & (F.col("event_date") >= F.lit(start)))
-        .groupBy(
-            F.col("_as_of").alias("log_date"),
-            F.col("event_date").alias("run_date"),
-            F.coalesce("customer_id", F.lit(UNKNOWN_CUSTOMER)).alias("customer_id"),
+    seen = {day: (superseded, amount) for day, superseded, amount in sums.collect()}
+    books = {}
+    for day in window:
+        lines_of_day = came.get(day, 0)
+        superseded, amount = seen.get(day, (0, Decimal("0.00")))
+        books[day] = Book(
+            entries={"lines": lines_of_day, "superseded": superseded},
+            totals={"orders": lines_of_day - superseded, "revenue": amount},
         )
-        .agg(
-            F.sum("_orders").alias("orders"),
-            F.sum(F.col("_orders") * F.col("amount")).cast("decimal(28,2)").alias("revenue"),
-        )
-        .where((F.col("orders") != 0) | (F.col("revenue") != 0))
-        .select(*CORRECTIONS.columns)
-    )
+    return books
 
 
-def _one(condition: Column) -> Column:
-    return F.when(condition, 1).otherwise(0)
-
-
-def current_orders(facts: DataFrame, corrections: DataFrame) -> DataFrame:
-    """The facts and the corrections of the same days added up, by day and customer."""
-    columns = list(CURRENT.columns)
+def order_corrections(facts: DataFrame, current: DataFrame) -> DataFrame:
+    """Current less facts, by day and customer; only where there is a difference."""
+    columns = list(CORRECTIONS.columns)
+    sums = ("orders", "revenue")
+    less = facts.select("run_date", "customer_id", *[(-F.col(name)).alias(name) for name in sums])
     return (
-        facts.select(*columns)
-        .unionByName(corrections.select(*columns))
+        current.select(*columns)
+        .unionByName(less)
         .groupBy("run_date", "customer_id")
-        .agg(F.sum("orders").alias("orders"), F.sum("revenue").alias("revenue"))
+        .agg(*[F.sum(name).alias(name) for name in sums])
         .where((F.col("orders") != 0) | (F.col("revenue") != 0))
         .withColumn("revenue", F.col("revenue").cast("decimal(28,2)"))
         .select(*columns)
     )
 
 
-def current_books(
-    facts: DataFrame, corrections: DataFrame, rows: DataFrame, window: Window
-) -> dict[date, Book]:
-    """By day: facts + corrections; and no customer can be left with fewer than no orders."""
-    of_facts, of_corrections = _totals(facts), _totals(corrections)
-    negative = rows.where("orders < 1").groupBy("run_date").count().collect()
-    short = {row["run_date"]: row["count"] for row in negative}
+def correction_books(facts: DataFrame, current: DataFrame, window: Window) -> dict[date, Book]:
+    """By event day: facts + corrections = current."""
+    of_facts, of_current = _totals(facts), _totals(current)
     books = {}
     for day in window:
         orders, revenue = of_facts.get(day, (0, Decimal("0.00")))
-        more, money = of_corrections.get(day, (0, Decimal("0.00")))
-        said = (
-            f"{short.get(day)} customer(s) have revenue but no orders left: "
-            f"{FACT.name}[{day}] lacks orders that were corrected since; rebuild that day of "
-            "stg_orders and of all that follows"
-        )
+        known_orders, known_revenue = of_current.get(day, (0, Decimal("0.00")))
         books[day] = Book(
             entries={
                 "orders": orders,
                 "revenue": revenue,
-                "corrected orders": more,
-                "corrected revenue": money,
+                "current orders": known_orders,
+                "current revenue": known_revenue,
             },
-            totals={"orders": orders + more, "revenue": revenue + money},
-            problems=[said] if day in short else [],
+            totals={"orders": known_orders - orders, "revenue": known_revenue - revenue},
         )
     return books
 
 
-def _totals(frame: DataFrame) -> dict[date, tuple[int, Decimal]]:
+def _totals(frame: DataFrame) -> Mapping[date, tuple[int, Decimal]]:
     sums = frame.groupBy("run_date").agg(F.sum("orders"), F.sum("revenue"))
     return {day: (orders, revenue) for day, orders, revenue in sums.collect()}
 
 
-def corrected_days(rows: DataFrame, days: Sequence[date]) -> set[date]:
-    """The days that the corrections of some log days speak of."""
-    found = rows.where(F.col("log_date").isin(list(days))).select("run_date").distinct()
-    return {row["run_date"] for row in found.collect()}
-
-
 def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
-    """`fact_order_corrections` and `fact_daily_orders_current`."""
+    """`fact_daily_orders_current` and `fact_order_corrections`."""
     policy = Policy.of(settings)
 
     @delta_assets(
         settings,
-        name="correct_orders",
-        tables=[CORRECTIONS],
+        name="sum_current_orders",
+        tables=[CURRENT],
         group="fact",
-        # It reads all log days up to its own; but as a mapping, that would make a launch of one
-        # raw day in the UI build every later day. `touched` finds those that need it.
-        ins={RAW.name: dg.AssetIn()},
+        # It reads what came later as well; but as a mapping, that would make a launch of one raw
+        # day in the UI build every earlier day. `touched` finds those that need it.
+        ins={RAW.name: dg.AssetIn(partition_mapping=log_days_mapping(settings.window_days))},
         lineage={
-            "log_date": [(RAW.name, "log_date")],
             "run_date": [(RAW.name, "order_ts")],
             "customer_id": [(RAW.name, "customer_id")],
             "orders": [(RAW.name, "order_id")],
@@ -153,72 +124,56 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
         },
         code_version=code_version,
     )
-    def correct_orders(context: dg.AssetExecutionContext, raw_orders: Input) -> Iterator:
+    def sum_current_orders(context: dg.AssetExecutionContext, raw_orders: Input) -> Iterator:
         with keeping() as keep:
 
             def plan(window: Window) -> Plan:
                 log = raw_orders.now()
 
                 def build(days: Window) -> Built:
-                    known = log.days(Window(date.min, days.end))
-                    lines = with_event_day(known, settings.timezone)
-                    found = order_corrections(lines, days, settings.window_days, settings.start)
-                    rows = keep(found.where(F.lit(policy.corrects)))
+                    logged = deciding(log.ledger)
+                    wanted = windows({d for day in days for d in logged(day)})
+                    lines = log.whole.where(any_of(wanted, RAW.partition))
+                    raw = with_event_day(lines, settings.timezone)
+                    rows = keep(known(raw, days, policy.window_days, corrects=policy.corrects))
+                    books = current_books(raw, rows, days, policy)
+                    return Built(current_orders(rows), books, scattered=True)
 
-                    def remarks(before: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
-                        passed = [v.day for v in verdicts if v.passed]
-                        corrected = corrected_days(rows, passed)
-                        if before is not None:  # those no longer corrected change as well
-                            corrected |= corrected_days(before.whole, passed)
-                        return Remarks(said={"run_dates": packed(corrected)})
-
-                    return Built(rows, {}, scattered=True, remarks=remarks)
-
-                recipes = made_of(CORRECTIONS.name, {RAW.name: log.ledger}, window, policy)
+                recipes = made_of(CURRENT.name, {RAW.name: log.ledger}, window, policy)
                 return Plan(recipes, build, [log])
 
-            yield from publish(context, [Candidate(CORRECTIONS, plan)])
+            yield from publish(context, [Candidate(CURRENT, plan)])
 
     @delta_assets(
         settings,
-        name="sum_current_orders",
-        tables=[CURRENT],
+        name="correct_orders",
+        tables=[CORRECTIONS],
         group="fact",
-        ins={
-            FACT.name: dg.AssetIn(),
-            # A day has corrections on log days without end, and a launch of those must not rebuild
-            # all days; which ones it changes, the corrections' commit says.
-            CORRECTIONS.name: dg.AssetIn(
-                partition_mapping=dg.SpecificPartitionsPartitionMapping([])
-            ),
-        },
+        ins={FACT.name: dg.AssetIn(), CURRENT.name: dg.AssetIn()},
         lineage={
-            name: [(FACT.name, name), (CORRECTIONS.name, name)]
+            name: [(CURRENT.name, name), (FACT.name, name)]
             for name in ("run_date", "customer_id", "orders", "revenue")
         },
         code_version=code_version,
     )
-    def sum_current_orders(
+    def correct_orders(
         context: dg.AssetExecutionContext,
         fact_daily_orders: Input,
-        fact_order_corrections: Input,
+        fact_daily_orders_current: Input,
     ) -> Iterator:
         with keeping() as keep:
 
             def plan(window: Window) -> Plan:
-                sources = [fact_daily_orders.now(), fact_order_corrections.now()]
+                sources = [fact_daily_orders.now(), fact_daily_orders_current.now()]
 
                 def build(days: Window) -> Built:
-                    facts = sources[0].days(days)
-                    corrections = sources[1].whole.where(days.predicate("run_date"))
-                    rows = keep(current_orders(facts, corrections))
-                    return Built(
-                        rows, current_books(facts, corrections, rows, days), scattered=True
-                    )
+                    facts, current = (source.days(days) for source in sources)
+                    rows = keep(order_corrections(facts, current))
+                    return Built(rows, correction_books(facts, current, days), scattered=True)
 
                 ledgers = {source.table.name: source.ledger for source in sources}
-                return Plan(made_of(CURRENT.name, ledgers, window, policy), build, sources)
+                return Plan(made_of(CORRECTIONS.name, ledgers, window, policy), build, sources)
 
-            yield from publish(context, [Candidate(CURRENT, plan)])
+            yield from publish(context, [Candidate(CORRECTIONS, plan)])
 
-    return [correct_orders, sum_current_orders]
+    return [sum_current_orders, correct_orders]

@@ -18,6 +18,7 @@ from backfill_assets.io_manager import Built, Candidate, Input, Plan, Remarks, S
 from backfill_assets.lateness import Policy, log_days, log_days_mapping
 from backfill_assets.partitions import Window
 from backfill_assets.recipes import made_of
+from backfill_assets.reprocessing import closings
 from backfill_assets.schemas import LATE, RAW, STAGED
 from backfill_assets.settings import Settings
 from backfill_assets.spark import keeping
@@ -51,37 +52,50 @@ def staged_books(
 
 
 def late_books(
-    raw: DataFrame, window: Window, window_days: int, *, keep: bool = True
+    raw: DataFrame, window: Window, window_days: int, start: date, *, keep: bool = True
 ) -> dict[date, Book]:
     """By log day: rows of the raw log = in time + late, and what a person should know of the late.
 
-    Where they are kept they reach readers as corrections, and a warning is enough; dropped ones
-    leave no other trace than this.
+    Where they are kept they reach readers by `fact_daily_orders_current`, and a warning is enough;
+    dropped ones leave no other trace than this. Lines of days before the first one are in no other
+    table than the raw log, in time or late.
     """
     late = ~in_time(window_days)
     counts = raw.groupBy("log_date").agg(
         F.count(F.lit(1)).alias("rows"),
         F.count_if(late).alias("late"),
         F.coalesce(F.sum(F.when(late, F.col("amount"))), F.lit(Decimal("0.00"))).alias("amount"),
+        F.count_if(F.col("event_date") < F.lit(start)).alias("before"),
     )
     seen = {row["log_date"]: row for row in counts.collect()}
     books = {}
     for day in window:
-        rows, count, amount = (
-            (seen[day]["rows"], seen[day]["late"], seen[day]["amount"])
+        rows, count, amount, before = (
+            (seen[day]["rows"], seen[day]["late"], seen[day]["amount"], seen[day]["before"])
             if day in seen
-            else (0, 0, Decimal("0.00"))
+            else (0, 0, Decimal("0.00"), 0)
         )
         kept = count if keep else 0
-        became = "they are in late_orders and correct" if keep else "THEY WERE DROPPED and miss in"
+        became = "they are in late_orders and in" if keep else "THEY WERE DROPPED and miss in"
         said = (
             f"{count} line(s) worth {amount} came after the window of their day had closed; "
             f"{became} fact_daily_orders_current"
         )
+        unseen = (
+            f"{before} line(s) tell of days before {start}, the first of all; they are in "
+            "raw_orders and in no total"
+        )
         severity = Severity.WARN if keep else Severity.ALERT
         books[day] = Book(
-            entries={"raw": rows, "in time": rows - count, "late": count, "late amount": amount},
+            entries={
+                "raw": rows,
+                "in time": rows - count,
+                "late": count,
+                "late amount": amount,
+                "before the first day": before,
+            },
             rows=kept,
+            warnings=[unseen] if before else [],
             notices={"late_lines": (severity, said)} if count else {},
         )
     return books
@@ -117,9 +131,8 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
                     rows = keep(ranked(raw, days, window_days))
 
                     def remarks(_: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
-                        loaded = log.ledger.published
-                        passed = (v.day for v in verdicts if v.passed)
-                        return Remarks({d for d in passed if policy.is_final(d, loaded)})
+                        closed = closings(log.ledger, policy)
+                        return Remarks({v.day for v in verdicts if v.passed and v.day in closed})
 
                     due = staged_books(raw, rows, days, window_days)
                     return Built(staged_orders(rows), due, scattered=True, remarks=remarks)
@@ -151,7 +164,7 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
                 def build(days: Window) -> Built:
                     raw = with_event_day(log.days(days), settings.timezone)
                     rows = keep(late_orders(raw, window_days, keep=policy.corrects))
-                    due = late_books(raw, days, window_days, keep=policy.corrects)
+                    due = late_books(raw, days, window_days, settings.start, keep=policy.corrects)
                     return Built(rows, due, remarks=_say_what_is_late)
 
                 recipes = made_of(LATE.name, {RAW.name: log.ledger}, window, policy)

@@ -45,6 +45,29 @@ def in_time(window_days: int) -> Column:
     return F.datediff("log_date", "event_date") <= window_days
 
 
+def counts_now(versions: WindowSpec, window_days: int, *, corrects: bool) -> Column:
+    """Whether a version is the one that counts with everything known now.
+
+    The greatest version of an order, whenever it was logged. Where late lines are dropped, they
+    are as if they had never come, but for one thing: an order that such a line moved away from a
+    day which was still open is gone from that day, as it is in staging.
+
+    Args:
+        versions: all known versions of an order, as `greatest_first` has them.
+        window_days: the reprocessing window W.
+        corrects: whether late lines count.
+    """
+    if corrects:
+        return F.row_number().over(versions) == 1
+    greater = versions.rowsBetween(SqlWindow.unboundedPreceding, -1)
+    # A version in time for its own day counts against all others, whenever it came.
+    since = F.when(in_time(window_days), F.lit("0001-01-01").cast("date")).otherwise(
+        F.col("log_date")
+    )
+    days_until = F.datediff(F.min(since).over(greater), F.col("event_date"))
+    return in_time(window_days) & F.coalesce(days_until > window_days, F.lit(True))
+
+
 def with_event_day(raw: DataFrame, timezone: str) -> DataFrame:
     """The raw log with the business day on which each order happened, `event_date`."""
     return raw.withColumn("event_date", business_day(F.col("order_ts"), timezone))
@@ -69,6 +92,25 @@ def ranked(raw: DataFrame, window: Window, window_days: int) -> DataFrame:
     )
 
 
+def known(raw: DataFrame, window: Window, window_days: int, *, corrects: bool) -> DataFrame:
+    """As `ranked`, with everything known now: an endless window.
+
+    Args:
+        raw: `with_event_day` of all log days with lines of the orders of the window's days.
+        window: the event days.
+        window_days: the reprocessing window W, beyond which a line is late.
+        corrects: whether late lines count.
+    """
+    counts = counts_now(greatest_first("order_id"), window_days, corrects=corrects)
+    late = F.lit(not corrects) & ~in_time(window_days)
+    return (
+        raw.withColumn("superseded", ~counts)
+        .where(window.predicate("event_date"))
+        .where(~late)
+        .select(*STAGED.columns, "superseded")
+    )
+
+
 def staged_orders(rows: DataFrame) -> DataFrame:
-    """The rows of `ranked` that count."""
+    """The rows of `ranked`, or of `known`, that count."""
     return rows.where(~F.col("superseded")).select(*STAGED.columns)
