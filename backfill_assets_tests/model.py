@@ -418,3 +418,42 @@ def _parquet_value(scalar: pa.Scalar) -> object:
     if isinstance(value, bytes):
         return ()
     return value
+
+
+# --- everything that is known now ---------------------------------------------------------------
+
+
+def known_now(
+    raw: list[dict], *, start: date, end: date, window_days: int, timezone: str, drop: bool
+) -> dict[tuple[date, str], tuple[int, Decimal]]:
+    """Compute orders and revenue by day and customer, with everything known: an endless window.
+
+    Args:
+        raw: The rows of the raw log, as in `Model.raw`.
+        start: The first day.
+        end: The day after the last one.
+        window_days: Days after the event day after which a line is late.
+        timezone: The name of the business time zone.
+        drop: Whether late lines count for nothing; then one only takes an order off a day that was
+            open when it came, as staging does.
+    """
+    zone, window = ZoneInfo(timezone), timedelta(days=window_days)
+    versions: defaultdict[str, list[dict]] = defaultdict(list)
+    for row in raw:
+        event_day = _local_day(row["order_ts"], zone)
+        late = row["log_date"] > event_day + window
+        versions[row["order_id"]].append({**row, "event_date": event_day, "late": late})
+    found: dict[tuple[date, str], tuple[int, Decimal]] = {}
+    for history in versions.values():
+        history.sort(key=version_key)
+        for position, row in enumerate(history):
+            greater = history[position + 1 :]
+            if drop:
+                closed = row["event_date"] + window
+                greater = [u for u in greater if not u["late"] or u["log_date"] <= closed]
+            if greater or (drop and row["late"]) or not start <= row["event_date"] < end:
+                continue
+            key = row["event_date"], row["customer_id"] or "unknown"
+            orders, revenue = found.get(key, (0, Decimal("0.00")))
+            found[key] = orders + 1, revenue + row["amount"]
+    return found
