@@ -160,11 +160,11 @@ DAYS = [day(1), day(2), day(3)]
 def nasty(spark, tmp_path_factory) -> str:
     """`stg_orders` with the nasty rows.
 
-    Version 0 has a file a day, version 1 the rows shuffled in many, with times of another encoding.
+    Version 0 has a file a day, version 1 the rows shuffled in many, with times as INT96.
     """
     url = str(tmp_path_factory.mktemp("nasty") / STAGED.name)
     save(moments(STAGED, NASTY, spark).coalesce(1), STAGED, url)
-    with conf(spark, {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}):
+    with conf(spark, {"spark.sql.parquet.outputTimestampType": "INT96"}):
         save(moments(STAGED, NASTY[::-1], spark).repartition(5), STAGED, url)
     files = [len(DeltaTable(url, version=version).file_uris()) for version in (0, 1)]
     assert files[0] == 3 < files[1]
