@@ -231,7 +231,7 @@ _LOOK_EVERY = 2  # seconds
 
 def _show_plan(plan: BackfillPlan, console: Console) -> None:
     grid = Grid(title=f"Plan {plan.id}", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in ("table", "what becomes of them", "days"):
+    for heading in ("table", "what becomes of them", "why", "days"):
         grid.add_column(heading, no_wrap=True)
     for row in planning.in_lines(plan):
         grid.add_row(*row)

@@ -5,7 +5,9 @@ Nothing here knows Spark or Dagster. The same rows give the same page, byte for 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from html import escape
 from math import log10
@@ -28,31 +30,89 @@ DASHBOARD = "lateness_dashboard"
 Rows = Sequence[Mapping[str, Any]]
 
 
-def key_figures(rows: Rows) -> dict[str, int | float | str]:
+@dataclass(frozen=True)
+class Arrived:
+    """What is known of the order days that had the time to be known.
+
+    Attributes:
+        needed: so many log days an order day needs, itself the first.
+        days: the order days, ascending.
+        lines: of these order days, by delay in days.
+        cents: the amounts of these lines without their signs, in cents: a refund that is late does
+            not make up for a sale that is.
+    """
+
+    needed: int
+    days: Sequence[date]
+    lines: Mapping[int, int]
+    cents: Mapping[int, int]
+
+
+def arrived(rows: Rows, window_days: int) -> Arrived:
+    """The lines by which windows are judged: only of order days that had the chance to be late.
+
+    A log that begins with a day holds nothing late on it, and of the last days more is to come:
+    counted, both would make lines look more punctual than they are. So an order day counts if it
+    and as many log days after it as the longest window compared are measured, and then with all of
+    its lines, those that came later still included.
+
+    Args:
+        rows: of `arrival_lateness`.
+        window_days: the reprocessing window W, which is compared as well.
+    """
+    longest = max(COMPARED[-1], window_days)
+    measured = {row["log_date"] for row in rows}
+    span = [n * DAY for n in range(longest + 1)]
+    days = [day for day in sorted(measured) if all(day + later in measured for later in span)]
+    wanted, lines, cents = set(days), Counter[int](), Counter[int]()
+    for row in rows:
+        parts = zip(row["delays"], row["lines_by_delay"], row["amount_by_delay"], strict=True)
+        for delay, count, amount in parts:
+            # A delay may reach back to before all days.
+            if delay <= row["log_date"].toordinal() and row["log_date"] - delay * DAY in wanted:
+                lines[delay] += count
+                cents[delay] += int(amount * 100)
+    return Arrived(longest + 1, days, lines, cents)
+
+
+def key_figures(rows: Rows, window_days: int) -> dict[str, int | float | str]:
     """The page's figures, as metadata."""
     lines = sum(row["lines"] for row in rows)
     said: dict[str, int | float | str] = {"days": len(rows), "lines": lines}
     if lines:
         said["late share"] = sum(row["late_lines"] for row in rows) / lines
+    known = arrived(rows, window_days)
+    said["order days compared"] = len(known.days)
+    for of, what in ((known.lines, ""), (known.cents, " of the money")):
         for per_mille, name in ((990, "99 %"), (999, "99.9 %")):
-            days = smallest_window(rows, per_mille)
+            days: int | str | None = "not known yet"
+            if any(of.values()):
+                days = smallest_window(of, per_mille)
             more = f"more than {COMPARED[-1]}"
-            said[f"smallest W that catches {name}"] = more if days is None else days
+            said[f"smallest W that catches {name}{what}"] = more if days is None else days
     return said
 
 
-def smallest_window(rows: Rows, per_mille: int) -> int | None:
-    """The shortest window, in days, that takes in so many of a thousand lines; none if none does.
+def smallest_window(by_delay: Mapping[int, int], per_mille: int) -> int | None:
+    """The shortest window, in days, that takes in so many of a thousand; none if none does.
 
     Counted in integers: 99.8999 % is not 99.9 %.
+
+    Args:
+        by_delay: lines or cents by delay in days.
+        per_mille: how many of a thousand.
     """
-    lines = sum(row["lines"] for row in rows)
-    caught = _caught(rows)
-    return next((w for w in COMPARED if caught[w] * 1000 >= lines * per_mille), None)
+    whole = sum(by_delay.values())
+    return next((w for w in COMPARED if _within(by_delay, w) * 1000 >= whole * per_mille), None)
 
 
-def _caught(rows: Rows) -> list[int]:
-    return [sum(row["caught_by_window"][w] for row in rows) for w in COMPARED]
+def _within(by_delay: Mapping[int, int], window_days: int) -> int:
+    return sum(count for delay, count in by_delay.items() if delay <= window_days)
+
+
+def lines_within(row: Mapping[str, Any], window_days: int) -> int:
+    """How many of a log day's lines a window takes in."""
+    return _within(dict(zip(row["delays"], row["lines_by_delay"], strict=True)), window_days)
 
 
 def write(text: str, folder: str, run_id: str) -> str:
@@ -115,6 +175,7 @@ def page(rows: pa.Table, window_days: int, version: int) -> str:
     """
     days = sorted(rows.to_pylist(), key=lambda row: row["log_date"])
     lines = sum(row["lines"] for row in days)
+    known = arrived(days, window_days)
     first, last = days[0]["log_date"], days[-1]["log_date"]
     source = f"Log days {first} to {last}" if len(days) > 1 else f"Log day {first}"
     sections = [
@@ -123,9 +184,9 @@ def page(rows: pa.Table, window_days: int, version: int) -> str:
         "across a picture to enlarge a part of it; double-click to see all again.</p>",
         f'<p class="lead">{_in_words(days, lines, window_days)}</p>',
         *_notes(days, window_days),
-        "<h2>Which window catches how many lines?</h2>",
-        *_windows_section(days, lines, window_days),
-        f'<p class="said">{_advice(days, lines, window_days)}</p>',
+        "<h2>Which window catches how much?</h2>",
+        *_windows_section(known, window_days),
+        f'<p class="said">{_advice(known, window_days)}</p>',
         "<h2>Late lines by log day</h2>",
         _chart("late", _late_chart(days, window_days)),
         "<h2>How late the late lines are, by log day</h2>",
@@ -180,10 +241,8 @@ def _bold(part: int, whole: int) -> str:
 
 
 def _missed(row: Mapping[str, Any], window_days: int) -> int:
-    """Lines that a window does not take in, by the row's own counts where they reach so far."""
-    if window_days in COMPARED:
-        return row["lines"] - row["caught_by_window"][window_days]
-    return row["beyond_lines"]
+    """Lines that a window does not take in, whatever window was configured at the time."""
+    return row["lines"] - lines_within(row, window_days)
 
 
 def _notes(rows: Rows, window_days: int) -> Iterator[str]:
@@ -204,68 +263,106 @@ def _notes(rows: Rows, window_days: int) -> Iterator[str]:
         )
 
 
-def _advice(rows: Rows, lines: int, window_days: int) -> str:
-    if not lines:
-        return "Without lines there is nothing to say about windows."
-    enough, most = smallest_window(rows, 999), smallest_window(rows, 990)
-    longest, caught = COMPARED[-1], _caught(rows)
-    if enough is not None:
-        said = f"<strong>A window of {_many(enough, 'day')} catches 99.9 % of the lines"
-        said += "</strong>" if enough == 0 else ", and no shorter one does.</strong>"
-        said += " (0 days: only what comes on the very day)." if enough == 0 else ""
-    else:
-        said = (
-            f"<strong>No window of up to {longest} days catches 99.9 % of the lines</strong>; one "
-            f"of {longest} days catches {_down(caught[longest], lines)}."
+def _advice(known: Arrived, window_days: int) -> str:
+    if not known.days:
+        return (
+            "<strong>Too little is measured to advise.</strong> An order day tells how late its "
+            f"lines come once it and the {known.needed - 1} log days after it are measured, and "
+            f"there is no such day yet: it takes {known.needed} log days in a row."
         )
-    if most is not None and most != enough:
-        said += f" For 99 % it takes {_many(most, 'day')}."
-    missed = sum(_missed(row, window_days) for row in rows)
+    days = f"{_many(len(known.days), 'order day')} {_span(known.days)}"
+    lines, missed = (sum(known.lines.values()), _beyond(known.lines, window_days))
+    if not lines:
+        return f"The {days} had no lines, so there is nothing to say about windows."
+    said = [_enough(known.lines, "lines")]
+    caught = f"{_down(lines - missed, lines)} of the lines"
+    if cents := sum(known.cents.values()):
+        said.append(_enough(known.cents, "money"))
+        share = _down(cents - _beyond(known.cents, window_days), cents)
+        caught += f" and {share} of the money"
     return (
-        f"{said} The configured window of {_many(window_days, 'day')} catches "
-        f"{_down(lines - missed, lines)}; {_many(missed, 'line')} came after it. All shares are of "
-        f"the {_many(lines, 'line')} of the log days shown here, not of lines still to come."
+        f"{' '.join(said)} The configured window of {_many(window_days, 'day')} catches {caught}; "
+        f"{_many(missed, 'line')} came after it. All shares are of the {_many(lines, 'line')} of "
+        f"the {days}: the days that are measured together with the {known.needed - 1} log days "
+        "after them, so that a late line had the time to come."
     )
 
 
-def _windows_section(rows: Rows, lines: int, window_days: int) -> Iterator[str]:
-    if lines:
-        yield (
-            '<p class="small">Share of all lines, in percent, that a window of W days takes in. '
-            "The scale does not start at zero, so that small differences show.</p>"
+def _beyond(by_delay: Mapping[int, int], window_days: int) -> int:
+    return sum(by_delay.values()) - _within(by_delay, window_days)
+
+
+def _span(days: Sequence[date]) -> str:
+    return f"{days[0]} to {days[-1]}" if len(days) > 1 else f"{days[0]}"
+
+
+def _enough(by_delay: Mapping[int, int], what: str) -> str:
+    enough, most = smallest_window(by_delay, 999), smallest_window(by_delay, 990)
+    longest = COMPARED[-1]
+    if enough is not None:
+        said = f"<strong>A window of {_many(enough, 'day')} catches 99.9 % of the {what}"
+        said += "</strong>" if enough == 0 else ", and no shorter one does.</strong>"
+        said += " (0 days: only what comes on the very day)." if enough == 0 else ""
+    else:
+        share = _down(_within(by_delay, longest), sum(by_delay.values()))
+        said = (
+            f"<strong>No window of up to {longest} days catches 99.9 % of the {what}</strong>; one "
+            f"of {longest} days catches {share}."
         )
-        yield _chart("windows", _windows_chart(rows, lines, window_days))
+    if most is not None and most != enough:
+        said += f" For 99 % it takes {_many(most, 'day')}."
+    return said
 
 
-def _windows_chart(rows: Rows, lines: int, window_days: int) -> go.Figure:
-    caught, enough = _caught(rows), smallest_window(rows, 999)
-    shares = [100 * n / lines for n in caught]
+def _windows_section(known: Arrived, window_days: int) -> Iterator[str]:
+    if any(known.lines.values()):
+        yield (
+            '<p class="small">Share of the lines and of the money, in percent, that a window of W '
+            "days takes in. The scale does not start at zero, so that small differences show.</p>"
+        )
+        yield _chart("windows", _windows_chart(known, window_days))
+
+
+def _windows_chart(known: Arrived, window_days: int) -> go.Figure:
+    enough = smallest_window(known.lines, 999)
     marks: dict[int, tuple[str, str]] = {}
     if window_days in COMPARED:
         marks[window_days] = (_RED, "configured")
     if enough is not None:
-        text = "configured, and catches 99.9 %" if enough == window_days else "catches 99.9 %"
+        what = "catches 99.9 % of the lines"
+        text = f"configured, and {what}" if enough == window_days else what
         marks[enough] = (_GREEN, text)
-    bottom, step = _zoom(shares[0])
-    figure = go.Figure(
-        go.Scatter(
+    figure, lowest = go.Figure(), 100.0
+    for name, by_delay, colour, symbol in (
+        ("money", known.cents, _ORANGE, "diamond"),
+        ("lines", known.lines, _BLUE, "circle"),
+    ):
+        whole = sum(by_delay.values())
+        if not whole:  # lines without amounts
+            continue
+        caught = [_within(by_delay, w) for w in COMPARED]
+        lowest = min(lowest, 100 * caught[0] / whole)
+        figure.add_scatter(
+            name=name,
             x=list(COMPARED),
-            y=shares,
-            mode="lines+markers+text",
-            text=[_down(n, lines).removesuffix(" %") for n in caught],
+            y=[100 * n / whole for n in caught],
+            # Both curves with numbers would write one over the other.
+            mode="lines+markers+text" if name == "lines" else "lines+markers",
+            text=[_down(n, whole).removesuffix(" %") for n in caught],
             # A curve that flattens leaves its lower right free.
             textposition="bottom right",
             textfont={"size": 13},
             cliponaxis=False,
-            line={"color": _BLUE, "width": 2.5},
+            line={"color": colour, "width": 2.5},
             marker={
                 "size": [15 if w in marks else 9 for w in COMPARED],
-                "color": [marks[w][0] if w in marks else _BLUE for w in COMPARED],
+                "color": [marks[w][0] if w in marks else colour for w in COMPARED],
+                "symbol": symbol,
                 "opacity": 1,
             },
-            hovertemplate="window of %{x} days: %{text} % of the lines<extra></extra>",
+            hovertemplate=f"window of %{{x}} days: %{{text}} % of the {name}<extra></extra>",
         )
-    )
+    bottom, step = _zoom(lowest)
     for n, (w, (colour, text)) in enumerate(marks.items()):
         # Away from the other mark, unless the text would leave the picture.
         left = w > 10 or (w == min(marks) and len(marks) > 1 and w > 3)
@@ -293,14 +390,14 @@ def _windows_chart(rows: Rows, lines: int, window_days: int) -> go.Figure:
         zeroline=False,
     )
     figure.update_yaxes(
-        title="share of lines caught",
+        title="share caught",
         range=[bottom - step, 100 + step / 4],
         tick0=100,
         dtick=step,
         ticksuffix=" %",
         zeroline=False,
     )
-    return figure.update_layout(height=440, showlegend=False)
+    return figure.update_layout(height=440, showlegend=True)
 
 
 def _zoom(lowest: float) -> tuple[float, float]:
@@ -471,7 +568,10 @@ def _terms(window_days: int) -> str:
         f"was known already, by its own log day or the {days} before it, makes one so.",
         "Rejected": "A line that could not be read as an order. It is kept with the reason, and is "
         "none of the lines that the shares are of.",
-        "Shares": "Of lines caught, rounded down; of lines late or missed, rounded up; to 0.01 %.",
+        "Order day": "The day on which the order of a line happened, in the business time zone.",
+        "Money": "The sum of the lines' amounts without their signs: a refund that is late does "
+        "not make up for a sale that is.",
+        "Shares": "Of what is caught, rounded down; of what is late or missed, up; to 0.01 %.",
     }
     return "".join(
         ["<dl>", *(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in terms.items()), "</dl>"]

@@ -107,6 +107,8 @@ def _told(commit: Record | Foreign, day: date) -> Iterator[tuple[str, str]]:
     yield head, f"{_at(commit)} UTC, {what}"
     if said := commit.days.get(day):
         yield "rows", f"{said.rows:,}, digest {said.digest}, verdict {said.verdict}"
+    if because := commit.why(day):
+        yield "because", because
     yield "run", f"{commit.run_id}, backfill {commit.backfill_id or 'none'}"
     yield "launched by", commit.launched_by + (f": {commit.reason}" if commit.reason else "")
     yield "code", str(Code(commit.code_version, commit.git_commit, commit.git_dirty))

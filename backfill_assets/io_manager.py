@@ -10,7 +10,7 @@ import enum
 import logging
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone
@@ -156,11 +156,13 @@ class Plan:
         made_of: the recipe of each day, as `recipes` says it.
         build: computes the days of a window, which may be fewer than were planned.
         sources: the tables that it reads.
+        news: what is new in a day's input, where the asset can say more than `new input`.
     """
 
     made_of: Mapping[date, str]
     build: Callable[[Window], Built]
     sources: Sequence[Source] = ()
+    news: Mapping[date, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,7 @@ class Done:
         version: the commit that speaks of the day; none if there is none.
         numbers: figures for the UI, besides those of the audit.
         inputs: the version of each table that it was computed from.
+        why: why it was computed, as `why` says it; of an identical day, when it was published.
     """
 
     outcome: Outcome
@@ -206,6 +209,7 @@ class Done:
     version: int | None = None
     numbers: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, int] = field(default_factory=dict)
+    why: str = ""
 
     @property
     def day(self) -> date:
@@ -387,9 +391,9 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             _refuse_other_code([ledger, *(s.ledger for s in plan.sources)], window, record)
             lacking = self._lacking(plan.sources, window, record["run_id"])
             by = (record["code_version"], record["config_digest"])
-            same = set() if rewrite else same_days(ledger, plan.made_of, *by)
-            todo = [day for day in plan.made_of if day not in lacking and day not in same]
-            kept = [day for day in plan.made_of if day in same and day not in lacking]
+            reasons = _reasons(ledger, plan, *by, rewrite)
+            todo = [day for day in reasons if day not in lacking]
+            kept = [day for day in plan.made_of if day not in reasons and day not in lacking]
             done = [_as_published(ledger, day) for day in kept]
             failed = judge(table, sorted(lacking), {}, lacking, {})
             done += [Done(Outcome.FAILED, verdict) for verdict in failed]
@@ -398,7 +402,8 @@ class DeltaIOManager(dg.ConfigurableIOManager):
                 # What a merge would leave depends on the table as well.
                 if audited is None or merge or not audited.covers(wanted):
                     audited = self._audited(table, plan, wanted, ledger, merge)
-                written = self._publish(table, audited, todo, ledger, plan, record, rewrite)
+                because = {day: reasons[day] for day in todo}
+                written = self._publish(table, audited, because, ledger, plan, record, rewrite)
                 if written is None:
                     _log.info("%s [%s]: another run was first, looking again", table.name, window)
                     # Two that collided once must not collide for ever.
@@ -456,14 +461,24 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         self,
         table: Table,
         audited: _Audited,
-        todo: Sequence[date],
+        because: Mapping[date, str],
         ledger: Ledger,
         plan: Plan,
         record: Mapping[str, Any],
         rewrite: bool,
     ) -> list[Done] | None:
-        """Commit the days that passed; none if another commit of ours came first."""
-        verdicts = [audited.verdicts[day] for day in todo]
+        """Commit the days that passed; none if another commit of ours came first.
+
+        Args:
+            table: the table.
+            audited: the days, computed and judged.
+            because: the days to publish, each with why it was computed.
+            ledger: that of the table.
+            plan: what the days were made by.
+            record: what the commit is to say of the run.
+            rewrite: whether to write days that have the rows that are there already.
+        """
+        verdicts = [audited.verdicts[day] for day in because]
         inputs = {source.table.name: source.ledger.version or 0 for source in plan.sources}
         passed = [verdict for verdict in verdicts if verdict.passed]
         changed = {v.day for v in passed if rewrite or ledger.content(v.day) != v.measured.digest}
@@ -477,6 +492,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
                 "inputs": inputs,
                 "since": ledger.version,
                 **_summary([v for v in verdicts if v.day not in remarks.withdrawn], audited),
+                "because": _by_reason({v.day: because[v.day] for v in passed}),
                 "final": packed(remarks.final),
                 "withdrawn": packed(remarks.withdrawn),
                 "said": remarks.said,
@@ -503,7 +519,8 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             elif v.day in changed:
                 outcome = Outcome.WRITTEN
             numbers = audited.built.numbers.get(v.day, {})
-            done.append(Done(outcome, verdict, version if v.passed else None, numbers, inputs))
+            at = version if v.passed else None
+            done.append(Done(outcome, verdict, at, numbers, inputs, because[v.day]))
         return done
 
     def url(self, table: Table) -> str:
@@ -599,13 +616,86 @@ def same_days(
     ledger: Ledger, made_of: Mapping[date, str], code_version: str, config_digest: str
 ) -> set[date]:
     """The days that are published as this code and configuration would make them now."""
-    found = set()
-    for day, recipe in made_of.items():
-        known, published = ledger.latest.get(day), ledger.stands(day)
-        if known and published and published.made_of == recipe:
-            same = (known.code_version, known.config_digest) == (code_version, config_digest)
-            found |= {day} if same else set()
-    return found
+    by = (code_version, config_digest)
+    return {day for day, recipe in made_of.items() if why(ledger, day, recipe, *by) is None}
+
+
+def why(
+    ledger: Ledger,
+    day: date,
+    recipe: str,
+    code_version: str,
+    config_digest: str,
+    rewrite: bool = False,
+    *,
+    inputs: Iterable[Ledger] = (),
+    news: str = "",
+) -> str | None:
+    """Why a day is to be computed; none if it is published as it would be made now.
+
+    Args:
+        ledger: that of the table.
+        day: the day.
+        recipe: what the day would be made of now, as `recipes` says it.
+        code_version: of the code that would compute it.
+        config_digest: of the settings that would decide what is in it.
+        rewrite: whether somebody asks for it, whatever is published.
+        inputs: the tables that it is made of, as they are now, to tell which of them is new.
+        news: what is new in its input, where somebody knows better than these tables do.
+    """
+    known, published = ledger.latest.get(day), ledger.stands(day)
+    if known is None:
+        return "rows without a record" if day in ledger.published else "never published"
+    if published is None:
+        return "external commit"
+    found = []
+    if not published.made_of:
+        found.append(news or "input not on record")
+    elif published.made_of != recipe:
+        # A table may have changed on other days only; which days count is the recipe's to know.
+        newer = [x.table.name for x in inputs if x.moved > known.inputs.get(x.table.name, -1)]
+        found.append(news or new_input(newer))
+    if known.code_version != code_version:
+        found.append("other code")
+    if known.config_digest != config_digest:
+        found.append("other settings")
+    if rewrite and not found:
+        found.append(news or "asked for")
+    return "; ".join(found) or None
+
+
+def new_input(names: Sequence[str]) -> str:
+    """New input as a reason, with the tables that it comes from as far as they are known."""
+    return f"new input: {', '.join(names)}" if names else "new input"
+
+
+def _reasons(
+    ledger: Ledger, plan: Plan, code_version: str, config_digest: str, rewrite: bool
+) -> dict[date, str]:
+    """The days of a plan that are to be computed, each with why."""
+    inputs = [source.ledger for source in plan.sources]
+    found = {
+        day: why(
+            ledger,
+            day,
+            recipe,
+            code_version,
+            config_digest,
+            rewrite,
+            inputs=inputs,
+            news=plan.news.get(day, ""),
+        )
+        for day, recipe in plan.made_of.items()
+    }
+    return {day: reason for day, reason in found.items() if reason is not None}
+
+
+def _by_reason(because: Mapping[date, str]) -> dict[str, list[str]]:
+    """The days by reason, for a record."""
+    found = defaultdict(list)
+    for day, reason in because.items():
+        found[reason].append(day)
+    return {reason: packed(days) for reason, days in found.items()}
 
 
 def _refuse_other_code(
@@ -639,11 +729,13 @@ def _as_published(ledger: Ledger, day: date) -> Done:
     record = ledger.latest[day]
     published = record.days[day]
     verdict = verdict_of(ledger.table, day, published)
-    return Done(Outcome.IDENTICAL, verdict, record.version, published.numbers, record.inputs)
+    numbers, inputs = published.numbers, record.inputs
+    return Done(Outcome.IDENTICAL, verdict, record.version, numbers, inputs, record.why(day))
 
 
 def _outcome_metadata(one: Done) -> dict[str, Any]:
-    return {"outcome": one.outcome.value, "delta version": one.version}
+    said = {"outcome": one.outcome.value, "delta version": one.version}
+    return {**said, "computed because": one.why} if one.why else said
 
 
 def _told(instance: dg.DagsterInstance, table: Table, done: Sequence[Done]) -> set[date]:

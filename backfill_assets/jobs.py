@@ -158,7 +158,7 @@ def _table(rows: Iterable[tuple[str, ...]], *headings: str) -> dg.MarkdownMetada
 def _plan_metadata(plan: BackfillPlan) -> dict[str, Any]:
     return {
         "backfill": plan.id,
-        "days": _table(plan_in_lines(plan), "table", "what", "days"),
+        "days": _table(plan_in_lines(plan), "table", "what", "why", "days"),
         "plan": _table(in_numbers(plan), "", ""),
     }
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from datetime import date, timedelta
 from functools import cached_property
 from statistics import linear_regression, mean
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import dagster as dg
 from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
@@ -22,7 +22,7 @@ from dagster._core.definitions.partitions.subset import PartitionsSubset
 from pydantic import BaseModel, Field
 
 from backfill_assets.history import spans
-from backfill_assets.io_manager import same_days
+from backfill_assets.io_manager import new_input, why
 from backfill_assets.lateness import Policy, log_days
 from backfill_assets.listing import Listing, list_landing
 from backfill_assets.manifests import target
@@ -104,13 +104,33 @@ class Parameters(BaseModel, frozen=True):
 
 
 class Outlook(BaseModel, frozen=True):
-    """What will become of the days of one table, by ranges."""
+    """What will become of the days of one table, by ranges.
+
+    Attributes:
+        identical: see `Expected`.
+        computed: see `Expected`.
+        depends: see `Expected`.
+        lacking: see `Expected`.
+        final: those of them that are final.
+        why: by reason, the days that are computed, or may be.
+    """
 
     identical: tuple[str, ...] = ()
     computed: tuple[str, ...] = ()
     depends: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
     final: tuple[str, ...] = ()
+    why: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
+
+    def by_reason(self) -> Iterator[tuple[Expected, str, list[date]]]:
+        """The days, by what will become of them and why; without a reason where none is due."""
+        reasons = {day: reason for reason, of in self.why.items() for day in unpacked(of)}
+        for expected, days in self.by_expectation():
+            found: dict[str, list[date]] = {}
+            for day in days:
+                found.setdefault(reasons.get(day, ""), []).append(day)
+            for reason, of in found.items():
+                yield expected, reason, of
 
     def by_expectation(self) -> Iterator[tuple[Expected, list[date]]]:
         """The days, by what will become of them."""
@@ -260,7 +280,10 @@ def plan_backfill(
     landed = _landed(ledgers[RAW.name], listed, loaded)
     found = _outcomes(settings, parameters, days, ledgers, code, landed)
     final = final_days(ledgers, Policy.of(settings), {day for of in days.values() for day in of})
-    work = {name: [d for d, what in of.items() if what in _WORK] for name, of in found.items()}
+    work = {
+        name: [day for day, fate in of.items() if fate.expected in _WORK]
+        for name, of in found.items()
+    }
     entries = [entry for day in arrivals for entry in listed.files(day).values()]
     files, size = len(entries), sum(entry.size for entry in entries)
     for input_, of in _reads(work, ledgers, settings.window_days):
@@ -284,10 +307,17 @@ def plan_backfill(
         tables={
             name: Outlook(
                 **{
-                    expected.name.lower(): tuple(packed(d for d in of if of[d] is expected))
+                    expected.name.lower(): tuple(
+                        packed(day for day, fate in of.items() if fate.expected is expected)
+                    )
                     for expected in Expected
                 },
                 final=tuple(packed(final.get(name, set()) & of.keys())),
+                why={
+                    reason: tuple(packed(day for day, fate in of.items() if fate.why == reason))
+                    for reason in dict.fromkeys(fate.why for fate in of.values())
+                    if reason
+                },
             )
             for name, of in found.items()
         },
@@ -302,6 +332,14 @@ def plan_backfill(
 
 
 _WORK = (Expected.COMPUTED, Expected.DEPENDS)
+
+
+class _Fate(NamedTuple):
+    """What will become of a day; and why, if that is work."""
+
+    expected: Expected
+    why: str = ""
+
 
 #: By table: an input, the days of it that are read, and whether a day needs its own day of it.
 _INPUTS: Mapping[str, Sequence[tuple[str, Callable[[Window, int], Window], bool]]] = {
@@ -327,32 +365,33 @@ def _outcomes(
     ledgers: Ledgers,
     code: Code,
     landed: Mapping[date, str],
-) -> dict[str, dict[date, Expected]]:
+) -> dict[str, dict[date, _Fate]]:
     """What becomes of each day: its recipe as it is now, and as it is if its inputs change."""
     policy, by = Policy.of(settings), (code.version, settings.digest)
     supposed: dict[str, Ledger] = dict(ledgers)
     found = {}
     for name, wanted in days.items():
         ledger = ledgers[name]
-        if name in (RAW.name, REJECTED.name):
-            now = then = landed
-        else:
-            now = made_of(name, ledgers, wanted, policy)
-            then = made_of(name, supposed, wanted, policy)
-        same = set() if parameters.rewrite else same_days(ledger, now, *by)
+        of_landing = name in (RAW.name, REJECTED.name)
+        now = landed if of_landing else made_of(name, ledgers, wanted, policy)
+        may_change = _may_change(name, now, ledgers, supposed, policy)
+        inputs = [ledgers[input_] for input_, *_ in _INPUTS.get(name, ())]
         needed = [input_ for input_, _, own in _INPUTS.get(name, ()) if own]
-        outcomes = {}
+        fates = {}
         for day in wanted:
+            reason = why(ledger, day, now[day], *by, parameters.rewrite, inputs=inputs)
             if not all(day in supposed[input_].published for input_ in needed):
-                outcomes[day] = Expected.LACKING
+                fates[day] = _Fate(Expected.LACKING)
             elif parameters.rewrite or not _made_by(ledger, day, by):
-                outcomes[day] = Expected.COMPUTED
-            elif now[day] != then[day]:
-                outcomes[day] = Expected.DEPENDS
+                fates[day] = _Fate(Expected.COMPUTED, reason or "")
+            elif changing := may_change[day]:
+                fates[day] = _Fate(Expected.DEPENDS, new_input(changing))
+            elif reason is not None:
+                fates[day] = _Fate(Expected.COMPUTED, reason)
             else:
-                outcomes[day] = Expected.IDENTICAL if day in same else Expected.COMPUTED
-        found[name] = outcomes
-        moving = frozenset(day for day, outcome in outcomes.items() if outcome in _WORK)
+                fates[day] = _Fate(Expected.IDENTICAL)
+        found[name] = fates
+        moving = frozenset(day for day, fate in fates.items() if fate.expected in _WORK)
         if moving:
             kept = {field.name: getattr(ledger, field.name) for field in fields(ledger)}
             supposed[name] = _Supposed(**kept, moving=moving)
@@ -368,6 +407,25 @@ def _landed(raw: Ledger, listed: Listing, days: Collection[date]) -> dict[date, 
     }
 
 
+def _may_change(
+    name: str,
+    now: Mapping[date, str],
+    ledgers: Ledgers,
+    supposed: Ledgers,
+    policy: Policy,
+) -> dict[date, list[str]]:
+    """By day, the inputs that change what it is made of, if they change where they may."""
+    found: dict[date, list[str]] = {day: [] for day in now}
+    for input_, *_ in _INPUTS.get(name, ()):
+        if not isinstance(supposed[input_], _Supposed):
+            continue
+        then = made_of(name, {**ledgers, input_: supposed[input_]}, now, policy)
+        for day in now:
+            if then[day] != now[day]:
+                found[day].append(input_)
+    return found
+
+
 def _made_by(ledger: Ledger, day: date, by: tuple[str, str]) -> bool:
     """Whether a day stands as this code and configuration published it."""
     record = ledger.latest.get(day) if ledger.stands(day) else None
@@ -379,6 +437,10 @@ class _Supposed(Ledger):
     """A ledger some of whose days may come to hold anything."""
 
     moving: frozenset[date] = frozenset()
+
+    @property
+    def uncertain(self) -> frozenset[date]:
+        return self.moving
 
     @cached_property
     def published(self) -> frozenset[date]:
@@ -439,14 +501,14 @@ def expected_seconds(past: Sequence[tuple[int, float]], runs: int, days: int) ->
     return runs * mean(seconds) * max(1, days / runs / mean(sizes))
 
 
-def in_lines(plan: BackfillPlan) -> Iterator[tuple[str, str, str]]:
-    """The plan's days for a reader: table, what becomes of them, and which they are."""
+def in_lines(plan: BackfillPlan) -> Iterator[tuple[str, str, str, str]]:
+    """The plan's days for a reader: table, what becomes of them, why, and which they are."""
     for name, outlook in plan.tables.items():
-        for expected, days in outlook.by_expectation():
-            yield name, f"{len(days)} {expected.value}", spans(windows(days))
+        for expected, because, days in outlook.by_reason():
+            yield name, f"{len(days)} {expected.value}", because, spans(windows(days))
         if outlook.final:
             days = unpacked(outlook.final)
-            yield name, f"of these, {len(days)} final", spans(windows(days))
+            yield name, f"of these, {len(days)} final", "", spans(windows(days))
 
 
 def in_numbers(plan: BackfillPlan) -> Iterator[tuple[str, str]]:

@@ -68,7 +68,7 @@ def deciding(raw: Ledger) -> Callable[[date], set[date]]:
     and of those that were loaded when no spans were recorded, anything is possible.
     """
     found: dict[date, set[date]] = defaultdict(set)
-    unknown = {day for other in raw.foreign for day in other.days}
+    unknown = {day for other in raw.foreign for day in other.days} | raw.uncertain
     for record in raw.records:
         spans = record.said.get("spans")
         if spans is None:

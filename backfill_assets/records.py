@@ -79,6 +79,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         git_commit: of the code that computed it; empty if unknown.
         git_dirty: whether that code differed from the commit; none if unknown.
         withdrawn: days that it took back: they count as never published.
+        because: why its days were computed: the days, as ranges, by reason; see `why`.
     """
 
     version: int
@@ -99,6 +100,14 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     git_commit: str = ""
     git_dirty: bool | None = None
     withdrawn: frozenset[date] = frozenset()
+    because: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
+
+    def why(self, day: date) -> str:
+        """Why a day was computed; empty if nobody recorded it."""
+        for reason, ranges in self.because.items():
+            if any(day in Window.parse(text) for text in ranges):
+                return reason
+        return ""
 
     @property
     def wrote(self) -> frozenset[date]:
@@ -182,6 +191,11 @@ class Ledger:
     stored: Mapping[date, Stored] = field(default_factory=dict)
 
     @property
+    def uncertain(self) -> frozenset[date]:
+        """The days that may come to hold anything; none of what is published."""
+        return frozenset()
+
+    @property
     def rows(self) -> dict[date, int]:
         """Rows by day."""
         return {day: measured.rows for day, measured in self.measured.items()}
@@ -251,6 +265,12 @@ class Ledger:
                 found[commit.version] = frozenset(d for d in new if held.get(d) != new[d])
                 held |= new
         return found
+
+    @cached_property
+    def moved(self) -> int:
+        """The last version that made a day hold something else; -1 if there is none."""
+        ours = [version for version, days in self.changed.items() if days]
+        return max([*ours, *(other.version for other in self.foreign)], default=-1)
 
 
 Ledgers = Mapping[str, Ledger]
@@ -380,6 +400,7 @@ class _Said(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     git_commit: str = ""
     git_dirty: bool | None = None
     withdrawn: list[str] = msgspec.field(default_factory=list)
+    because: dict[str, list[str]] = msgspec.field(default_factory=dict)
 
 
 class _Entry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -464,6 +485,7 @@ def _record(entry: _Entry, said: _Said) -> Record:
         git_commit=said.git_commit,
         git_dirty=said.git_dirty,
         withdrawn=_days(said.withdrawn),
+        because=said.because,
     )
 
 

@@ -224,8 +224,14 @@ class ArrivalLateness(pa.DataFrameModel):
     )
     delay_minutes_p95: T.LongType = _nullable(1.0, 1.0, "95th percentile of it, in minutes.")
     delay_minutes_max: T.LongType = _nullable(1.0, 1.0, "Longest of it, in minutes.")
-    caught_by_window: T.ArrayType(T.LongType()) = Field(  # type: ignore[valid-type]
-        description="For a window of 0, 1, ... 14 days: how many of the lines it takes in."
+    delays: T.ArrayType(T.LongType()) = Field(  # type: ignore[valid-type]
+        description="Days between order and log day that occur among the lines, ascending."
+    )
+    lines_by_delay: T.ArrayType(T.LongType()) = Field(  # type: ignore[valid-type]
+        description="For each of these delays, how many lines."
+    )
+    amount_by_delay: T.ArrayType(T.DecimalType(28, 2)) = Field(  # type: ignore[valid-type]
+        description="For each of these delays, the sum of the lines' amounts without their signs."
     )
 
     class Config:

@@ -142,6 +142,8 @@ _RUNTIME = {
     # Days are cut by explicit zone conversion; the session itself must not move a timestamp.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "8",
+    # INT96, which Spark still writes by itself, has no statistics and other readers drop it.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # pandas writes nanoseconds, which Spark refuses; as integers they can be converted.
     "spark.sql.legacy.parquet.nanosAsLong": "true",
     # What is persisted is read twice and dropped: packing it costs more than it saves.

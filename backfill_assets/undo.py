@@ -245,6 +245,7 @@ class _Undo:
             {day: self._recipe(ledger, day, changes[day]) for day in sorted(changes)},
             build,
             sources,
+            dict.fromkeys(changes, f"undo of {self.name}"),
         )
 
     def _recipe(self, ledger: Ledger, day: date, change: Change) -> str:

@@ -50,7 +50,8 @@ TYPES = {
         "beyond_lines:bigint!, beyond_amount:decimal(28,2)!, superseded_lines:bigint!, "
         "rejected_lines:bigint!, delay_days_p50:bigint, delay_days_p95:bigint, "
         "delay_days_max:bigint, delay_minutes_p50:bigint, delay_minutes_p95:bigint, "
-        "delay_minutes_max:bigint, caught_by_window:array<bigint>!"
+        "delay_minutes_max:bigint, delays:array<bigint>!, lines_by_delay:array<bigint>!, "
+        "amount_by_delay:array<decimal(28,2)>!"
     ),
 }
 

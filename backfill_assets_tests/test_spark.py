@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import socket
 import subprocess
 import time
 import traceback
+from datetime import datetime, timezone
+from datetime import time as clock
 from importlib.metadata import version
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from backfill_assets import spark as module
@@ -25,6 +30,7 @@ from backfill_assets.spark import (
     fetch_delta_jars,
     spark_config,
 )
+from backfill_assets_tests.pipeline import Pipeline, day, order
 
 
 def one_sentence(error: pytest.ExceptionInfo) -> str:
@@ -214,6 +220,60 @@ def test_the_session_really_has_it(spark):
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.sql.legacy.parquet.nanosAsLong") == "true"
     assert "Delta" in spark.conf.get("spark.sql.extensions")
+
+
+def times(pipeline: Pipeline) -> dict[str, tuple[str, bool]]:
+    """By log day of `raw_orders`, how its files keep times, and whether with statistics."""
+    found = {}
+    for uri in pipeline.log("raw_orders").file_uris():
+        columns = pq.ParquetFile(uri).metadata.row_group(0)
+        by_name = {columns.column(n).path_in_schema: columns.column(n) for n in range(7)}
+        it = by_name["order_ts"]
+        told = it.statistics is not None and it.statistics.has_min_max
+        found[re.findall(r"log_date=([0-9-]+)", uri)[0]] = (it.physical_type, told)
+    return found
+
+
+def rewritten_as_before(spark, url: str, days: str) -> None:
+    """Put the rows of some days into files as earlier releases wrote them."""
+    spark.conf.set("spark.sql.parquet.outputTimestampType", "INT96")
+    try:
+        rows = spark.read.format("delta").load(url).where(days)
+        writer = rows.write.format("delta").mode("overwrite").option("dataChange", "false")
+        writer.option("replaceWhere", days).save(url)
+    finally:
+        spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+
+
+def test_times_are_kept_with_statistics_and_old_files_stay_good(pipeline, spark):
+    for n in (1, 2, 3):
+        pipeline.land(n, [order(f"o{n}", n, f"{n}.00", at=f"0{n}:00"), order("moves", 1)])
+    pipeline.run(1, 2)
+    new = pipeline.digests()
+    assert set(times(pipeline).values()) == {("INT64", True)}
+    rewritten_as_before(spark, str(pipeline.warehouse / "raw_orders"), "log_date = '2024-01-01'")
+    pipeline.run(3)
+    assert times(pipeline) == {
+        str(day(1)): ("INT96", False),
+        str(day(2)): ("INT64", True),
+        str(day(3)): ("INT64", True),
+    }
+    old = pipeline.digests()
+    for name, days in new.items():
+        assert {d: old[name][d] for d in days} == days, name
+    # Both kinds of files in one table, for an engine that is not Spark.
+    log = pipeline.log("raw_orders")
+    seen = {(row["order_id"], row["order_ts"]) for row in log.to_pyarrow_table().to_pylist()}
+    assert seen == {("moves", moment(1, 10))} | {(f"o{n}", moment(n, n)) for n in (1, 2, 3)}
+    actions = pa.table(log.get_add_actions(flatten=True)).to_pylist()
+    said = {str(a["partition.log_date"]): (a["min.order_ts"], a["max.order_ts"]) for a in actions}
+    assert said[str(day(3))] == (moment(1, 10), moment(3, 3))
+    later = log.to_pyarrow_table(filters=[("order_ts", ">", moment(2, 1))])
+    assert sorted(later["order_id"].to_pylist()) == ["o2", "o3"]
+
+
+def moment(day_n: int, hour: int) -> datetime:
+    return datetime.combine(day(day_n), clock(hour), timezone.utc)
 
 
 def test_a_connect_session_gets_only_what_can_change_at_run_time():

@@ -12,7 +12,7 @@ from pyspark.sql.window import Window as SqlWindow
 from backfill_assets.assets.publishing import delta_assets, publish
 from backfill_assets.assets.versions import in_time, with_event_day
 from backfill_assets.audit import Book
-from backfill_assets.dashboard import COMPARED, DASHBOARD, key_figures, page, write
+from backfill_assets.dashboard import COMPARED, DASHBOARD, key_figures, lines_within, page, write
 from backfill_assets.io_manager import Built, Candidate, Input, Plan
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
@@ -43,7 +43,12 @@ def arrival_lateness(
     days = raw.sparkSession.range(len(window)).select(
         F.date_add(F.lit(window.start), F.col("id").cast("int")).alias("log_date")
     )
-    parts = (_delays(logged, window_days), _superseded(raw, window_days), unread)
+    parts = (
+        _by_delay(logged, window_days),
+        _percentiles(logged),
+        _superseded(raw, window_days),
+        unread,
+    )
     for part in parts:
         days = days.join(part, "log_date", "left")
     return days.select(*[_filled(name) for name in LATENESS.columns])
@@ -53,30 +58,63 @@ def _filled(name: str) -> Column:
     """A column of the table in its type, zero on a day that an input has no rows of."""
     kind = LATENESS.struct[name].dataType.simpleString()
     column = F.col(name)
-    if name == "caught_by_window":
-        column = F.coalesce(column, F.array(*[F.lit(0).cast("bigint") for _ in COMPARED]))
+    if kind.startswith("array"):
+        column = F.coalesce(column, F.array().cast(kind))
     elif name.endswith(("_lines", "_amount")) or name == "lines":
         column = F.coalesce(column, F.lit(0))
     return column.cast(kind).alias(name)
 
 
-def _delays(logged: DataFrame, window_days: int) -> DataFrame:
-    delay = F.datediff("log_date", "event_date")
-    late, beyond = delay >= 1, ~in_time(window_days)
+def _delay() -> Column:
+    return F.datediff("log_date", "event_date")
+
+
+def _by_delay(logged: DataFrame, window_days: int) -> DataFrame:
+    """By log day: counts and sums, in all and by delay.
+
+    By delay first, which leaves few rows: with it the order day of each count is known.
+    """
+    late, beyond = F.col("delay") >= 1, F.col("delay") > window_days
+    entry = F.struct("delay", "count", "money")
+    return (
+        logged.groupBy("log_date", _delay().alias("delay"))
+        .agg(
+            F.count(F.lit(1)).alias("count"),
+            F.sum("amount").alias("amount"),
+            F.sum(F.abs("amount")).alias("money"),
+        )
+        .groupBy("log_date")
+        .agg(
+            F.sum("count").alias("lines"),
+            F.sum(F.when(late, F.col("count"))).alias("late_lines"),
+            F.sum(F.when(late, F.col("amount"))).alias("late_amount"),
+            F.sum(F.when(beyond, F.col("count"))).alias("beyond_lines"),
+            F.sum(F.when(beyond, F.col("amount"))).alias("beyond_amount"),
+            F.sort_array(F.collect_list(entry)).alias("entries"),
+        )
+        .withColumns(
+            {
+                "delays": F.col("entries.delay"),
+                "lines_by_delay": F.col("entries.count"),
+                "amount_by_delay": F.col("entries.money"),
+            }
+        )
+        .drop("entries")
+    )
+
+
+def _percentiles(logged: DataFrame) -> DataFrame:
+    """By log day with late lines: how late they are."""
     # In integers: a double cannot hold the microseconds between far apart times.
     minutes = F.expr(
         "(unix_micros(greatest(order_ts, ingestion_ts)) - unix_micros(order_ts)) div 60000000"
     )
-    delays = {"days": F.when(late, delay), "minutes": F.when(late, minutes)}
+    delays = {"days": _delay(), "minutes": minutes}
     return (
-        logged.withColumns(delays)
+        logged.where(_delay() >= 1)
+        .withColumns(delays)
         .groupBy("log_date")
         .agg(
-            F.count(F.lit(1)).alias("lines"),
-            F.count_if(late).alias("late_lines"),
-            F.sum(F.when(late, F.col("amount"))).alias("late_amount"),
-            F.count_if(beyond).alias("beyond_lines"),
-            F.sum(F.when(beyond, F.col("amount"))).alias("beyond_amount"),
             *[
                 column.alias(f"delay_{unit}_{name}")
                 for unit in delays
@@ -85,8 +123,7 @@ def _delays(logged: DataFrame, window_days: int) -> DataFrame:
                     ("p95", _percentile(unit, "0.95")),
                     ("max", F.max(unit)),
                 )
-            ],
-            F.array(*[F.count_if(delay <= w) for w in COMPARED]).alias("caught_by_window"),
+            ]
         )
     )
 
@@ -185,7 +222,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, int | float]:
         said["late share"] = row["late_lines"] / lines
         said["beyond window share"] = row["beyond_lines"] / lines
         for w in COMPARED:
-            said[f"caught by W={w}"] = row["caught_by_window"][w] / lines
+            said[f"caught by W={w}"] = lines_within(row, w) / lines
     for unit in ("days", "minutes"):
         for name in ("p50", "p95", "max"):
             delay = row[f"delay_{unit}_{name}"]
@@ -221,7 +258,9 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
             "rejected_lines": [(REJECTED.name, "arrival_date")],
             **{f"delay_days_{name}": of_lines for name in delays},
             **{f"delay_minutes_{name}": in_minutes for name in delays},
-            "caught_by_window": of_lines,
+            "delays": of_lines,
+            "lines_by_delay": of_lines,
+            "amount_by_delay": with_amount,
         },
         code_version=code_version,
     )
@@ -290,6 +329,14 @@ def _dashboard(settings: Settings, code_version: str) -> dg.AssetsDefinition:
                 f"it for some days, then {DASHBOARD} again. Nothing was written.",
                 allow_retries=False,
             )
+        if missing := [name for name in LATENESS.columns if name not in rows.column_names]:
+            raise dg.Failure(
+                f"{DASHBOARD}: {LATENESS.name} at {url} was made by an earlier release and has no "
+                f"{', '.join(missing)}. The page is as it was. Delete that folder, as all of it "
+                f"follows from {RAW.name} and {REJECTED.name}; then materialize {LATENESS.name} "
+                f"for all its days, and {DASHBOARD}.",
+                allow_retries=False,
+            )
         text = page(rows, settings.window_days, log.version())
         path = write(text, f"{settings.warehouse}/{DASHBOARD}", context.run.run_id)
         return dg.MaterializeResult(
@@ -297,7 +344,7 @@ def _dashboard(settings: Settings, code_version: str) -> dg.AssetsDefinition:
                 "path": dg.MetadataValue.url(path)
                 if "://" in path
                 else dg.MetadataValue.path(path),
-                **key_figures(rows.to_pylist()),
+                **key_figures(rows.to_pylist(), settings.window_days),
                 f"delta version {LATENESS.name}": log.version(),
             }
         )

@@ -1,0 +1,218 @@
+"""Why a day is computed: in the plan, in the record of the commit, and in Dagster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import date
+
+import dagster as dg
+import msgspec
+import pytest
+
+from backfill_assets import definitions
+from backfill_assets.io_manager import REWRITE_TAG, same_days, why
+from backfill_assets.planning import BackfillPlan, Outlook, in_lines
+from backfill_assets.provenance import Code
+from backfill_assets.records import Foreign, Ledger, Record, read_ledgers
+from backfill_assets.schemas import CURRENT, FACT, LATENESS, RAW, REJECTED, STAGED
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
+from backfill_assets_tests.test_backfills import planned
+from backfill_assets_tests.test_records import commit, days, ledger, read, record, said_of
+from backfill_assets_tests.test_undo import undo
+
+NOW = ("recipe", "code", "config")
+
+
+def made(published: Record, recipe: str = "recipe", **changed) -> Record:
+    """A record of days that were made of this."""
+    told = {d: msgspec.structs.replace(x, made_of=recipe) for d, x in published.days.items()}
+    return msgspec.structs.replace(published, days=told, **changed)
+
+
+def foreign(version: int, *of: int) -> Foreign:
+    return Foreign(version, "DELETE", days(*of))
+
+
+#: The ledger of `fact_daily_orders`, or its one record, by why its first day is computed.
+LEDGERS: Mapping[str | None, Ledger] = {
+    None: ledger(FACT, made(record(3, days(1)))),
+    "never published": ledger(FACT, made(record(3, days(2)))),
+    "external commit": ledger(FACT, made(record(3, days(1))), foreign=[foreign(4, 1)]),
+    "new input: stg_orders": ledger(FACT, made(record(3, days(1)), "another")),
+    "input not on record": ledger(FACT, made(record(3, days(1)), "")),
+    "other code": ledger(FACT, made(record(3, days(1)), code_version="old")),
+    "other settings": ledger(FACT, made(record(3, days(1)), config_digest="old")),
+    "new input: stg_orders; other code; other settings": ledger(
+        FACT, made(record(3, days(1)), "another", code_version="old", config_digest="old")
+    ),
+}
+STAGING = ledger(STAGED, made(record(1, days(1))))
+
+
+@pytest.mark.parametrize("reason", LEDGERS)
+def test_the_reason(reason):
+    of = LEDGERS[reason]
+    assert why(of, day(1), *NOW, inputs=[STAGING]) == reason
+    assert same_days(of, {day(1): NOW[0]}, *NOW[1:]) == ({day(1)} if reason is None else set())
+
+
+@pytest.mark.parametrize("reason", LEDGERS)
+def test_who_asks_for_a_day_is_the_reason_only_without_another(reason):
+    assert why(LEDGERS[reason], day(1), *NOW, True, inputs=[STAGING]) == (reason or "asked for")
+
+
+def test_rows_that_nobody_recorded():
+    of = ledger(FACT, made(record(3, days(1))))
+    assert why(Ledger(FACT, 3, (), (), of.measured), day(1), *NOW) == "rows without a record"
+
+
+def test_a_day_that_was_taken_back_counts_as_never_published():
+    taken = msgspec.structs.replace(record(4, ()), withdrawn=days(1))
+    of = Ledger(FACT, 4, [made(record(3, days(1))), taken])
+    assert why(of, day(1), *NOW) == "never published"
+
+
+def test_the_input_that_is_new_is_named():
+    seen = made(record(3, days(1), inputs={RAW.name: 5, REJECTED.name: 2}), "another")
+    rejected = ledger(REJECTED, record(2, days(1)))
+    #: A commit that found the rows that were there, and one that did not.
+    same, new = record(6, days(1), digest="digest 5"), record(7, days(1))
+    for raw, names in (
+        (ledger(RAW, record(5, days(1)), same), "new input"),
+        (ledger(RAW, record(5, days(1)), same, new), "new input: raw_orders"),
+        (ledger(RAW, record(5, days(1)), foreign=[foreign(6, 1)]), "new input: raw_orders"),
+    ):
+        assert why(ledger(LATENESS, seen), day(1), *NOW, inputs=[rejected, raw]) == names
+
+
+def test_who_knows_better_what_is_new_is_heard():
+    for reason in ("new input: stg_orders", "input not on record"):
+        assert why(LEDGERS[reason], day(1), *NOW, news="new files") == "new files"
+    assert why(LEDGERS["other code"], day(1), *NOW, news="new files") == "other code"
+    assert why(LEDGERS[None], day(1), *NOW, news="new files") is None
+
+
+def test_the_record_says_it_by_ranges_and_old_commits_say_nothing(tmp_path):
+    because = {"never published": ["2024-01-01...2024-01-02", "2024-01-05"], "other code": []}
+    commit(tmp_path / "t", days(1), said_of(days(1)), "append")
+    commit(tmp_path / "t", days(1), said_of(days(1), because=because), "overwrite")
+    old, new = read(tmp_path / "t").records
+    assert old.why(day(1)) == ""
+    assert [new.why(day(n)) for n in (1, 2, 3, 5)] == [
+        "never published",
+        "never published",
+        "",
+        "never published",
+    ]
+
+
+def test_a_plan_shows_the_days_of_each_reason():
+    outlook = Outlook(
+        computed=("2024-01-01...2024-01-03",),
+        depends=("2024-01-05",),
+        final=("2024-01-01",),
+        why={
+            "other code": ("2024-01-01", "2024-01-03"),
+            "external commit": ("2024-01-02",),
+            "new input: raw_orders": ("2024-01-05",),
+        },
+    )
+    plan = BackfillPlan.model_construct(tables={STAGED.name: outlook})
+    assert [line[1:] for line in in_lines(plan)] == [
+        ("2 computed", "other code", "2024-01-01\n2024-01-03"),
+        ("1 computed", "external commit", "2024-01-02"),
+        ("1 depends on its input", "new input: raw_orders", "2024-01-05"),
+        ("of these, 1 final", "", "2024-01-01"),
+    ]
+    # As an earlier release kept it.
+    kept = Outlook.model_validate_json('{"computed": ["2024-01-01"]}')
+    assert [line[1:] for line in in_lines(BackfillPlan.model_construct(tables={"x": kept}))] == [
+        ("1 computed", "", "2024-01-01")
+    ]
+
+
+# --- and all the way ------------------------------------------------------------------------------
+
+
+def reasons(plan: BackfillPlan, *names: str) -> dict[str, dict[str, tuple[str, ...]]]:
+    return {name: dict(plan.tables[name].why) for name in names}
+
+
+def told(pipeline: Pipeline, name: str, of: date) -> str | None:
+    """What Dagster's latest materialization of a day says."""
+    wanted = dg.AssetRecordsFilter(dg.AssetKey(name), asset_partitions=[str(of)])
+    (found,) = pipeline.instance.fetch_materializations(wanted, limit=1).records
+    said = found.asset_materialization.metadata.get("computed because")
+    return said and said.value
+
+
+def test_from_the_plan_to_the_record(engine, spark, tmp_path, monkeypatch):
+    pipeline = Pipeline(engine, tmp_path, window_days=1)
+    for n in (1, 2, 3):
+        pipeline.land(n, [order(f"o{n}", n)])
+    month = "2024-01-01...2024-01-03"
+    first = planned(pipeline, month)
+    assert reasons(first, *LAYERS) == {name: {"never published": (month,)} for name in LAYERS}
+    assert first.tables[RAW.name].computed == (month,)
+    pipeline.run(1, 3)
+    assert {told(pipeline, name, day(2)) for name in LAYERS} == {"never published"}
+    assert reasons(planned(pipeline, month), *LAYERS) == {name: {} for name in LAYERS}
+
+    # New files: computed where they landed, and perhaps in what is made of it.
+    pipeline.land(3, [order("more", 3)], "more.jsonl")
+    layers = (RAW.name, STAGED.name, FACT.name)
+    plan = planned(pipeline, month)
+    assert reasons(plan, *layers) == {
+        RAW.name: {"new input": ("2024-01-03",)},
+        STAGED.name: {"new input: raw_orders": ("2024-01-02...2024-01-03",)},
+        FACT.name: {"new input: stg_orders": ("2024-01-02...2024-01-03",)},
+    }
+    assert plan.tables[RAW.name].computed == ("2024-01-03",)
+    assert plan.tables[FACT.name].depends == ("2024-01-02...2024-01-03",)
+    pipeline.run(1, 3)
+    assert told(pipeline, RAW.name, day(3)) == "new input"
+    assert told(pipeline, STAGED.name, day(3)) == "new input: raw_orders"
+    assert told(pipeline, FACT.name, day(3)) == "new input: stg_orders"
+    ledgers = read_ledgers(pipeline.settings)
+    assert ledgers[FACT.name].latest[day(3)].why(day(3)) == "new input: stg_orders"
+    assert ledgers[FACT.name].latest[day(1)].why(day(1)) == "never published"
+    # A day that a backfill found as it was is told with why it was computed when it was.
+    pipeline.run(1, tags={"dagster/backfill": "byhand12"})
+    assert told(pipeline, FACT.name, day(1)) == "never published"
+
+    spark.sql(f"DELETE FROM delta.`{pipeline.warehouse / FACT.name}` WHERE run_date = '{day(2)}'")
+    plan = planned(pipeline, month)
+    assert reasons(plan, FACT.name) == {FACT.name: {"external commit": ("2024-01-02",)}}
+    assert reasons(planned(pipeline, month, rewrite=True), FACT.name) == {
+        FACT.name: {
+            "asked for": ("2024-01-01", "2024-01-03"),
+            "external commit": ("2024-01-02",),
+        }
+    }
+    tags = {REWRITE_TAG: "true", "dagster/backfill": "byhand13"}
+    pipeline.run(1, 2, [FACT.name], tags=tags)
+    assert [told(pipeline, FACT.name, day(n)) for n in (1, 2)] == ["asked for", "external commit"]
+    undo(pipeline, "byhand13", "2024-01-01")
+    record = read_ledgers(pipeline.settings)[FACT.name].latest[day(1)]
+    assert record.why(day(1)) == "undo of byhand13"
+
+    monkeypatch.setattr(definitions, "running_code", lambda _: Code("deployed-meanwhile"))
+    other = Pipeline(engine, tmp_path, window_days=1, late_lines="drop")
+    other.instance = pipeline.instance
+    both = {"other code; other settings": (month,)}
+    assert reasons(planned(other, month), RAW.name, FACT.name) == {RAW.name: both, FACT.name: both}
+    other.run(1, 1, [RAW.name])
+    assert told(other, RAW.name, day(1)) == "other code; other settings"
+
+
+def test_what_follows_corrections_may_be_any_day(pipeline):
+    """Which days a correction speaks of is known when it is made."""
+    pipeline.land(1, [order("o1", 1)])
+    pipeline.run(1, 2, [*LAYERS, "fact_order_corrections", CURRENT.name])
+    pipeline.land(2, [order("o2", 1)])
+    plan = planned(pipeline, "2024-01-02", tables=["raw_orders", "fact_order_corrections"])
+    assert plan.tables["fact_order_corrections"].why == {"new input: raw_orders": ("2024-01-02",)}
+    tables = [*LAYERS, "fact_order_corrections", CURRENT.name]
+    plan = planned(pipeline, "2024-01-02", tables=tables)
+    named = "new input: fact_daily_orders, fact_order_corrections"
+    assert str(day(1)) in "".join(plan.tables[CURRENT.name].why[named])
