@@ -117,12 +117,15 @@ class Target:
         if not self.read.keys() & set(names):
             return self
         loaded = before.files if before else {}
-        stays = {name: loaded[name] for name in names if name in loaded}
+        away = {name: self.manifest.files[name] for name in names if name in self.read}
+        back = _renamed(loaded, self.dropped, away)
+        stays = {name: loaded[name] for name in {*names, *back} if name in loaded}
         files = {n: f for n, f in self.manifest.files.items() if n not in names} | stays
         return replace(
             self,
             manifest=replace(self.manifest, files=files),
             read={name: entry for name, entry in self.read.items() if name not in names},
+            dropped=self.dropped - back,
             kept=self.kept | stays.keys(),
         )
 

@@ -20,7 +20,7 @@ from time import perf_counter
 
 from pyspark.sql import DataFrame, SparkSession
 
-from backfill_assets.assets import fact, raw, staging
+from backfill_assets.assets import fact, lines, staging
 from backfill_assets.landing import Landing, read_lines, survey
 from backfill_assets.partitions import Window
 from backfill_assets.schemas import FACT, LATE, RAW, REJECTED, STAGED, Table
@@ -53,9 +53,9 @@ def same_transforms(spark: SparkSession, found: Landing, folder: Path, days: Win
         saved = spark.read.format("delta").load(url)
         return saved.where(days.predicate(table.partition))
 
-    read = raw.read_orders(read_lines(spark, found), "UTC").persist()
-    log = save(raw.raw_orders(read).where(days.predicate("log_date")), RAW)
-    save(raw.rejected_orders(read).where(days.predicate("arrival_date")), REJECTED)
+    read = lines.read_orders(read_lines(spark, found), "UTC").persist()
+    log = save(lines.raw_orders(read).where(days.predicate("log_date")), RAW)
+    save(lines.rejected_orders(read).where(days.predicate("arrival_date")), REJECTED)
     read.unpersist()
     dated = staging.with_event_day(log, "UTC")
     save(staging.late_orders(dated, 7), LATE)

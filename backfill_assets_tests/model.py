@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 _DAY = timedelta(days=1)
 _FIELDS = ("order_id", "customer_id", "order_ts", "amount", "ingestion_ts")
+_REQUIRED = ("order_id", "order_ts", "amount", "ingestion_ts")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _FILE_NAME = re.compile(r"[^_.].*\.((jsonl|json|csv)(\.gz)?|parquet)", re.DOTALL)
 _AMOUNT = re.compile(
@@ -86,7 +87,8 @@ def run_model(landing: Path, *, start: date, end: date, window_days: int, timezo
         timezone: The name of the business time zone.
 
     Raises:
-        OSError: If a file cannot be read at all (also `pyarrow.ArrowException`, `EOFError`).
+        OSError: If a file cannot be read at all (also `pyarrow.ArrowException`, `EOFError`), or
+            the header of a CSV file lacks a field that every order has.
     """
     zone = ZoneInfo(timezone)
     window = timedelta(days=window_days)
@@ -345,6 +347,8 @@ def _csv_lines(lines: list[bytes]) -> Iterator[_Landed]:
         header = [name.strip() for name in header]
         if any(header.count(name) > 1 for name in _FIELDS):
             header = None
+    if header is not None and not set(_REQUIRED) <= set(header):
+        raise OSError(f"no header of orders: {lines[0][:100]!r}")
     for line in lines[1:]:
         if line == lines[0]:
             continue

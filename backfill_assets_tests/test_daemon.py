@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets.landing import contents
 from backfill_assets.lateness import Policy
+from backfill_assets.listing import list_landing
 from backfill_assets.reprocessing import arrivals, backlog
 from backfill_assets.schemas import RAW, TABLES
 from backfill_assets_tests import conftest
@@ -68,7 +68,7 @@ def is_done(pipeline: Pipeline) -> bool:
     policy = Policy.of(pipeline.settings)
     today = day(DAYS + 1)
     ledgers = {name: pipeline.io_manager.ledger(table) for name, table in TABLES.items()}
-    if arrivals(ledgers[RAW.name], contents(str(pipeline.landing)), policy, today).load:
+    if arrivals(ledgers[RAW.name], list_landing(str(pipeline.landing)), policy, today).load:
         return False
     if any(len(ledger.published) < DAYS for ledger in ledgers.values()):
         return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
+from collections.abc import Iterable
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -17,8 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backfill_assets.assets.raw import read_orders
-from backfill_assets.landing import FIELDS, Control, LandingError, contents, read_lines, survey
+from backfill_assets.assets.lines import read_orders
+from backfill_assets.landing import FIELDS, Control, Landing, read_lines, survey
+from backfill_assets.listing import LandingError, list_landing
 from backfill_assets.partitions import Window
 from backfill_assets_tests.model import run_model
 from backfill_assets_tests.pipeline import Pipeline, day, order
@@ -386,9 +388,7 @@ def write_everything(landing: Path) -> None:
     )
     csv_file(landing, "header-broken.csv", HEADER + b',"x', record() + b",x", b"second")
     csv_file(landing, "header-twice.csv", HEADER + b",amount", record() + b",2")
-    csv_file(landing, "header-long.csv", b"x" * 200_000, b"order")
     csv_file(landing, "header-longer.csv", HEADER + b",y" * 25_000, record(), b"," * 25_004)
-    csv_file(landing, "header-missing.csv", record("first"), record("second"))
     csv_file(landing, "blank-then-header.csv", *[b" " * 99] * 700, HEADER, record("h9"))
     csv_file(
         landing,
@@ -401,12 +401,6 @@ def write_everything(landing: Path) -> None:
         "no-customer.csv",
         b"order_id,order_ts,amount,ingestion_ts",
         f"h11,{STAMP},2,{STAMP}".encode(),
-    )
-    csv_file(
-        landing,
-        "no-amount.csv",
-        b"order_id,customer_id,order_ts,ingestion_ts",
-        f"h12,c1,{STAMP},{STAMP}".encode(),
     )
 
     # Other days: early lines, lines of the day before the window and of its last day.
@@ -427,6 +421,10 @@ def write_everything(landing: Path) -> None:
     (here / "_SUCCESS").write_bytes(b"")
     (here / ".hidden.jsonl").write_bytes(json_line(order_id="hidden"))
     (here / "_other.jsonl").write_bytes(json_line(order_id="hidden"))
+    for name in ("a.jsonl.tmp", "b.csv.part", "c.jsonl.gz.tmp", "d.tmp"):
+        (here / name).write_bytes(json_line(order_id="hidden"))
+    (here / "_temporary").mkdir()
+    (here / "_temporary" / "a.jsonl").write_bytes(json_line(order_id="below"))
     for name in ("notes.txt", "a.JSONL", "a.csv.zip", "a.parquet.gz", "jsonl", "a.csv\n", "b.xlsx"):
         (here / name).write_bytes(json_line(order_id="unknown"))
     (here / "sub.jsonl").mkdir()
@@ -451,6 +449,14 @@ def everything(spark, tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 def micros(moment: datetime) -> int:
     return (moment - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
+
+
+def per_day(found: Landing, days: Iterable[date]) -> dict[date, int]:
+    """Lines by arrival day, by the count that knows nothing of parsing."""
+    return {
+        day: sum(n for name, n in found.counts.items() if name.startswith(f"arrival_date={day}/"))
+        for day in days
+    }
 
 
 def accepted(everything: dict, name: str) -> Counter:
@@ -519,7 +525,7 @@ def test_csv_headers_by_hand(everything: dict) -> None:
     assert len(rejected(everything, "header-latin.csv")) == 1
     assert accepted(everything, "order.csv") == {("h10", "c9", "2.00"): 1}
     assert accepted(everything, "no-customer.csv") == {("h11", None, "2.00"): 1}
-    counts = {"header-broken.csv": 2, "header-twice.csv": 1, "header-long.csv": 1, "header-longer.csv": 2, "header-missing.csv": 1, "no-amount.csv": 1, "header-only.csv": 0, "header-no-end.csv": 0, "empty.csv": 0, "mark.csv": 0, "nothing.csv.gz": 0}  # fmt: skip
+    counts = {"header-broken.csv": 2, "header-twice.csv": 1, "header-longer.csv": 2, "header-only.csv": 0, "header-no-end.csv": 0, "empty.csv": 0, "mark.csv": 0, "nothing.csv.gz": 0}  # fmt: skip
     for name, count in counts.items():
         assert not accepted(everything, name), name
         assert rejected(everything, name).total() == count, name
@@ -563,7 +569,7 @@ def test_everything_reads_as_in_the_model(everything: dict) -> None:
         (row["source_file"], None if row["source_file"].endswith(".parquet") else row["text"])
         for row in model.rejected
     )
-    assert {d: found.lines(d) for d in WINDOW} == model.landed
+    assert per_day(found, WINDOW) == model.landed
     early = Counter(
         row["arrival_date"]
         for row in rows
@@ -574,8 +580,8 @@ def test_everything_reads_as_in_the_model(everything: dict) -> None:
 
 def test_lines_are_conserved(everything: dict) -> None:
     """The count that knows nothing of parsing agrees with what parsing gives."""
-    per_day = Counter(row["arrival_date"] for row in everything["rows"])
-    assert per_day == Counter({d: everything["found"].lines(d) for d in per_day})
+    seen = Counter(row["arrival_date"] for row in everything["rows"])
+    assert seen == per_day(everything["found"], seen)
     assert all(row["text"] is not None for row in everything["rows"] if row["reason"])
 
 
@@ -639,7 +645,36 @@ def test_broken_files_are_named_and_hide_no_other(spark, tmp_path: Path) -> None
         **{f"arrival_date={DAY}/{name}": count for name, count in rest.items()},
         "arrival_date=2024-01-03/a.json.gz": 1,
     }
-    assert [found.lines(d) for d in (DAY, date(2024, 1, 3))] == [5004, 1]
+    assert per_day(found, (DAY, date(2024, 1, 3))) == {DAY: 5004, date(2024, 1, 3): 1}
+
+
+def test_a_csv_file_without_the_header_of_orders_is_broken(spark, tmp_path: Path) -> None:
+    """Its first line would be lost, and all others rejected for want of fields."""
+    lines = [record("first"), record("second")]
+    broken = {
+        "missing.csv": (lines, "order_id, order_ts, amount, ingestion_ts"),
+        "blank-first.csv": ([b"", *lines], "order_id, order_ts, amount, ingestion_ts"),
+        "zipped.csv.gz": (lines, "order_id, order_ts, amount, ingestion_ts"),
+        "long.csv": ([b"x" * 200_000, b"order"], "order_id, order_ts, amount, ingestion_ts"),
+        "no-amount.csv": ([b"order_id,customer_id,order_ts,ingestion_ts", b"o,c,,"], "amount"),
+        "renamed.csv": ([HEADER.replace(b"order_id", b"id"), *lines], "order_id"),
+        "other-case.csv": ([HEADER.upper(), *lines], "order_id, order_ts, amount, ingestion_ts"),
+    }
+    for name, (content, _) in broken.items():
+        csv_file(tmp_path, name, *content)
+    csv_file(tmp_path, "whole.csv", HEADER, *lines)
+    found = survey(spark, str(tmp_path), WINDOW)
+    assert sorted(found.broken_on(DAY)) == sorted(
+        f"arrival_date={DAY}/{name} (LandingError: its first line is not a header with {lacks})"
+        for name, (_, lacks) in broken.items()
+    )
+    assert [file.name for file in found.files] == ["whole.csv"]
+    # Said by the model too: else the comparison of everything else would not know of it.
+    for name in broken:
+        alone = tmp_path / "alone" / name
+        (folder(alone) / name).write_bytes((folder(tmp_path) / name).read_bytes())
+        with pytest.raises(OSError, match="no header of orders"):
+            run_model(alone, start=DAY, end=WINDOW.end, window_days=7, timezone=ZONE)
 
 
 def test_a_file_name_that_is_no_text_is_a_broken_file(spark, tmp_path: Path) -> None:
@@ -652,8 +687,9 @@ def test_a_file_name_that_is_no_text_is_a_broken_file(spark, tmp_path: Path) -> 
     assert found.broken_on(DAY) == [
         f"arrival_date={DAY}/(a file whose name is not UTF-8) (rename it)"
     ]
-    assert contents(str(tmp_path)) == contents(str(tmp_path), [DAY])
-    assert contents(str(tmp_path))[DAY] == found.contents[DAY]
+    whole = list_landing(str(tmp_path))
+    assert whole.folders == list_landing(str(tmp_path), [DAY]).folders
+    assert whole.folders[DAY].nameless
 
 
 def test_without_an_orders_folder_nothing_is_read(spark, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.raw import (
+from backfill_assets.assets.lines import (
     money,
     raw_orders,
     read_orders,

@@ -11,7 +11,8 @@ import dagster as dg
 import pytest
 from dagster._utils.schedules import schedule_execution_time_iterator
 
-from backfill_assets.assets import raw, staging
+from backfill_assets.assets import lines as orders
+from backfill_assets.assets import versions
 from backfill_assets.definitions import build_defs
 from backfill_assets.landing import read_lines, survey
 from backfill_assets.partitions import DAY, Window, daily_partitions
@@ -58,8 +59,8 @@ def test_every_moment_is_on_its_business_day(spark, tmp_path, zone, offset):
         (folder / f"{n}.jsonl").write_text(json.dumps(line) + "\n")
         expected[f"o{n}"] = day
     lines = read_lines(spark, survey(spark, str(tmp_path), YEAR.widened(before=1)))
-    log = staging.with_event_day(raw.raw_orders(raw.read_orders(lines, zone)), zone)
-    staged = staging.staged_orders(staging.ranked(log, YEAR, 0)).collect()
+    log = versions.with_event_day(orders.raw_orders(orders.read_orders(lines, zone)), zone)
+    staged = versions.staged_orders(versions.ranked(log, YEAR, 0)).collect()
     assert {row["order_id"]: row["event_date"] for row in staged} == expected
     model = run_model(tmp_path, start=YEAR.start, end=YEAR.end, window_days=0, timezone=zone)
     assert sorted((r["event_date"], r["order_id"], r["log_date"]) for r in staged) == sorted(

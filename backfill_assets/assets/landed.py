@@ -29,7 +29,7 @@ from backfill_assets.io_manager import (
 from backfill_assets.landing import Landing, read_lines, readable, survey
 from backfill_assets.lateness import Policy
 from backfill_assets.listing import CONTROL_FILE, Entry, Listing, list_landing
-from backfill_assets.manifests import Manifest, Target, due, target
+from backfill_assets.manifests import Loaded, Manifest, Target, due, target
 from backfill_assets.partitions import DAY, Window
 from backfill_assets.records import Ledger, packed, read_ledger
 from backfill_assets.reprocessing import manifests, settled_days
@@ -174,7 +174,7 @@ def lost_orders(before: DataFrame, lines: DataFrame, names: Collection[str]) -> 
 def kept_rows(
     before: DataFrame, targets: Targets, days: Collection[date], table: Table, timezone: str
 ) -> DataFrame:
-    """The rows of days that do not come of the files that are read, with `_elsewhere`.
+    """The rows of days that come of the files that are kept, with `_elsewhere`.
 
     Args:
         before: the published table.
@@ -185,10 +185,10 @@ def kept_rows(
             on another day by it.
     """
     spark = before.sparkSession
-    away = [(day, name) for day in days for name in {*targets[day].read, *targets[day].dropped}]
-    replaced = spark.createDataFrame(away, f"{table.partition} DATE, source_file STRING")
+    kept = [(day, name) for day in days for name in targets[day].kept]
+    files = spark.createDataFrame(kept, f"{table.partition} DATE, source_file STRING")
     rows = before.where(F.col(table.partition).isin(list(days))).join(
-        F.broadcast(replaced), [table.partition, "source_file"], "left_anti"
+        F.broadcast(files), [table.partition, "source_file"], "left_semi"
     )
     elsewhere = F.lit(False)
     if table is RAW:
@@ -409,14 +409,13 @@ class Work:
     def plan(self, table: Table, window: Window) -> Plan:
         """The plan of days of the log, or of the rejected lines."""
         log = self.log
-        before = manifests(log)
+        before = {**self._of_old(log, window), **manifests(log)}
         listing = list_landing(self.settings.landing, window.widened(before=1))
         targets = {
             day: target(
                 day,
                 before.get(day),
                 listing,
-                loaded=day in log.published,
                 accepted=self.accepted,
                 close=self.close,
             )
@@ -427,7 +426,7 @@ class Work:
             reading = self.read(days, listing)
             wanted = self.decide(reading, {day: targets[day] for day in days}, before, log)
             ledger = log if table is RAW else read_ledger(self.settings.table(table.name), table)
-            kept = self.kept(wanted, before, ledger)
+            kept = self.kept(wanted, ledger)
             rows = _selected(reading, wanted, table, days)
             if kept.rows is not None:
                 rows = rows.unionByName(kept.rows)
@@ -492,13 +491,26 @@ class Work:
             for day, one in wanted.items()
         }
 
-    def kept(self, wanted: Targets, before: Mapping[date, Manifest], ledger: Ledger) -> Kept:
+    def _of_old(self, log: Ledger, window: Window) -> dict[date, Manifest]:
+        """The manifests of days that were published when none were recorded, by their rows.
+
+        Which files there were is known, but not what they held.
+        """
+        recorded = manifests(log)
+        days = [day for day in window if day in log.published and day not in recorded]
+        found: dict[date, dict[str, Loaded]] = {day: {} for day in days}
+        for table in (RAW, REJECTED) if days else ():
+            ledger = read_ledger(self.settings.table(table.name), table)
+            there = [day for day in days if day in ledger.published]
+            if there:
+                rows = self._published(ledger, there)
+                for day, name in rows.select(table.partition, "source_file").distinct().collect():
+                    found[day][name] = Loaded(0, 0, "")
+        return {day: Manifest(files) for day, files in found.items()}
+
+    def kept(self, wanted: Targets, ledger: Ledger) -> Kept:
         """The rows that stay of a table."""
-        days = [
-            day
-            for day, one in wanted.items()
-            if day in ledger.published and (one.kept or day not in before)
-        ]
+        days = [day for day, one in wanted.items() if day in ledger.published and one.kept]
         if not days:
             return Kept()
         table, zone = ledger.table, self.settings.timezone
@@ -552,11 +564,11 @@ class Work:
         folders = {folder for day in near for folder in (day - DAY, day)} - listing.asked
         others = list_landing(self.settings.landing, sorted(folders))
         whole = replace(listing, folders={**others.folders, **listing.folders})
+        wanted = {day: target(day, known[day], whole) for day in near}
         now = {
             day
-            for day in near
-            if known[day].settled(day, policy.start)
-            and not due(known[day], target(day, known[day], whole))
+            for day, one in wanted.items()
+            if one.manifest.settled(day, policy.start) and not due(known[day], one)
         }
         return settled_days(log) & set(near), now
 

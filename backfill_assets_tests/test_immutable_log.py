@@ -1,0 +1,467 @@
+"""The raw log keeps what was loaded, whatever becomes of the files: purged, replaced, growing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from datetime import date
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from backfill_assets.assets import landed
+from backfill_assets.automation import _Look
+from backfill_assets.incidents import incidents
+from backfill_assets.io_manager import ACCEPT_TAG, REWRITE_TAG
+from backfill_assets.lateness import Policy
+from backfill_assets.listing import list_landing
+from backfill_assets.partitions import DAY
+from backfill_assets.reprocessing import arrivals, manifests
+from backfill_assets.schemas import RAW, TABLES
+from backfill_assets.states import Situation, State, day_states
+from backfill_assets_tests.pipeline import Pipeline, day, order
+
+RAW_STEP = ("raw_orders", "raw_orders_rejected")
+REWRITE = {REWRITE_TAG: "true"}
+
+
+def source(n: int, name: str = "part-0.jsonl") -> str:
+    return f"arrival_date={day(n)}/{name}"
+
+
+def accepts(*names: str) -> dict[str, str]:
+    return {ACCEPT_TAG: ", ".join(names)}
+
+
+def early(order_id: str, n: int, **changes: str) -> dict:
+    """An order of a day's folder that is logged on the day after."""
+    return order(order_id, n, ingested=f"{day(n + 1)}T01:00:00Z", **changes)
+
+
+def many(count: int, n: int, prefix: str = "o") -> list[dict | str]:
+    return [order(f"{prefix}-{n}-{i}", n) for i in range(count)]
+
+
+def ids(pipeline: Pipeline, n: int) -> list[str]:
+    """The orders that are logged on a day."""
+    return sorted(r["order_id"] for r in pipeline.rows("raw_orders") if r["log_date"] == day(n))
+
+
+def rejected(pipeline: Pipeline) -> list[tuple[date, str]]:
+    return sorted((r["arrival_date"], r["text"]) for r in pipeline.rows("raw_orders_rejected"))
+
+
+def said(
+    result: dg.ExecuteInProcessResult, n: int, check: str = "conservation"
+) -> dg.AssetCheckEvaluation:
+    """What a check of the raw log says of a day; its severity matters only if it did not pass."""
+    (found,) = (
+        e
+        for e in result.get_asset_check_evaluations()
+        if (e.asset_key, e.check_name, e.partition) == (dg.AssetKey(RAW.name), check, str(day(n)))
+    )
+    return found
+
+
+def to_load(pipeline: Pipeline, today: int) -> set[date]:
+    """The log days that a night would load."""
+    found = arrivals(
+        pipeline.io_manager.ledger(RAW),
+        list_landing(str(pipeline.landing)),
+        Policy.of(pipeline.settings),
+        day(today),
+        pipeline.io_manager.ledger(TABLES["raw_orders_rejected"]),
+    )
+    return set(found.load)
+
+
+def situation(pipeline: Pipeline, today: int) -> Situation:
+    pipeline.now = pipeline.now.replace(month=1, day=today, hour=3)
+    return _Look(pipeline.settings, lambda: pipeline.now).situation(pipeline.instance)
+
+
+def told(now: Situation, kind: str) -> dict[str, str]:
+    """What a person is told of the raw log, by day."""
+    return {i.item: i.detail for i in incidents(now) if (i.kind, i.subject) == (kind, RAW.name)}
+
+
+# --- landing that was purged ----------------------------------------------------------------------
+
+
+def test_days_are_rebuilt_from_the_log_when_their_landing_is_purged(pipeline: Pipeline) -> None:
+    pipeline.land(1, [order("a", 1), order("b", 1), early("e", 1), "rejected"])
+    pipeline.land(2, [order("c", 2, "7.00"), order("a", 1, "1.00", ingested=f"{day(2)}T09:00:00Z")])
+    (pipeline.folder(2) / "_control.json").write_text('{"rows": 2, "amount": "8.00"}')
+    pipeline.land(3, [order("d", 3), "rejected too"])
+    names = tuple(TABLES)
+    pipeline.run(1, 3, names)
+    before, refused = pipeline.digests(), rejected(pipeline)
+    assert all(before[name] for name in names if name != "late_orders")
+
+    for n in (1, 3):
+        shutil.rmtree(pipeline.folder(n))
+    (pipeline.folder(2) / "part-0.jsonl").unlink()  # the control file stays, alone
+    assert to_load(pipeline, 4) == set()
+    result = pipeline.run(1, 3, names, tags=REWRITE)
+    assert pipeline.digests() == before
+    assert rejected(pipeline) == refused
+    assert [n for n in (1, 2, 3) if not said(result, n).passed] == []
+
+    # And once more: what was kept is kept again.
+    pipeline.run(1, 3, RAW_STEP, tags=REWRITE)
+    assert pipeline.digests() == before
+
+    # What lands later comes on top of it.
+    pipeline.land(1, [order("new", 1), "rejected later"], "part-1.jsonl")
+    assert to_load(pipeline, 4) == {day(1), day(2)}
+    pipeline.run(1, 2, RAW_STEP)
+    assert (ids(pipeline, 1), ids(pipeline, 2)) == (["a", "b", "new"], ["a", "c", "e"])
+    assert rejected(pipeline) == sorted([*refused, (day(1), "rejected later")])
+
+
+def test_days_of_a_time_without_manifests_keep_their_rows(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log that an older version wrote: which content its files had, nobody knows."""
+    pipeline.land(1, [order("a", 1), order("b", 1), "rejected"])
+    pipeline.land(1, ["all of it rejected"], "part-1.jsonl")
+    honest = landed.Work.remarks
+
+    def remarks(*given):
+        found = honest(*given)
+        return type(found)(said={k: v for k, v in found.said.items() if k != "landing"})
+
+    monkeypatch.setattr(landed.Work, "remarks", remarks)
+    pipeline.run(1, 1, RAW_STEP)
+    monkeypatch.undo()
+    refused = rejected(pipeline)
+    assert manifests(pipeline.io_manager.ledger(RAW)) == {}
+    shutil.rmtree(pipeline.folder(1))
+    pipeline.land(2, [order("c", 2)])
+    for _ in range(2):
+        pipeline.run(1, 2, RAW_STEP, tags=REWRITE)
+        assert (ids(pipeline, 1), ids(pipeline, 2)) == (["a", "b"], ["c"])
+        assert rejected(pipeline) == refused
+
+
+def test_rows_of_a_purged_file_that_another_time_zone_would_move(pipeline: Pipeline) -> None:
+    pipeline.land(1, [order("a", 1), order("evening", 1, at="16:00"), order("b", 1)])
+    pipeline.land(2, [order("c", 2)])
+    pipeline.run(1, 2, RAW_STEP)
+    before = pipeline.digests()
+    shutil.rmtree(pipeline.folder(1))
+    tokyo = Pipeline(pipeline.io_manager.engine, pipeline.root, timezone="Asia/Tokyo")
+    result = tokyo.run(1, 2, RAW_STEP, fails=True)
+    text = tokyo.failure(result)
+    assert "raw_orders[2024-01-01]  conservation: 1 row(s) whose files are gone belong" in text
+    assert "put the files back, or keep the time zone" in text
+    assert "raw_orders[2024-01-02]" not in text
+    assert tokyo.digests() == before
+
+
+# --- files that were replaced ---------------------------------------------------------------------
+
+
+def test_a_replaced_file_that_takes_orders_away_waits_for_a_person(pipeline: Pipeline) -> None:
+    pipeline.land(1, [order("a", 1), order("b", 1), early("e", 1), early("f", 1), "rejected"])
+    pipeline.land(2, [order("c", 2)])
+    pipeline.run(1, 2, RAW_STEP)
+
+    pipeline.land(1, [order("b", 1, "11.00"), early("f", 1)])
+    assert to_load(pipeline, 3) == {day(1), day(2)}
+    result = pipeline.run(1, 2, RAW_STEP)
+    for n in (1, 2):
+        check = said(result, n)
+        assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
+        assert source(1) in check.description
+        assert ACCEPT_TAG in check.description
+    assert (ids(pipeline, 1), ids(pipeline, 2)) == (["a", "b"], ["c", "e", "f"])
+    assert rejected(pipeline) == [(day(1), "rejected")]
+
+    # It waits, and says so; nothing else has to wait for it.
+    assert to_load(pipeline, 3) == set()
+    now = situation(pipeline, 3)
+    assert day_states(RAW.name, now) == dict.fromkeys((day(1), day(2)), State.HELD)
+    waits = told(now, "replaced file waits")
+    assert set(waits) == {str(day(1)), str(day(2))}
+    assert all(source(1) in detail for detail in waits.values())
+    pipeline.land(1, [order("new", 1), early("g", 1)], "part-1.jsonl")
+    pipeline.land(2, [order("new-2", 2)], "part-1.jsonl")
+    pipeline.run(1, 2, RAW_STEP)
+    assert ids(pipeline, 1) == ["a", "b", "new"]
+    assert ids(pipeline, 2) == ["c", "e", "f", "g", "new-2"]
+
+    # Accepted by name, it is loaded.
+    result = pipeline.run(1, 2, RAW_STEP, tags=accepts(source(1)))
+    assert all(said(result, n).passed for n in (1, 2))
+    assert ids(pipeline, 1) == ["b", "new"]
+    assert ids(pipeline, 2) == ["c", "f", "g", "new-2"]
+    amounts = {r["order_id"]: str(r["amount"]) for r in pipeline.rows("raw_orders")}
+    assert amounts["b"] == "11.00"
+    assert rejected(pipeline) == []
+    now = situation(pipeline, 3)
+    assert to_load(pipeline, 3) == set()
+    assert set(day_states(RAW.name, now).values()) == {State.FRESH}
+    assert told(now, "replaced file waits") == {}
+
+
+def test_a_replaced_file_with_all_its_orders_is_a_correction(pipeline: Pipeline) -> None:
+    path = pipeline.land(1, [order("a", 1), order("b", 1)])
+    pipeline.run(1, 1, RAW_STEP)
+    pipeline.land(1, [order("b", 1, "11.00"), order("c", 1), order("a", 1)])
+    result = pipeline.run(1, 1, RAW_STEP)
+    check = said(result, 1)
+    assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert f"have all orders that were loaded from them: {source(1)}" in check.description
+    assert ids(pipeline, 1) == ["a", "b", "c"]
+    assert day_states(RAW.name, situation(pipeline, 2)) == {day(1): State.FRESH}
+
+    # Now it takes one away; the old one is put back. All is as it was, and the day can close.
+    whole = path.read_text()
+    pipeline.land(1, [order("a", 1)])
+    pipeline.run(1, 1, RAW_STEP)
+    assert day_states(RAW.name, situation(pipeline, 2)) == {day(1): State.HELD}
+    path.write_text(whole)
+    assert to_load(pipeline, 2) == set()
+    pipeline.land(2, [order("d", 2)])
+    pipeline.run(2, 2, RAW_STEP)
+    now = situation(pipeline, 3)
+    assert set(day_states(RAW.name, now).values()) == {State.FRESH}
+    assert day(1) in landed.settled_days(now.ledgers[RAW.name])
+
+
+def test_whatever_becomes_of_a_file_its_rows_stay(pipeline: Pipeline) -> None:
+    """Gone while another came, cut to nothing, called unfinished, another name: each on its day."""
+    for n in range(1, 5):
+        pipeline.land(n, [*many(2, n), f"rejected {n}"])
+    pipeline.run(1, 4, RAW_STEP)
+    refused = rejected(pipeline)
+
+    path = [pipeline.folder(n) / "part-0.jsonl" for n in range(1, 5)]
+    path[0].unlink()
+    pipeline.land(1, [order("new", 1), "rejected later"], "part-1.jsonl")
+    path[1].write_bytes(b"")
+    path[2].rename(path[2].with_name("part-0.jsonl.tmp"))
+    path[3].rename(path[3].with_name("other.jsonl"))
+    assert to_load(pipeline, 5) == {day(1), day(2), day(3)}
+    pipeline.run(1, 4, RAW_STEP, tags=REWRITE)
+    assert ids(pipeline, 1) == ["new", "o-1-0", "o-1-1"]
+    for n in (2, 3, 4):
+        assert ids(pipeline, n) == [f"o-{n}-0", f"o-{n}-1"]
+    assert rejected(pipeline) == sorted([*refused, (day(1), "rejected later")])
+    assert {r["source_file"] for r in pipeline.rows("raw_orders") if r["log_date"] == day(4)} == {
+        source(4, "other.jsonl")
+    }
+    now = situation(pipeline, 5)
+    assert told(now, "replaced file waits").keys() == {str(day(2)), str(day(3))}
+
+    # A renamed file beside one that is gone: its lines count once, rejected ones too.
+    pipeline.land(4, [order("more", 4), "rejected more"], "more.jsonl")
+    pipeline.run(4, 4, RAW_STEP)
+    (pipeline.folder(4) / "more.jsonl").unlink()
+    (pipeline.folder(4) / "other.jsonl").rename(pipeline.folder(4) / "third.jsonl")
+    pipeline.run(4, 4, RAW_STEP, tags=REWRITE)
+    assert ids(pipeline, 4) == ["more", "o-4-0", "o-4-1"]
+    assert [text for d, text in rejected(pipeline) if d == day(4)] == [
+        "rejected 4",
+        "rejected more",
+    ]
+
+
+def test_what_was_renamed_and_then_moves_again_keeps_its_rows(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Renamed twice, the second time while it is read: no run finds the file under a name."""
+    path = pipeline.land(1, many(2, 1))
+    pipeline.run(1, 1, RAW_STEP)
+    second, third = path.with_name("second.jsonl"), path.with_name("third.jsonl")
+    path.rename(second)
+    pipeline.land(1, [order("new", 1)], "part-1.jsonl")
+    at_reading(monkeypatch, lambda: second.rename(third))
+    pipeline.run(1, 1, RAW_STEP)
+    assert ids(pipeline, 1) == ["new", "o-1-0", "o-1-1"]
+    monkeypatch.undo()
+    third.unlink()
+    pipeline.run(1, 1, RAW_STEP, tags=REWRITE)
+    assert ids(pipeline, 1) == ["new", "o-1-0", "o-1-1"]
+
+
+def test_files_that_are_gone_may_be_accepted_too(pipeline: Pipeline) -> None:
+    pipeline.land(1, [order("a", 1), "rejected"])
+    pipeline.land(1, [order("b", 1), "rejected too"], "part-1.jsonl")
+    pipeline.land(1, [order("c", 1)], "part-2.jsonl")
+    pipeline.run(1, 1, RAW_STEP)
+    for name in ("part-0.jsonl", "part-1.jsonl"):
+        (pipeline.folder(1) / name).unlink()
+    pipeline.run(1, 1, RAW_STEP, tags={**REWRITE, **accepts(source(1))})
+    assert ids(pipeline, 1) == ["b", "c"]
+    assert rejected(pipeline) == [(day(1), "rejected too")]
+
+
+# --- identity by content --------------------------------------------------------------------------
+
+
+def test_a_copied_landing_is_the_same_landing(pipeline: Pipeline) -> None:
+    for n in (1, 2):
+        pipeline.land(n, [*many(2, n), early(f"e-{n}", n), "rejected"])
+    pipeline.run(1, 3, RAW_STEP)
+    for path in Path(pipeline.landing).rglob("*.jsonl"):
+        os.utime(path, ns=(1, 1))
+    assert to_load(pipeline, 4) == set()
+    result = pipeline.run(1, 3, RAW_STEP)
+    seen = {
+        e.asset_observation_data.asset_observation.metadata["outcome"].value
+        for e in result.all_events
+        if e.event_type_value == "ASSET_OBSERVATION"
+    }
+    assert seen == {"identical"}
+
+    # The same size, but not the same content.
+    path = pipeline.folder(1) / "part-0.jsonl"
+    path.write_text(path.read_text().replace("10.00", "20.00"))
+    os.utime(path, ns=(1, 1_000_000_001))
+    assert to_load(pipeline, 4) == {day(1), day(2)}
+
+
+# --- files that are still being written -----------------------------------------------------------
+
+
+def at_reading(monkeypatch: pytest.MonkeyPatch, act) -> None:
+    """Do something once, after the landing was listed and before its lines are read."""
+    honest, pending = landed.read_lines, [act]
+
+    def read_lines(*given):
+        while pending:
+            pending.pop()()
+        return honest(*given)
+
+    monkeypatch.setattr(landed, "read_lines", read_lines)
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["new", "loaded before"])
+@pytest.mark.parametrize("becomes", ["grows", "goes"])
+def test_a_file_that_is_not_at_rest_is_not_loaded(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, loaded: bool, becomes: str
+) -> None:
+    path = pipeline.land(1, [order("a", 1), early("e", 1), "rejected"])
+    pipeline.land(1, [order("b", 1), "rejected as well"], "part-1.jsonl")
+    if loaded:
+        pipeline.run(1, 2, RAW_STEP)
+        before = path.read_text()
+        with path.open("a") as file:
+            file.write(before.replace('"a"', '"a2"').replace('"e"', '"e2"'))
+
+    def grow() -> None:
+        with path.open("a") as file:
+            file.write(path.read_text().replace('"a"', '"c"').replace('"e"', '"f"'))
+
+    at_reading(monkeypatch, grow if becomes == "grows" else path.unlink)
+    result = pipeline.run(1, 2, RAW_STEP)
+    monkeypatch.undo()
+    for n in (1, 2):
+        check = said(result, n)
+        assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
+        assert f"not loaded by this run: {source(1)}" in check.description
+    assert ids(pipeline, 1) == (["a", "b"] if loaded else ["b"])
+    assert ids(pipeline, 2) == (["e"] if loaded else [])
+    if becomes == "goes":
+        assert to_load(pipeline, 3) == set()
+        return
+    assert to_load(pipeline, 3) == {day(1), day(2)}
+    pipeline.run(1, 2, RAW_STEP)
+    assert to_load(pipeline, 3) == set()
+    assert set(ids(pipeline, 1)) == {"a", "b", "c", *(["a2"] if loaded else [])}
+    assert set(ids(pipeline, 2)) == {"e", "f", *(["e2"] if loaded else [])}
+
+
+# --- a delivery that went wrong -------------------------------------------------------------------
+
+
+def test_a_delivery_of_which_most_is_rejected_is_held_back(pipeline: Pipeline) -> None:
+    pipeline.land(1, [*many(21, 1), *(["rejected"] * 79)])
+    pipeline.land(2, [*many(75, 2), *(["rejected"] * 25)])
+    pipeline.land(3, ["rejected"] * 19)  # too few to tell
+    result = pipeline.run(1, 3, RAW_STEP, fails=True)
+    text = pipeline.failure(result)
+    assert "raw_orders[2024-01-01]  rejected_lines: 79 of 100 lines are rejected (79.0%)" in text
+    assert f"{ACCEPT_TAG} = rejected" in text
+    assert pipeline.materialized("raw_orders") == {str(day(2)), str(day(3))}
+    checks = {n: said(result, n, "rejected_lines") for n in (1, 2, 3)}
+    assert {n: (c.passed, c.severity.value) for n, c in checks.items()} == {
+        1: (False, "ERROR"),
+        2: (False, "ERROR"),
+        3: (True, "ERROR"),
+    }
+    now = situation(pipeline, 4)
+    assert day_states(RAW.name, now)[day(1)] is State.CHECK_FAILED
+    assert told(now, "check failed").keys() == {str(day(1))}
+    lines = told(now, "lines rejected")
+    assert lines.keys() == {str(day(2))}
+    assert "25 of 100 lines are rejected (25.0%)" in lines[str(day(2))]
+
+    pipeline.run(1, 1, RAW_STEP, tags=accepts("rejected"))
+    assert len(ids(pipeline, 1)) == 21
+    now = situation(pipeline, 4)
+    assert told(now, "check failed") == {}
+    assert told(now, "lines rejected").keys() == {str(day(1)), str(day(2))}
+
+
+def test_more_rejected_lines_than_on_the_days_before(pipeline: Pipeline) -> None:
+    for n in (1, 2, 3):
+        pipeline.land(n, [*many(24, n), "rejected"])
+    pipeline.land(4, [*many(22, 4), *(["rejected"] * 3)])
+    pipeline.run(1, 3, RAW_STEP)
+    result = pipeline.run(4, 4, RAW_STEP)
+    assert said(result, 4, "rejected_lines").description == (
+        "3 of 25 lines are rejected (12.0%), on the days before 4.0% (median)"
+    )
+    assert told(situation(pipeline, 5), "lines rejected").keys() == {str(day(4))}
+
+
+@pytest.mark.parametrize("agreed", [source(1), "rows"])
+def test_a_day_with_far_fewer_rows_than_it_had_is_held_back(
+    pipeline: Pipeline, agreed: str
+) -> None:
+    """All orders are still there, but most lines are not."""
+    pipeline.land(1, [order("a", 1)] * 30)
+    pipeline.run(1, 1, RAW_STEP)
+    pipeline.land(1, [order("a", 1)] * 14)
+    assert to_load(pipeline, 2) == {day(1)}
+    text = pipeline.failure(pipeline.run(1, 1, RAW_STEP, fails=True))
+    assert "14 rows where the published version has 30" in text
+    assert f"{ACCEPT_TAG} = rows" in text
+    assert len(ids(pipeline, 1)) == 30
+    assert told(situation(pipeline, 2), "check failed").keys() == {str(day(1))}
+    pipeline.run(1, 1, RAW_STEP, tags=accepts(agreed))
+    assert len(ids(pipeline, 1)) == 14
+
+
+def test_a_csv_file_without_its_header_loses_nothing_in_silence(pipeline: Pipeline) -> None:
+    lines = [",".join(order(f"o{i}", 1).values()) for i in range(3)]
+    header = ",".join(order("o", 1))
+    path = pipeline.folder(1) / "part.csv"
+    pipeline.land(2, [order("p", 2)])
+    for first in ([], [header.replace("order_id", "id")]):
+        path.write_text("\n".join([*first, *lines]))
+        text = pipeline.failure(pipeline.run(1, 2, RAW_STEP, fails=True))
+        assert f"{source(1, 'part.csv')} (LandingError: its first line is not a header" in text
+        assert pipeline.materialized("raw_orders") == {str(day(2))}
+    path.write_text("\n".join([header, *lines]))
+    pipeline.run(1, 2, RAW_STEP)
+    assert ids(pipeline, 1) == ["o0", "o1", "o2"]
+
+
+def test_lines_of_days_before_the_first_are_counted(pipeline: Pipeline) -> None:
+    before = day(1) - 2 * DAY
+    old = {**order("old", 1), "order_ts": f"{before}T10:00:00Z"}
+    pipeline.land(1, [order("a", 1), old])
+    result = pipeline.run(1, 1, ["raw_orders", "late_orders"])
+    (check,) = (
+        e
+        for e in result.get_asset_check_evaluations()
+        if (e.asset_key, e.check_name) == (dg.AssetKey("late_orders"), "conservation")
+    )
+    assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert f"1 line(s) tell of days before {day(1)}, the first of all" in check.description
+    assert check.metadata["before the first day"].value == 1
