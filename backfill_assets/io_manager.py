@@ -612,14 +612,6 @@ def _trailing(ledger: Ledger, window: Window) -> dict[date, Measured]:
     return {day: ledger.measured[day] for day in days if day in ledger.measured}
 
 
-def same_days(
-    ledger: Ledger, made_of: Mapping[date, str], code_version: str, config_digest: str
-) -> set[date]:
-    """The days that are published as this code and configuration would make them now."""
-    by = (code_version, config_digest)
-    return {day for day, recipe in made_of.items() if why(ledger, day, recipe, *by) is None}
-
-
 def why(
     ledger: Ledger,
     day: date,

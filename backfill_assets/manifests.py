@@ -233,6 +233,21 @@ def _folder(source_file: str) -> str:
     return source_file.partition("/")[0]
 
 
+def news(before: Manifest | None, wanted: Target) -> str:
+    """What has changed since a day was loaded, in words; empty if nothing, or if it never was."""
+    if before is None or not due(before, wanted):
+        return ""
+    now = wanted.manifest
+    said = {
+        "new files": now.files.keys() - before.files.keys(),
+        "other content": {n for n in now.files.keys() & before.files if n in wanted.replaced},
+        "accepted files": wanted.dropped or (before.held.keys() - now.held.keys()),
+        "its folder has come": now.there - before.there,
+        "nothing more is expected": now.closed and not before.closed,
+    }
+    return ", ".join(text for text, found in said.items() if found)
+
+
 def due(before: Manifest | None, wanted: Target) -> bool:
     """Whether a day is made of something else than is to be loaded now."""
     return before is None or before.recipe() != wanted.manifest.recipe()

@@ -25,7 +25,7 @@ from backfill_assets.history import spans
 from backfill_assets.io_manager import new_input, why
 from backfill_assets.lateness import Policy, log_days
 from backfill_assets.listing import Listing, list_landing
-from backfill_assets.manifests import target
+from backfill_assets.manifests import news, target
 from backfill_assets.partitions import DAY, Window, daily_partitions, days_of_run, windows
 from backfill_assets.provenance import Code
 from backfill_assets.recipes import made_of
@@ -277,8 +277,11 @@ def plan_backfill(
     loaded = sorted({*days.get(RAW.name, ()), *days.get(REJECTED.name, ())})
     arrivals = sorted({d for day in loaded for d in (day - DAY, day)})
     listed = list_landing(settings.landing, arrivals) if arrivals else Listing("", {})
-    landed = _landed(ledgers[RAW.name], listed, loaded)
-    found = _outcomes(settings, parameters, days, ledgers, code, landed)
+    before = manifests(ledgers[RAW.name])
+    targets = {day: target(day, before.get(day), listed) for day in loaded}
+    news_of = {day: news(before.get(day), wanted) for day, wanted in targets.items()}
+    landed = {day: wanted.manifest.recipe() for day, wanted in targets.items()}
+    found = _outcomes(settings, parameters, days, ledgers, code, landed, news_of)
     final = final_days(ledgers, Policy.of(settings), {day for of in days.values() for day in of})
     work = {
         name: [day for day, fate in of.items() if fate.expected in _WORK]
@@ -365,6 +368,7 @@ def _outcomes(
     ledgers: Ledgers,
     code: Code,
     landed: Mapping[date, str],
+    news_of: Mapping[date, str],
 ) -> dict[str, dict[date, _Fate]]:
     """What becomes of each day: its recipe as it is now, and as it is if its inputs change."""
     policy, by = Policy.of(settings), (code.version, settings.digest)
@@ -379,7 +383,8 @@ def _outcomes(
         needed = [input_ for input_, _, own in _INPUTS.get(name, ()) if own]
         fates = {}
         for day in wanted:
-            reason = why(ledger, day, now[day], *by, parameters.rewrite, inputs=inputs)
+            said = news_of.get(day, "") if of_landing else ""
+            reason = why(ledger, day, now[day], *by, parameters.rewrite, inputs=inputs, news=said)
             if not all(day in supposed[input_].published for input_ in needed):
                 fates[day] = _Fate(Expected.LACKING)
             elif parameters.rewrite or not _made_by(ledger, day, by):
@@ -396,15 +401,6 @@ def _outcomes(
             kept = {field.name: getattr(ledger, field.name) for field in fields(ledger)}
             supposed[name] = _Supposed(**kept, moving=moving)
     return found
-
-
-def _landed(raw: Ledger, listed: Listing, days: Collection[date]) -> dict[date, str]:
-    """The recipes of log days, by what they were loaded from and what lies there now."""
-    before = manifests(raw)
-    return {
-        day: target(day, before.get(day), listed, loaded=day in raw.published).manifest.recipe()
-        for day in days
-    }
 
 
 def _may_change(

@@ -29,7 +29,7 @@ from backfill_assets.io_manager import (
 from backfill_assets.landing import Landing, read_lines, readable, survey
 from backfill_assets.lateness import Policy
 from backfill_assets.listing import CONTROL_FILE, Entry, Listing, list_landing
-from backfill_assets.manifests import Loaded, Manifest, Target, due, target
+from backfill_assets.manifests import Loaded, Manifest, Target, due, news, target
 from backfill_assets.partitions import DAY, Window
 from backfill_assets.records import Ledger, packed, read_ledger
 from backfill_assets.reprocessing import manifests, settled_days
@@ -442,7 +442,11 @@ class Work:
 
             return Built(rows, books, made_of=made_of, remarks=remarks)
 
-        return Plan({day: one.manifest.recipe() for day, one in targets.items()}, build)
+        return Plan(
+            {day: one.manifest.recipe() for day, one in targets.items()},
+            build,
+            news={day: news(before.get(day), one) for day, one in targets.items()},
+        )
 
     def read(self, days: Window, listing: Listing) -> Reading:
         """One reading for both tables, as long as the same files are there."""
