@@ -1,4 +1,4 @@
-"""`make soak`: a deployment that lives through weeks of arrivals, with kills and with nobody's help.
+"""`make soak`: a deployment that lives through weeks of arrivals and kills, with nobody's help.
 
 A source that does what it should not (see `arriving`), the deployment as a user has it
 (`backfill-assets ui`, whose sensors are told the time by a file), and a process of it killed now
