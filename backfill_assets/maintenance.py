@@ -7,7 +7,7 @@ so that a VACUUM by anybody keeps them as well. This module alone compacts and t
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date
 from math import ceil
 
@@ -216,12 +216,7 @@ class _Maintenance:
         Its days must hold what their records say. Where a record says something else, or there is
         none, they must hold what they held before.
         """
-        now = read_ledger(self.url, self.table)
-        ledger = replace(
-            now,
-            records=[record for record in now.records if record.version < version],
-            foreign=[other for other in now.foreign if other.version < version],
-        )
+        ledger = read_ledger(self.url, self.table).as_of(version - 1)
         held = self._digests(version, days)
         unlike = [day for day in days if ledger.content(day) != held.get(day)]
         if not unlike:

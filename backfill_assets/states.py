@@ -184,7 +184,7 @@ def changed_final_days(now: Situation) -> dict[date, str]:
                 frozen[day] = published.digest
     for other in ledger.foreign:
         for day in other.days & frozen.keys():
-            if ledger.latest[day].version < other.version:
+            if ledger.latest[day].vouches(day) < other.version:
                 how = f"{other.operation}, version {other.version}"
                 found[day] = f"changed by another writer ({how})"
     return dict(sorted(found.items()))
