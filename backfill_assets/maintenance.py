@@ -21,8 +21,9 @@ from rich.table import Table as Grid
 
 from backfill_assets.audit import measure
 from backfill_assets.commits import gist, in_sql, is_conflict, table_properties
+from backfill_assets.evolution import differences, way
 from backfill_assets.partitions import any_of, windows
-from backfill_assets.records import load_log, read_ledger
+from backfill_assets.records import load_log, metadata_of, read_ledger
 from backfill_assets.retries import engine_lost
 from backfill_assets.schemas import TABLES, Table
 from backfill_assets.settings import PREFIX, Settings
@@ -119,7 +120,12 @@ def maintain(
     for name, table in TABLES.items():
         url = settings.table(name)
         log = load_log(url) if name in names or not names else None
-        if log is not None:
+        if log is not None and log.metadata().partition_columns != [table.partition]:
+            none = Files(log.version(), Counter(), Counter())
+            said = differences(table, metadata_of(log))
+            problem = f"{name}: {'; '.join(said)}. It was left as it is. {way(table, None)}"
+            yield Maintained(name, none, none, problems=[problem])
+        elif log is not None:
             one = _Maintenance(spark, url, table, settings.undo_days, dry_run)
             yield one.run(log)
 
@@ -231,7 +237,12 @@ class _Maintenance:
                 "backfill_assets/rewrite = true"
             )
         # Nobody vouches for days that other writers have changed; that is on record elsewhere.
-        strange = [day for day in unlike if ledger.stands(day) and day not in changed]
+        # Nor do records from before a column was added speak of what the rows hold with it.
+        strange = [
+            day
+            for day in unlike
+            if ledger.stands(day) and day not in changed and not ledger.lacked(ledger.latest[day])
+        ]
         if strange:
             self.problems.append(
                 f"{self.table.name} [{', '.join(map(str, windows(strange)))}]: these days hold "

@@ -489,7 +489,7 @@ def _no_collection() -> Iterator[None]:
 def _continued(known: Ledger, told: Told, log: DeltaTable) -> Ledger:
     """A ledger with the commits that came since."""
     lost = [*known.lost, *told.lost]
-    metadata = _metadata(log)
+    metadata = metadata_of(log)
     if metadata.partitioned_by != (known.table.partition,) or not any(
         column.name == known.table.partition and column.dataType == T.DateType()
         for column in metadata.struct
@@ -523,7 +523,8 @@ def _continued(known: Ledger, told: Told, log: DeltaTable) -> Ledger:
     )
 
 
-def _metadata(log: DeltaTable) -> Metadata:
+def metadata_of(log: DeltaTable) -> Metadata:
+    """What a log says of the table itself."""
     said = log.metadata()
     struct = T.StructType.fromJson(json.loads(log.schema().to_json()))
     return Metadata(struct, tuple(said.partition_columns), dict(said.configuration))
