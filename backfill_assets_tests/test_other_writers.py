@@ -11,9 +11,11 @@ from uuid import uuid4
 import pytest
 from deltalake import DeltaTable
 
-from backfill_assets import commit_files
-from backfill_assets.commits import LOG_RETENTION
+from backfill_assets import commit_files, records
+from backfill_assets.commits import LOG_RETENTION, Writer
 from backfill_assets.incidents import incidents
+from backfill_assets.io_manager import Built, Candidate, Outcome, Plan
+from backfill_assets.partitions import Window
 from backfill_assets.records import APPLICATION, Foreign
 from backfill_assets.reprocessing import Backlog
 from backfill_assets.schemas import FACT
@@ -29,6 +31,8 @@ from backfill_assets_tests.test_commit_files import (
     read,
     read_by_another_process,
 )
+from backfill_assets_tests.test_io_manager import RECORD, content, outcomes, publish, window
+from backfill_assets_tests.test_io_manager import facts as spark_facts
 from backfill_assets_tests.test_records import days, packed, said_of
 from backfill_assets_tests.test_states import healthy, situation, states
 
@@ -396,3 +400,65 @@ def test_a_cut_log_is_an_incident_until_its_days_are_rebuilt(history):
     (found,) = [x for x in incidents(seen(history)) if x.kind.startswith("log")]
     assert found.key == ("log retention changed", FACT.name, "")
     assert "backfill-assets maintain" in found.detail
+
+
+# --- with Spark -----------------------------------------------------------------------------------
+
+
+def test_a_foreign_append_beside_a_run(pipeline, spark):
+    """After the run has looked at the table, and before it commits."""
+    publish(pipeline, spark_facts(spark, [(1, "a", 1), (2, "a", 2)]), window(1, 2))
+    url = pipeline.io_manager.url(FACT)
+
+    def beside(n: int, rows: Any, **how: bool) -> list:
+        def build(_: Window) -> Built:
+            row = spark_facts(spark, [(n, "stranger", 7)])
+            row.write.format("delta").mode("append").save(url)
+            return Built(rows, {})
+
+        plan = Plan({day(n): uuid4().hex}, build)
+        return pipeline.io_manager.publish(
+            Candidate(FACT, lambda _: plan), window(n, n), {**RECORD, "run_id": "beside"}, **how
+        )
+
+    # An overwrite replaces the row that it has not seen, and what it says of the day is so.
+    assert outcomes(beside(1, spark_facts(spark, [(1, "a", 5)]))) == ["written"]
+    assert content(pipeline) == {(1, "a", 5), (2, "a", 2)}
+    assert pipeline.io_manager.ledger(FACT).stands(day(1)) is not None
+    # A merge leaves it: nobody may take the day for what the record says.
+    assert outcomes(beside(2, spark_facts(spark, [(2, "a", 6)]), merge=True)) == ["written"]
+    assert content(pipeline) == {(1, "a", 5), (2, "a", 6), (2, "stranger", 7)}
+    ledger = pipeline.io_manager.ledger(FACT)
+    assert ledger.stands(day(2)) is None
+    assert ledger.content(day(2)) == f"version {ledger.version}"
+    # The next run of the day finds it so, and mends it.
+    (done,) = publish(pipeline, spark_facts(spark, [(2, "a", 6)]), window(2, 2))
+    assert done.outcome is Outcome.WRITTEN
+    assert content(pipeline) == {(1, "a", 5), (2, "a", 6)}
+
+
+def test_a_table_whose_log_was_cut_is_written_again(pipeline, spark):
+    rows = spark_facts(spark, [(n, "a", n) for n in (1, 2, 3)])
+    for n in (1, 2, 3):
+        publish(pipeline, rows.where(f"run_date = DATE'{day(n)}'"), window(n, n), recipe="one")
+    url = Path(pipeline.io_manager.url(FACT))
+    cut(url, *range(latest(url)))
+    records._known.clear()
+    before = pipeline.io_manager.ledger(FACT)
+    assert before.unrecorded == days(1, 2)
+    # What is on record is not computed again; what is not, is.
+    done = publish(pipeline, rows, window(1, 3), recipe="one")
+    assert outcomes(done) == ["written", "written", "identical"]
+    found = pipeline.io_manager.ledger(FACT)
+    assert found.unrecorded == frozenset()
+    assert found.transaction == before.transaction + 1
+    # And a commit still does not come about if another of ours came after the ledger was read.
+    writer = Writer(spark, str(url), FACT)
+    frame = spark_facts(spark, [(1, "late", 1)])
+    assert writer.commit(frame, [day(1)], {**RECORD, "audit": {}}, before) is None
+    assert content(pipeline) == {(n, "a", n) for n in (1, 2, 3)}
+    # Nor where nothing but the checkpoint is left.
+    cut(url, *range(latest(url) + 1))
+    records._known.clear()
+    assert pipeline.io_manager.ledger(FACT).records == []
+    assert outcomes(publish(pipeline, rows, window(1, 3), recipe="one")) == ["written"] * 3
