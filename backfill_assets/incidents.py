@@ -110,6 +110,7 @@ def _table_as_such(ledger: Ledger) -> Iterator[Incident]:
         made_from = [_BUILT_FROM[name]] if name in _BUILT_FROM else []
         detail = f"{'; '.join(said)}; no day can be published. {way(ledger.table, made_from)}"
         yield Incident("table is not that of the code", name, "", detail)
+        return
     properties = ledger.metadata.properties if ledger.metadata else LOG_RETENTION
     retention = "; ".join(
         f"{key} is {properties.get(key, 'not set')}, where the pipeline sets {value}: Delta drops "

@@ -13,8 +13,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pandera.pyspark import Field
 
-from backfill_assets import commits
 from backfill_assets.audit import Measured
+from backfill_assets.commits import PublishError
 from backfill_assets.evolution import differences, lacking, refuse
 from backfill_assets.incidents import incidents
 from backfill_assets.io_manager import Built, Candidate, Outcome, Plan
@@ -24,6 +24,17 @@ from backfill_assets.reprocessing import Backlog
 from backfill_assets.schemas import CORRECTIONS, FACT, RAW, DailyOrders, SchemaError, Table
 from backfill_assets.verification import read_test
 from backfill_assets_tests.pipeline import Pipeline, day
+from backfill_assets_tests.test_commit_files import (
+    add,
+    append,
+    info,
+    log_file,
+    made,
+    ours,
+    read,
+    read_by_another_process,
+    theirs,
+)
 from backfill_assets_tests.test_io_manager import (
     RECORD,
     content,
@@ -33,7 +44,7 @@ from backfill_assets_tests.test_io_manager import (
     together,
     window,
 )
-from backfill_assets_tests.test_records import commit, days, ours, read
+from backfill_assets_tests.test_records import days
 from backfill_assets_tests.test_states import healthy, situation
 
 _OPTIONAL = {"null_warn": 1.0, "null_error": 1.0}
@@ -128,11 +139,11 @@ def test_a_column_that_a_constraint_requires():
 
 def test_what_is_said_of_a_table_of_another_form(tmp_path):
     """A warehouse from when corrections were partitioned otherwise."""
-    url = tmp_path / FACT.name
+    url = made(tmp_path / FACT.name)
     ours(url, 1, 2)
     moved = replace(FACT, model=Other)
     ledger = read_ledger(str(url), moved)
-    assert (ledger.version, ledger.records, ledger.published) == (0, (), frozenset())
+    assert (ledger.version, ledger.records, ledger.published) == (1, (), frozenset())
     with pytest.raises(SchemaError) as error:
         refuse(ledger, str(url), ["stg_orders"])
     for part in (
@@ -169,39 +180,36 @@ def _arrow():
 
 
 def test_files_from_before_a_column_have_nulls_in_it(tmp_path):
-    url = tmp_path / FACT.name
+    url = made(tmp_path / FACT.name)
     ours(url, 1, 2)
     found = read_ledger(str(url), WIDER)
-    assert found.measured[day(1)] == Measured(
-        1,
-        {"run_date": 0, "customer_id": 0, "orders": 0, "revenue": 0, "channel": 1, "items": 1},
-        0,
-        {},
-        "",
-    )
-    assert found.rows == {day(1): 1, day(2): 1}
-    assert found.stands(day(1)) is not None
+    nulls = {"run_date": 0, "customer_id": 0, "orders": 1, "revenue": 0, "channel": 2, "items": 2}
+    assert found.measured[day(1)] == Measured(2, nulls, 0, {}, "")
+    # Files of since then say themselves how many.
+    stats = json.dumps({"numRecords": 5, "nullCount": {"channel": 1}})
+    append(url, info(), add(3, "new", stats=stats))
+    new = read_ledger(str(url), WIDER).measured[day(3)]
+    assert (new.nulls["channel"], new.nulls["items"]) == (1, 5)
 
 
 def test_a_ledger_knows_which_records_are_from_before_a_column(tmp_path):
-    url = tmp_path / FACT.name
+    url = made(tmp_path / FACT.name)
     ours(url, 1)
     ours(url, 2)
-    log = url / "_delta_log"
-    lines = (log / f"{0:020d}.json").read_text().splitlines()
-    (said,) = [a["metaData"] for a in map(json.loads, lines) if "metaData" in a]
+    first = log_file(url, 0).read_text().splitlines()
+    (said,) = [a["metaData"] for a in map(json.loads, first) if "metaData" in a]
     struct = json.loads(said["schemaString"])
-    column = {"name": "channel", "type": "string", "nullable": True, "metadata": {}}
-    struct["fields"].append(column)
-    changed = {**said, "schemaString": json.dumps(struct)}
-    info = {"commitInfo": {"operation": "ADD COLUMNS", "timestamp": 1}}
-    (log / f"{2:020d}.json").write_text("\n".join(map(json.dumps, [info, {"metaData": changed}])))
-    commit(url, days(7))
+    struct["fields"] += [{"name": "channel", "type": "string", "nullable": True, "metadata": {}}]
+    added = append(
+        url, info("ADD COLUMNS"), {"metaData": {**said, "schemaString": json.dumps(struct)}}
+    )
+    foreign = theirs(url, 7)
     ours(url, 3)
-    for found in (read_ledger(str(url), WIDER), read(url)):
-        assert found.added == {"channel": 2}
-        assert [found.lacked(r) for r in found.records] == [{"channel"}, {"channel"}, frozenset()]
-        assert [other.version for other in found.foreign] == [3]
+    for found in (read_by_another_process(url), read_ledger(str(url), WIDER)):
+        assert found.added == {"channel": added}
+        lacked = [found.lacked(record) for record in found.records]
+        assert lacked == [{"channel"}, {"channel"}, frozenset()]
+        assert [other.version for other in found.foreign] == [foreign]
 
 
 # --- with Spark -----------------------------------------------------------------------------------
@@ -242,7 +250,7 @@ def test_a_column_that_may_be_null_is_added_before_the_commit(loaded, spark, mon
     # The next finds nothing to do, and the rule holds where there is something to hold.
     io.publish(wider(spark, 4, None), window(4, 4), {**RECORD, "run_id": "w4"})
     assert loaded.log(FACT.name).version() == before + 6
-    with pytest.raises(commits.PublishError, match="items_greater_than_or_equal_to"):
+    with pytest.raises(PublishError, match="the table is as it was"):
         io.publish(wider(spark, 5, 0), window(5, 5), {**RECORD, "run_id": "w5"})
     # A merge, and who reads the days of then.
     assert outcomes(publish_wide(4, merge=True)) == ["written"]

@@ -213,7 +213,7 @@ def cut(url: Path, *versions: int) -> None:
     """As Delta's cleanup does: a checkpoint, and the commits are gone."""
     DeltaTable(url).create_checkpoint()
     for version in versions:
-        log_file(url, version).unlink()
+        log_file(url, version).unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -447,7 +447,8 @@ def test_a_table_whose_log_was_cut_is_written_again(pipeline, spark):
     before = pipeline.io_manager.ledger(FACT)
     assert before.unrecorded == days(1, 2)
     # What is on record is not computed again; what is not, is.
-    done = publish(pipeline, rows, window(1, 3), recipe="one")
+    lost = rows.where(f"run_date < DATE'{day(3)}'")
+    done = publish(pipeline, lost, window(1, 3), recipe="one")
     assert outcomes(done) == ["written", "written", "identical"]
     found = pipeline.io_manager.ledger(FACT)
     assert found.unrecorded == frozenset()
@@ -457,8 +458,3 @@ def test_a_table_whose_log_was_cut_is_written_again(pipeline, spark):
     frame = spark_facts(spark, [(1, "late", 1)])
     assert writer.commit(frame, [day(1)], {**RECORD, "audit": {}}, before) is None
     assert content(pipeline) == {(n, "a", n) for n in (1, 2, 3)}
-    # Nor where nothing but the checkpoint is left.
-    cut(url, *range(latest(url) + 1))
-    records._known.clear()
-    assert pipeline.io_manager.ledger(FACT).records == []
-    assert outcomes(publish(pipeline, rows, window(1, 3), recipe="one")) == ["written"] * 3
