@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 from typing import ClassVar
 
 import pandera.pyspark as pa
@@ -179,6 +180,18 @@ def _arrow():
 # --- figures from the log -------------------------------------------------------------------------
 
 
+def with_columns(url: Path, *names: str) -> dict:
+    """The table's metadata with more columns, as a commit has them."""
+    lines = log_file(url, 0).read_text().splitlines()
+    (said,) = [a["metaData"] for a in map(json.loads, lines) if "metaData" in a]
+    struct = json.loads(said["schemaString"])
+    types = {column.name: column.dataType.typeName() for column in WIDER.struct}
+    struct["fields"] += [
+        {"name": name, "type": types[name], "nullable": True, "metadata": {}} for name in names
+    ]
+    return {**said, "schemaString": json.dumps(struct)}
+
+
 def test_files_from_before_a_column_have_nulls_in_it(tmp_path):
     url = made(tmp_path / FACT.name)
     ours(url, 1, 2)
@@ -186,6 +199,7 @@ def test_files_from_before_a_column_have_nulls_in_it(tmp_path):
     nulls = {"run_date": 0, "customer_id": 0, "orders": 1, "revenue": 0, "channel": 2, "items": 2}
     assert found.measured[day(1)] == Measured(2, nulls, 0, {}, "")
     # Files of since then say themselves how many.
+    append(url, info("ADD COLUMNS"), {"metaData": with_columns(url, "channel", "items")})
     stats = json.dumps({"numRecords": 5, "nullCount": {"channel": 1}})
     append(url, info(), add(3, "new", stats=stats))
     new = read_ledger(str(url), WIDER).measured[day(3)]
@@ -196,13 +210,7 @@ def test_a_ledger_knows_which_records_are_from_before_a_column(tmp_path):
     url = made(tmp_path / FACT.name)
     ours(url, 1)
     ours(url, 2)
-    first = log_file(url, 0).read_text().splitlines()
-    (said,) = [a["metaData"] for a in map(json.loads, first) if "metaData" in a]
-    struct = json.loads(said["schemaString"])
-    struct["fields"] += [{"name": "channel", "type": "string", "nullable": True, "metadata": {}}]
-    added = append(
-        url, info("ADD COLUMNS"), {"metaData": {**said, "schemaString": json.dumps(struct)}}
-    )
+    added = append(url, info("ADD COLUMNS"), {"metaData": with_columns(url, "channel")})
     foreign = theirs(url, 7)
     ours(url, 3)
     for found in (read_by_another_process(url), read_ledger(str(url), WIDER)):
