@@ -329,7 +329,7 @@ def show(settings: Settings, console: Console) -> None:
             name,
             str(len(verdicts)),
             spans(windows(verdicts)),
-            f"{sum(ledger.rows.values()):,}",
+            f"{sum((ledger.rows or {}).values()):,}",
             *(str(counts[severity.value]) for severity in _PUBLISHED),
             str(len(ledger.records)),
         )

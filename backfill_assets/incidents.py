@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from datetime import date
 
 from backfill_assets.alerts import Incident
 from backfill_assets.audit import Severity
-from backfill_assets.partitions import DAY
+from backfill_assets.commits import LOG_RETENTION
+from backfill_assets.evolution import differences, way
+from backfill_assets.partitions import DAY, windows
+from backfill_assets.records import Ledger
 from backfill_assets.schemas import (
     CORRECTIONS,
     CURRENT,
@@ -61,6 +64,9 @@ def incidents(now: Situation) -> list[Incident]:
         found.extend(Incident(kind, table, str(day), detail) for day in sorted(days))
 
     for name, by_day in states.items():
+        found += _table_as_such(now.ledgers[name])
+        if _misfit(now.ledgers[name]):
+            continue  # no day of it is known, and none can be published
         upstream = states.get(_BUILT_FROM.get(name, ""), {})
         # A day that failed is failed in all that is made of it: the first table is the one to mend.
         failed = {
@@ -94,6 +100,49 @@ def incidents(now: Situation) -> list[Incident]:
     found += _many_rejected(now)
     found += _late_money(now)
     return found
+
+
+def _misfit(ledger: Ledger) -> list[str]:
+    """What is different in a table from what its model says."""
+    return differences(ledger.table, ledger.metadata) if ledger.metadata else []
+
+
+def _table_as_such(ledger: Ledger) -> Iterator[Incident]:
+    """What is wrong with a table rather than with days of it."""
+    name = ledger.table.name
+    if said := _misfit(ledger):
+        made_from = [_BUILT_FROM[name]] if name in _BUILT_FROM else []
+        detail = f"{'; '.join(said)}; no day can be published. {way(ledger.table, made_from)}"
+        yield Incident("table is not that of the code", name, "", detail)
+        return
+    properties = ledger.metadata.properties if ledger.metadata else LOG_RETENTION
+    retention = "; ".join(
+        f"{key} is {properties.get(key, 'not set')}, where the pipeline sets {value}: Delta drops "
+        "older commits, and with them the record of what was published. Run backfill-assets "
+        "maintain, which sets it back"
+        for key, value in LOG_RETENTION.items()
+        if properties.get(key) != value
+    )
+    if days := ledger.unrecorded:
+        detail = (
+            f"of version(s) {_spans(ledger.lost)} neither the commit nor a copy is there any more; "
+            f"{len(days)} day(s) have no record of who published them, and from what: "
+            f"{', '.join(map(str, windows(days)))}. {MEANING[State.UNRECORDED]}"
+        )
+        yield Incident("log was cut", name, "", "; ".join(filter(None, [detail, retention])))
+    elif retention:
+        yield Incident("log retention changed", name, "", retention)
+
+
+def _spans(versions: Iterable[int]) -> str:
+    """Versions as ranges."""
+    found: list[list[int]] = []
+    for version in sorted(versions):
+        if found and version == found[-1][1] + 1:
+            found[-1][1] = version
+        else:
+            found.append([version, version])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
 
 
 def _in(states: dict[date, State], wanted: State) -> set[date]:

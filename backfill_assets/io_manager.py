@@ -25,6 +25,7 @@ from dagster._core.events import DagsterEvent
 from pydantic import PrivateAttr
 from pyspark.sql import DataFrame
 
+from backfill_assets import evolution
 from backfill_assets.audit import (
     TRAILING_DAYS,
     Book,
@@ -252,7 +253,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         """Publish what has changed, and tell Dagster of every day.
 
         Raises:
-            SchemaError: a column is missing or of another type.
+            SchemaError: a column is missing or of another type, in the frame or in the table.
             RefusedError: rows outside the run's days, rows without a day, or none where some are
                 due.
             NotContiguousError: the run's days have a gap.
@@ -382,12 +383,16 @@ class DeltaIOManager(dg.ConfigurableIOManager):
 
         Raises:
             PublishError: the commit failed, or the backfill was begun by other code.
+            SchemaError: the table, or one that it is made from, is not the one of its model.
         """
         table, merge = candidate.table, merge and candidate.table.merges
         audited: _Audited | None = None
         for attempt in range(1, _ATTEMPTS + 1):
             ledger = self.ledger(table)
             plan = candidate.plan(window)
+            evolution.refuse(ledger, self.url(table), [s.table.name for s in plan.sources])
+            for source in plan.sources:
+                evolution.refuse(source.ledger, self.url(source.table))
             _refuse_other_code([ledger, *(s.ledger for s in plan.sources)], window, record)
             lacking = self._lacking(plan.sources, window, record["run_id"])
             by = (record["code_version"], record["config_digest"])
@@ -550,7 +555,8 @@ class DeltaIOManager(dg.ConfigurableIOManager):
                     allow_retries=False,
                 )
             reader = self.engine.spark_session.read.format("delta")
-            return reader.option("versionAsOf", ledger.version).load(self.url(table))
+            rows = reader.option("versionAsOf", ledger.version).load(self.url(table))
+            return table.filled(rows)
 
         return Source(ledger, by_day, read)
 

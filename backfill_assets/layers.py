@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from typing import NamedTuple
@@ -113,11 +112,7 @@ def _records(report: Report, ledger: Ledger) -> dict[date, Published]:
             days[version].append(one.day)
     found: dict[date, Published] = {}
     for version, own in days.items():
-        then = replace(
-            ledger,
-            records=[r for r in ledger.records if r.version <= version],
-            foreign=[f for f in ledger.foreign if f.version <= version],
-        )
+        then = ledger.as_of(version)
         found |= {day: said for day in own if (said := then.stands(day))}
     return found
 

@@ -18,6 +18,7 @@ import pyspark.sql.types as T
 from pandera.config import ValidationDepth, config_context
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 
 class SchemaError(ValueError):
@@ -315,7 +316,10 @@ class Table:
         for name, column in self.columns.items():
             for check in column.checks:
                 sign, value = operators[check.name]
-                found[f"{name}_{check.name}"] = f"{name} {sign} {check.statistics[value]}"
+                rule = f"{name} {sign} {check.statistics[value]}"
+                # What is neither true nor false does not hold.
+                rule = f"{name} IS NULL OR {rule}" if column.nullable else rule
+                found[f"{name}_{check.name}"] = rule
         return found
 
     @property
@@ -381,6 +385,21 @@ class Table:
                 f"{self.name}: {'; '.join(problems)}. Nothing was written; the table is as it was."
             )
         return frame.select(*self.columns)
+
+    def filled(self, frame: DataFrame) -> DataFrame:
+        """Rows as they were written, in the table's columns of now.
+
+        Those that may be null are null where the frame is from before they were added.
+        """
+        there = set(frame.columns)
+        return frame.select(
+            *(
+                F.lit(None).cast(column.dataType).alias(column.name)
+                if column.nullable and column.name not in there
+                else F.col(column.name)
+                for column in self.struct
+            )
+        )
 
     def _wrong_types(self, frame: DataFrame) -> dict[str, str]:
         found = {f.name: f.dataType for f in frame.schema}

@@ -25,6 +25,7 @@ class State(enum.Enum):
 
     CHECK_FAILED = "check failed"
     MISSING = "missing"
+    UNRECORDED = "unrecorded"
     FOREIGN = "changed by another writer"
     INPUT_NEWER = "input newer than output"
     HELD = "replaced file waits"
@@ -45,6 +46,9 @@ MEANING: Mapping[State, str] = {
     "there before. Mend the input that the check names, then materialize these days",
     State.MISSING: "never published although it is due; readers see no rows. Materialize these "
     "days, inputs included",
+    State.UNRECORDED: "the commit that published it is no longer in the table's log; readers see "
+    "the rows, but nothing says any more who made them, and from what. Put the commits back from a "
+    "backup, or materialize these days: they are computed again",
     State.FOREIGN: "rows came or went behind the pipeline's back since it was published; no audit "
     "has seen them, but readers do. Find the writer, then materialize these days: they are "
     "computed again",
@@ -117,6 +121,8 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
             return State.CHECK_FAILED
         if day not in ledger.published:
             return State.MISSING
+        if day in ledger.unrecorded:
+            return State.UNRECORDED
         if ledger.stands(day) is None:
             return State.FOREIGN
         if day in behind:
@@ -190,7 +196,7 @@ def changed_final_days(now: Situation) -> dict[date, str]:
                 frozen[day] = published.digest
     for other in ledger.foreign:
         for day in other.days & frozen.keys():
-            if ledger.latest[day].version < other.version:
+            if ledger.latest[day].vouches(day) < other.version:
                 how = f"{other.operation}, version {other.version}"
                 found[day] = f"changed by another writer ({how})"
     return dict(sorted(found.items()))

@@ -452,8 +452,7 @@ def test_a_removal_that_does_not_tell_its_partition(url):
     ours(url, 1)
     info = {"commitInfo": {"operation": "DELETE", "timestamp": 1}}
     commit_by_hand(url, info, removal(added(url)))
-    (found,) = read(url).foreign
-    assert found.operation == "DELETE"
+    assert read(url).foreign == [Foreign(1, "DELETE", days(1))]
 
 
 def test_a_file_without_statistics(url):

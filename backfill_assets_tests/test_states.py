@@ -249,6 +249,7 @@ def test_changed_by_another_writer(table):
 CAUSES: dict[State, dict[str, Any]] = {
     State.CHECK_FAILED: {"failed": {FACT.name: days(9)}},
     State.MISSING: {"found": healthy() | {FACT.name: healthy(ALL - days(9))[FACT.name]}},
+    State.UNRECORDED: {"found": healthy() | {FACT.name: replace(healthy()[FACT.name], lost=[99])}},
     State.FOREIGN: {"found": appended(FACT, 9)},
     State.INPUT_NEWER: {"behind": lacking(day(9), table=FACT)},
     State.INPUT_MISSING: {"absent": days(9)},
@@ -375,6 +376,7 @@ def test_summary_counts_every_state():
     assert summary(by_day(fresh=[1, 2], missing=[3])) == {
         "check failed": 0,
         "missing": 1,
+        "unrecorded": 0,
         "changed by another writer": 0,
         "input newer than output": 0,
         "input missing": 0,
