@@ -6,7 +6,7 @@ from collections.abc import Collection
 from datetime import date
 
 from backfill_assets.alerts import Incident
-from backfill_assets.partitions import DAY
+from backfill_assets.partitions import DAY, spelled
 from backfill_assets.schemas import (
     CORRECTIONS,
     CURRENT,
@@ -77,6 +77,10 @@ def incidents(now: Situation) -> list[Incident]:
         add("stale", name, missing - inside, MEANING[State.MISSING])
         foreign = _in(by_day, State.FOREIGN) - (changed.keys() if name == FACT.name else set())
         add("changed by another writer", name, foreign, MEANING[State.FOREIGN])
+        if unlike := _in(by_day, State.OTHER_SETTINGS):
+            # One for the table: a setting that was changed concerns most of its days.
+            detail = f"{name} [{spelled(unlike)}]: {MEANING[State.OTHER_SETTINGS]}"
+            found.append(Incident("other settings", name, "", detail))
         add(
             "new input for final days",
             name,

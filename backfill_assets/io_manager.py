@@ -73,11 +73,14 @@ class Source:
         ledger: what its log says, as of the version that the rows are read at.
         by_day: whether a day that is made of it needs the same day of it.
         read: reads the rows of all days.
+        days_of: which days of it a day is made of; of those that are not published, nothing is
+            read. Just the same day, if not given and it is needed.
     """
 
     ledger: Ledger
     by_day: bool
     read: Callable[[], DataFrame]
+    days_of: Callable[[date], Iterable[date]] | None = None
 
     @property
     def table(self) -> Table:
@@ -92,6 +95,24 @@ class Source:
     def days(self, window: Window) -> DataFrame:
         """The rows of some days."""
         return self.whole.where(window.predicate(self.table.partition))
+
+    def of(self, days_of: Callable[[date], Iterable[date]]) -> Source:
+        """The same, for days that are made of these days of it."""
+        return replace(self, days_of=days_of)
+
+    def unlike(self, window: Window, config_digest: str) -> dict[date, list[date]]:
+        """By day of a window, the days that it is made of and that other settings made.
+
+        Args:
+            window: the days to be made.
+            config_digest: of the settings that decide this table now.
+        """
+        others = self.ledger.under_other_settings(config_digest)
+        days_of = self.days_of or (lambda day: [day] if self.by_day else [])
+        if not others:
+            return {}
+        found = {day: [of for of in days_of(day) if of in others] for day in window}
+        return {day: of for day, of in found.items() if of}
 
 
 @dataclass(frozen=True)
@@ -133,6 +154,7 @@ class Built:
         remarks: what the commit is to say of itself besides, given the table as it is (none while
             there is none) and the verdicts of all days.
         provisional: days that must be computed again even if their inputs look the same.
+        made_under: digests of the settings that days were made under, where not under those of now.
     """
 
     frame: DataFrame
@@ -141,6 +163,7 @@ class Built:
     numbers: Mapping[date, Mapping[str, Any]] = field(default_factory=dict)
     remarks: Callable[[Source | None, Sequence[Verdict]], Remarks] | None = None
     provisional: frozenset[date] = frozenset()
+    made_under: Mapping[date, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -215,7 +238,8 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         engine: where the Spark session comes from.
         warehouse: each table lives at `<warehouse>/<asset name>`.
         code_version: of the code that computes the tables, for the commit's record.
-        config_digest: of the settings that decide what is in them, for the commit's record.
+        config_digest: of all settings that decide what is in them, to which a backfill is pinned.
+        config_digests: the same by table, each of those that decide it, for the commit's record.
         git_commit: of that code; empty if unknown.
         git_dirty: whether the code differs from that commit; none if unknown.
         undo_days: for how many days a table that is created keeps the files that were replaced.
@@ -225,6 +249,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
     warehouse: str
     code_version: str
     config_digest: str
+    config_digests: dict[str, str]
     git_commit: str = ""
     git_dirty: bool | None = None
     undo_days: int = UNDO_DAYS
@@ -292,7 +317,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             "reason": tags.get(REASON_TAG, ""),
             "asset": table.name,
             "code_version": self.code_version,
-            "config_digest": self.config_digest,
+            "config_digest": self.config_digests[table.name],
             "git_commit": self.git_commit,
             "git_dirty": self.git_dirty,
         }
@@ -379,7 +404,8 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         for attempt in range(1, _ATTEMPTS + 1):
             ledger = self.ledger(table)
             plan = candidate.plan(window)
-            _refuse_other_code([ledger, *(s.ledger for s in plan.sources)], window, record)
+            sources = [source.ledger for source in plan.sources]
+            _refuse_other_code([ledger, *sources], window, record, self.config_digests)
             lacking = self._lacking(plan.sources, window, record["run_id"])
             by = (record["code_version"], record["config_digest"])
             same = set() if rewrite else same_days(ledger, plan.made_of, *by)
@@ -407,13 +433,21 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         )
 
     def _lacking(self, sources: Sequence[Source], window: Window, run_id: str) -> dict[date, Book]:
-        """The days that an input has not, each with the reason.
+        """The days that an input has not, or not as the settings of now make it; with the reason.
 
         Such a day has no rows to read, but that does not make it an empty day; and one that has
-        just failed upstream must not be built from what was there before.
+        just failed upstream must not be built from what was there before. What was made under
+        other settings would count an order twice, or not at all.
         """
         found: dict[date, Book] = {}
         for source in sources:
+            digest = self.config_digests[source.table.name]
+            for day, unlike in source.unlike(window, digest).items():
+                said = (
+                    f"{source.table.name}[{spelled(unlike)}] was made under other settings; "
+                    "rebuild these days first"
+                )
+                found.setdefault(day, Book(problems=[said]))
             if not source.by_day:
                 continue
             just_failed = self._failed.get((run_id, source.table.name), {})
@@ -542,7 +576,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
                 **_outcome_metadata(one),
                 "dagster/uri": self.url(table),
                 "code version": self.code_version,
-                "config digest": self.config_digest,
+                "config digest": self.config_digests[table.name],
                 **{f"input version {name}": version for name, version in one.inputs.items()},
             },
             tags={
@@ -598,13 +632,16 @@ def same_days(
     for day, recipe in made_of.items():
         known, published = ledger.latest.get(day), ledger.stands(day)
         if known and published and published.made_of == recipe:
-            same = (known.code_version, known.config_digest) == (code_version, config_digest)
+            same = (known.code_version, known.made_under(day)) == (code_version, config_digest)
             found |= {day} if same else set()
     return found
 
 
 def _refuse_other_code(
-    ledgers: Sequence[Ledger], window: Window, record: Mapping[str, Any]
+    ledgers: Sequence[Ledger],
+    window: Window,
+    record: Mapping[str, Any],
+    config_digests: Mapping[str, str],
 ) -> None:
     """Keep one backfill to one code and one configuration, in a table and in those it reads.
 
@@ -615,8 +652,9 @@ def _refuse_other_code(
     backfill = record.get("backfill_id")
     if not backfill:
         return
-    now = (record["code_version"], record["config_digest"])
+    digests = {**config_digests, ledgers[0].table.name: record["config_digest"]}
     for ledger in ledgers:
+        now = (record["code_version"], digests[ledger.table.name])
         for other in reversed(ledger.records):
             then = (other.code_version, other.config_digest)
             if other.backfill_id == backfill and then != now:
@@ -701,6 +739,7 @@ def _summary(verdicts: Sequence[Verdict], audited: _Audited) -> dict[str, Any]:
                     v,
                     "" if v.day in built.provisional else audited.made_of[v.day],
                     built.numbers.get(v.day, {}),
+                    built.made_under.get(v.day, ""),
                 )
             )
             for v in verdicts

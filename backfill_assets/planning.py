@@ -40,6 +40,7 @@ from backfill_assets.schemas import (
     REJECTED,
     STAGED,
     TABLES,
+    config_digests,
 )
 from backfill_assets.settings import Settings
 
@@ -58,6 +59,8 @@ class Expected(enum.Enum):
     DEPENDS = "depends on its input"
     #: It cannot be built: an input day has never been published, and is not in the plan.
     LACKING = "input missing"
+    #: It cannot be built: an input day was made under other settings, and is not in the plan.
+    OTHER_SETTINGS = "input made under other settings"
 
 
 class Parameters(BaseModel, frozen=True):
@@ -109,6 +112,7 @@ class Outlook(BaseModel, frozen=True):
     computed: tuple[str, ...] = ()
     depends: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
+    other_settings: tuple[str, ...] = ()
     final: tuple[str, ...] = ()
 
     def by_expectation(self) -> Iterator[tuple[Expected, list[date]]]:
@@ -326,24 +330,30 @@ def _outcomes(
     listed: Mapping[date, str],
 ) -> dict[str, dict[date, Expected]]:
     """What becomes of each day: its recipe as it is now, and as it is if its inputs change."""
-    policy, by = Policy.of(settings), (code.version, settings.digest)
+    policy, digests = Policy.of(settings), config_digests(settings)
     supposed: dict[str, Ledger] = dict(ledgers)
+    unlike = {name: ledgers[name].under_other_settings(digests[name]) for name in ledgers}
     found = {}
     for name, wanted in days.items():
-        ledger = ledgers[name]
+        ledger, by = ledgers[name], (code.version, digests[name])
         if name in (RAW.name, REJECTED.name):
             now = then = landed(listed, wanted)
         else:
             now = made_of(name, ledgers, wanted, policy)
             then = made_of(name, supposed, wanted, policy)
         same = set() if parameters.rewrite else same_days(ledger, now, *by)
-        needed = [input_ for input_, _, own in _INPUTS.get(name, ()) if own]
+        needed = {input_: of for input_, of, own in _INPUTS.get(name, ()) if own}
         # Which days a correction speaks of is known when it is made.
         any_day = name == CURRENT.name and isinstance(supposed[CORRECTIONS.name], _Supposed)
         outcomes = {}
         for day in wanted:
             if not all(day in supposed[input_].published for input_ in needed):
                 outcomes[day] = Expected.LACKING
+            elif any(
+                of(Window(day, day + DAY), policy.window_days).within(unlike[input_])
+                for input_, of in needed.items()
+            ):
+                outcomes[day] = Expected.OTHER_SETTINGS
             elif parameters.rewrite or not _made_by(ledger, day, by):
                 outcomes[day] = Expected.COMPUTED
             elif any_day or now[day] != then[day]:
@@ -352,6 +362,7 @@ def _outcomes(
                 outcomes[day] = Expected.IDENTICAL if day in same else Expected.COMPUTED
         found[name] = outcomes
         moving = frozenset(day for day, outcome in outcomes.items() if outcome in _WORK)
+        unlike[name] -= moving
         if moving:
             kept = {field.name: getattr(ledger, field.name) for field in fields(ledger)}
             supposed[name] = _Supposed(**kept, moving=moving)
@@ -361,7 +372,7 @@ def _outcomes(
 def _made_by(ledger: Ledger, day: date, by: tuple[str, str]) -> bool:
     """Whether a day stands as this code and configuration published it."""
     record = ledger.latest.get(day) if ledger.stands(day) else None
-    return record is not None and (record.code_version, record.config_digest) == by
+    return record is not None and (record.code_version, record.made_under(day)) == by
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ class State(enum.Enum):
     CHECK_FAILED = "check failed"
     MISSING = "missing"
     FOREIGN = "changed by another writer"
+    OTHER_SETTINGS = "made under other settings"
     INPUT_NEWER = "input newer than output"
     INPUT_MISSING = "input missing"
     OPEN = "open"
@@ -47,6 +48,9 @@ MEANING: Mapping[State, str] = {
     State.FOREIGN: "rows came or went behind the pipeline's back since it was published; no audit "
     "has seen them, but readers do. Find the writer, then materialize these days: they are "
     "computed again",
+    State.OTHER_SETTINGS: "the settings (or the versions of the engine) that decide its rows were "
+    "others when it was published; readers see the rows of then, and no day can be built from it. "
+    "Materialize these days, inputs first, or put the settings back",
     State.INPUT_NEWER: "published from older input than there is; the next scheduled run rebuilds "
     "open days, final ones only a person may: materialize them to take the new input in",
     State.INPUT_MISSING: "an arrival day in its window has not landed, or is not loaded as it is "
@@ -67,6 +71,7 @@ class Situation:
         arrivals: the landing against the raw log.
         failed: by table, days whose last run failed in a check of theirs.
         policy: the late-data policy.
+        config_digests: by table, of the settings that decide its rows now.
         today: the business day.
         in_time: whether today's deadline is still to come, so that the last due day may be missing.
     """
@@ -76,6 +81,7 @@ class Situation:
     arrivals: Arrivals
     failed: Mapping[str, Collection[date]]
     policy: Policy
+    config_digests: Mapping[str, str]
     today: date
     in_time: bool = False
 
@@ -104,6 +110,7 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
     """The state of every day that is due or published."""
     expected = now.policy.due(now.today - DAY if now.in_time else now.today)
     ledger = now.ledgers[table]
+    unlike = ledger.under_other_settings(now.config_digests[table])
     behind, failed = now.backlog.days(table), now.failed.get(table, ())
     if table in (RAW.name, REJECTED.name):
         behind |= now.arrivals.load.keys() & ledger.published
@@ -115,6 +122,8 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
             return State.MISSING
         if ledger.stands(day) is None:
             return State.FOREIGN
+        if day in unlike:
+            return State.OTHER_SETTINGS
         if day in behind:
             return State.INPUT_NEWER
         if _lacks_input(table, day, now):

@@ -13,7 +13,7 @@ from backfill_assets.partitions import Window
 from backfill_assets.planning import Parameters, expected_seconds, target_days
 from backfill_assets.provenance import Code
 from backfill_assets.records import read_ledgers
-from backfill_assets.schemas import FACT, STAGED, TABLES
+from backfill_assets.schemas import FACT, STAGED, TABLES, config_digests
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 from backfill_assets_tests.test_undo import undo
 
@@ -341,3 +341,35 @@ def test_the_expected_duration(past, runs, days, seconds):
 def test_days_of_no_calendar(pipeline, days):
     with pytest.raises(ValueError, match=r"the calendar is 2024-01-01\.\.\.2024-01-31"):
         planned(pipeline, days)
+
+
+def test_days_of_different_settings_do_not_meet(pipeline, engine):
+    """The window is changed, and the facts alone are rebuilt: an order could count twice."""
+    pipeline.run(1, 6)
+    other = Pipeline(engine, pipeline.root, land=False, window_days=3)
+    other.instance = pipeline.instance
+    before = {name: pipeline.log(name).version() for name in LAYERS}
+    result = other.run(3, 5, ["fact_daily_orders"], fails=True)
+    failed = str(other.io_manager.failed(result.run_id))
+    for n in (3, 4, 5):
+        assert (
+            f"stg_orders[{day(n)}] was made under other settings; rebuild these days first"
+        ) in failed
+    assert {name: pipeline.log(name).version() for name in LAYERS} == before
+    # The plan says so beforehand, and is not launched.
+    plan = planned(other, "2024-01-03...2024-01-05", tables=["fact_daily_orders"])
+    assert plan.tables["fact_daily_orders"].other_settings == ("2024-01-03...2024-01-05",)
+    with pytest.raises(
+        BackfillRefusedError, match=r"fact_daily_orders \[2024-01-03...2024-01-05\]"
+    ):
+        launch(other, plan.id)
+    # With the input they can be built. The raw log is the same under any window.
+    whole = planned(other, "2024-01-03...2024-01-05")
+    assert whole.tables["raw_orders"].identical == ("2024-01-03...2024-01-05",)
+    assert whole.tables["fact_daily_orders"].other_settings == ()
+    other.run(1, 6, ["raw_orders", "stg_orders", "fact_daily_orders"])
+    assert other.log("raw_orders").version() == before["raw_orders"]
+    ledgers, digests = read_ledgers(other.settings), config_digests(other.settings)
+    for name in ("raw_orders", "stg_orders", "fact_daily_orders"):
+        assert {r.config_digest for r in ledgers[name].latest.values()} == {digests[name]}
+    assert pipeline.io_manager.config_digests["stg_orders"] != digests["stg_orders"]
