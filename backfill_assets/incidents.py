@@ -79,7 +79,7 @@ def incidents(now: Situation) -> list[Incident]:
         add("changed by another writer", name, foreign, MEANING[State.FOREIGN])
         if unlike := _in(by_day, State.OTHER_SETTINGS):
             # One for the table: a setting that was changed concerns most of its days.
-            detail = f"{name} [{spelled(unlike)}]: {MEANING[State.OTHER_SETTINGS]}"
+            detail = f"{spelled(unlike)}: {MEANING[State.OTHER_SETTINGS]}"
             found.append(Incident("other settings", name, "", detail))
         add(
             "new input for final days",

@@ -330,10 +330,11 @@ def _refuse_other_server(session: SparkSession, config: Mapping[str, str]) -> No
         if may_decide_rows(name):
             found = session.conf.get(name, None)
             if str(found).lower() != str(wanted).lower():
-                unlike.append(f"{name} is {found} and must be {wanted}")
+                values = "" if is_secret(name) else f" ({found} and not {wanted})"
+                unlike.append(f"{name}{values}")
     if unlike:
         raise EngineError(
-            f"{where} runs with other settings, and does not take them from a session: "
+            f"{where} runs with other settings than it must, and a session cannot change them: "
             f"{'; '.join(unlike)}. Set them where the server is started; nothing was written."
         )
 

@@ -48,9 +48,9 @@ MEANING: Mapping[State, str] = {
     State.FOREIGN: "rows came or went behind the pipeline's back since it was published; no audit "
     "has seen them, but readers do. Find the writer, then materialize these days: they are "
     "computed again",
-    State.OTHER_SETTINGS: "the settings (or the versions of the engine) that decide its rows were "
-    "others when it was published; readers see the rows of then, and no day can be built from it. "
-    "Materialize these days, inputs first, or put the settings back",
+    State.OTHER_SETTINGS: "published under other settings (or engine versions) than those of now; "
+    "readers see the rows of then, and nothing is built upon them. Materialize these days, inputs "
+    "first, or put the settings back",
     State.INPUT_NEWER: "published from older input than there is; the next scheduled run rebuilds "
     "open days, final ones only a person may: materialize them to take the new input in",
     State.INPUT_MISSING: "an arrival day in its window has not landed, or is not loaded as it is "

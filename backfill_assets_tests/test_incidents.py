@@ -165,7 +165,7 @@ def test_a_day_that_another_writer_changed_is_told_once(table):
 def test_days_made_under_other_settings_are_one_incident_a_table():
     found = incidents(situation(settings="others"))
     assert keys(found) == {("other settings", name, "") for name in TABLES}
-    assert "raw_orders [2024-01-01...2024-01-10]: the settings" in found[0].detail
+    assert found[0].detail.startswith("2024-01-01...2024-01-10: published under other settings")
     assert "Materialize these days, inputs first" in found[0].detail
 
 

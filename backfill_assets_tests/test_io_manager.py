@@ -14,14 +14,15 @@ import msgspec
 import pytest
 from pyspark.sql import functions as F
 
-from backfill_assets import commits
+from backfill_assets import commits, io_manager
 from backfill_assets.audit import Book, RefusedError
 from backfill_assets.commits import PublishError, Writer
 from backfill_assets.io_manager import Built, Candidate, Done, Outcome, Plan, Source
 from backfill_assets.lateness import log_days
 from backfill_assets.partitions import DAY, NotContiguousError, Window, one_window
 from backfill_assets.records import Record
-from backfill_assets.schemas import FACT, STAGED, SchemaError
+from backfill_assets.schemas import FACT, RAW, STAGED, SchemaError, Table, config_digests
+from backfill_assets.settings import load_settings
 from backfill_assets.spark import SPARK_ERRORS
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 from backfill_assets_tests.test_records import days, ledger, record
@@ -575,3 +576,20 @@ def test_a_day_is_not_made_of_what_other_settings_made(pipeline):
 
 def again(source: Source) -> list[Record]:
     return [msgspec.structs.replace(one, version=1) for one in source.ledger.records]
+
+
+def test_a_backfill_is_kept_to_the_settings_of_each_table():
+    """The window was changed halfway: the raw log does not depend on it, staging does."""
+    before, now = (config_digests(load_settings(window_days=w)) for w in (7, 8))
+    said = {"code_version": "code", "config_digest": now[FACT.name], "backfill_id": "b"}
+
+    def read(*tables: Table) -> None:
+        made = [
+            ledger(t, record(0, days(1), backfill="b", config_digest=before[t.name]))
+            for t in tables
+        ]
+        io_manager._refuse_other_code([ledger(FACT), *made], window(1, 1), said, now)
+
+    read(RAW)
+    with pytest.raises(PublishError, match="has published 2024-01-01 of stg_orders with code code"):
+        read(RAW, STAGED)

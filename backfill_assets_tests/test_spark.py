@@ -349,8 +349,16 @@ def test_a_server_that_keeps_to_its_own_settings(monkeypatch, name, value):
         with pytest.raises(EngineError) as caught:
             engine.spark_session  # noqa: B018
         said = one_sentence(caught)
-        assert "SPARK_REMOTE=sc://h:1/;token=*** runs with other settings" in said
-        assert f"{name} is {value} and must be " in said
+        assert "SPARK_REMOTE=sc://h:1/;token=*** runs with other settings than it must" in said
+        assert f"{name} ({value} and not " in said
+
+
+def test_a_secret_that_the_server_has_otherwise_is_not_shown(monkeypatch):
+    FakeServer(monkeypatch, **{"spark.sql.catalog.x.token": "theirs"})
+    with pytest.raises(EngineError, match=r"spark\.sql\.catalog\.x\.token\. Set them") as caught:
+        connect(**{"spark.sql.catalog.x.token": "ours"}).spark_session  # noqa: B018
+    assert "theirs" not in str(caught.value)
+    assert "ours" not in str(caught.value)
 
 
 def test_a_server_of_another_spark(monkeypatch):
