@@ -37,7 +37,7 @@ from backfill_assets.reprocessing import (
     load_requests,
     rebuild_requests,
 )
-from backfill_assets.schemas import FACT, LATENESS, RAW, REJECTED, TABLES
+from backfill_assets.schemas import FACT, LATENESS, RAW, REJECTED, TABLES, config_digests
 from backfill_assets.settings import Settings
 from backfill_assets.states import (
     Situation,
@@ -152,6 +152,7 @@ class _Look:
             ),
             failed={name: self.failed(name, instance) for name in TABLES},
             policy=self.policy,
+            config_digests=config_digests(self.settings),
             today=now.date(),
             in_time=now.strftime("%H:%M") < self.settings.deadline,
         )

@@ -250,7 +250,7 @@ def _reconcile(settings: Settings, name: str, json_: bool, console: Console) -> 
             "backfill": name,
             "problems": list(found.problems),
             "code": sorted(found.certificate.commits),
-            "configuration": sorted(found.certificate.configurations),
+            "configuration": found.certificate.configurations,
             **as_json(found.reports),
         }
         _say(console, json.dumps(whole, indent=2))

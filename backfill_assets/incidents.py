@@ -9,7 +9,7 @@ from backfill_assets.alerts import Incident
 from backfill_assets.audit import Severity
 from backfill_assets.commits import LOG_RETENTION
 from backfill_assets.evolution import differences, way
-from backfill_assets.partitions import DAY, windows
+from backfill_assets.partitions import DAY, spelled, windows
 from backfill_assets.records import Ledger
 from backfill_assets.schemas import (
     CORRECTIONS,
@@ -85,6 +85,10 @@ def incidents(now: Situation) -> list[Incident]:
         add("stale", name, missing - inside, MEANING[State.MISSING])
         foreign = _in(by_day, State.FOREIGN) - (changed.keys() if name == FACT.name else set())
         add("changed by another writer", name, foreign, MEANING[State.FOREIGN])
+        if unlike := _in(by_day, State.OTHER_SETTINGS):
+            # One for the table: a setting that was changed concerns most of its days.
+            detail = f"{spelled(unlike)}: {MEANING[State.OTHER_SETTINGS]}"
+            found.append(Incident("other settings", name, "", detail))
         add(
             "new input for final days",
             name,

@@ -79,11 +79,14 @@ class Source:
         ledger: what its log says, as of the version that the rows are read at.
         by_day: whether a day that is made of it needs the same day of it.
         read: reads the rows of all days.
+        days_of: which days of it a day is made of; of those that are not published, nothing is
+            read. Just the same day, if not given and it is needed.
     """
 
     ledger: Ledger
     by_day: bool
     read: Callable[[], DataFrame]
+    days_of: Callable[[date], Iterable[date]] | None = None
 
     @property
     def table(self) -> Table:
@@ -98,6 +101,24 @@ class Source:
     def days(self, window: Window) -> DataFrame:
         """The rows of some days."""
         return self.whole.where(window.predicate(self.table.partition))
+
+    def of(self, days_of: Callable[[date], Iterable[date]]) -> Source:
+        """The same, for days that are made of these days of it."""
+        return replace(self, days_of=days_of)
+
+    def unlike(self, window: Window, config_digest: str) -> dict[date, list[date]]:
+        """By day of a window, the days that it is made of and that other settings made.
+
+        Args:
+            window: the days to be made.
+            config_digest: of the settings that decide this table now.
+        """
+        others = self.ledger.under_other_settings(config_digest)
+        days_of = self.days_of or (lambda day: [day] if self.by_day else [])
+        if not others:
+            return {}
+        found = {day: [of for of in days_of(day) if of in others] for day in window}
+        return {day: of for day, of in found.items() if of}
 
 
 @dataclass(frozen=True)
@@ -139,6 +160,7 @@ class Built:
         remarks: what the commit is to say of itself besides, given the table as it is (none while
             there is none) and the verdicts of all days.
         made_of: the recipes of days that turned out to be made of something else than planned.
+        made_under: digests of the settings that days were made under, where not under those of now.
     """
 
     frame: DataFrame
@@ -147,6 +169,7 @@ class Built:
     numbers: Mapping[date, Mapping[str, Any]] = field(default_factory=dict)
     remarks: Callable[[Source | None, Sequence[Verdict]], Remarks] | None = None
     made_of: Mapping[date, str] = field(default_factory=dict)
+    made_under: Mapping[date, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -225,7 +248,8 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         engine: where the Spark session comes from.
         warehouse: each table lives at `<warehouse>/<asset name>`.
         code_version: of the code that computes the tables, for the commit's record.
-        config_digest: of the settings that decide what is in them, for the commit's record.
+        config_digest: of all settings that decide what is in them, to which a backfill is pinned.
+        config_digests: the same by table, each of those that decide it, for the commit's record.
         git_commit: of that code; empty if unknown.
         git_dirty: whether the code differs from that commit; none if unknown.
         undo_days: for how many days a table that is created keeps the files that were replaced.
@@ -235,6 +259,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
     warehouse: str
     code_version: str
     config_digest: str
+    config_digests: dict[str, str]
     git_commit: str = ""
     git_dirty: bool | None = None
     undo_days: int = UNDO_DAYS
@@ -302,7 +327,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             "reason": tags.get(REASON_TAG, ""),
             "asset": table.name,
             "code_version": self.code_version,
-            "config_digest": self.config_digest,
+            "config_digest": self.config_digests[table.name],
             "git_commit": self.git_commit,
             "git_dirty": self.git_dirty,
         }
@@ -393,7 +418,8 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             evolution.refuse(ledger, self.url(table), [s.table.name for s in plan.sources])
             for source in plan.sources:
                 evolution.refuse(source.ledger, self.url(source.table))
-            _refuse_other_code([ledger, *(s.ledger for s in plan.sources)], window, record)
+            sources = [source.ledger for source in plan.sources]
+            _refuse_other_code([ledger, *sources], window, record, self.config_digests)
             lacking = self._lacking(plan.sources, window, record["run_id"])
             by = (record["code_version"], record["config_digest"])
             reasons = _reasons(ledger, plan, *by, rewrite)
@@ -422,13 +448,21 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         )
 
     def _lacking(self, sources: Sequence[Source], window: Window, run_id: str) -> dict[date, Book]:
-        """The days that an input has not, each with the reason.
+        """The days that an input has not, or not as the settings of now make it; with the reason.
 
         Such a day has no rows to read, but that does not make it an empty day; and one that has
-        just failed upstream must not be built from what was there before.
+        just failed upstream must not be built from what was there before. What was made under
+        other settings would count an order twice, or not at all.
         """
         found: dict[date, Book] = {}
         for source in sources:
+            digest = self.config_digests[source.table.name]
+            for day, unlike in source.unlike(window, digest).items():
+                said = (
+                    f"{source.table.name}[{spelled(unlike)}] was made under other settings; "
+                    "rebuild these days first"
+                )
+                found.setdefault(day, Book(problems=[said]))
             if not source.by_day:
                 continue
             just_failed = self._failed.get((run_id, source.table.name), {})
@@ -570,7 +604,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
                 **_outcome_metadata(one),
                 "dagster/uri": self.url(table),
                 "code version": self.code_version,
-                "config digest": self.config_digest,
+                "config digest": self.config_digests[table.name],
                 **{f"input version {name}": version for name, version in one.inputs.items()},
             },
             tags={
@@ -655,7 +689,7 @@ def why(
         found.append(news or new_input(newer))
     if known.code_version != code_version:
         found.append("other code")
-    if known.config_digest != config_digest:
+    if known.made_under(day) != config_digest:
         found.append("other settings")
     if rewrite and not found:
         found.append(news or "asked for")
@@ -697,7 +731,10 @@ def _by_reason(because: Mapping[date, str]) -> dict[str, list[str]]:
 
 
 def _refuse_other_code(
-    ledgers: Sequence[Ledger], window: Window, record: Mapping[str, Any]
+    ledgers: Sequence[Ledger],
+    window: Window,
+    record: Mapping[str, Any],
+    config_digests: Mapping[str, str],
 ) -> None:
     """Keep one backfill to one code and one configuration, in a table and in those it reads.
 
@@ -708,8 +745,9 @@ def _refuse_other_code(
     backfill = record.get("backfill_id")
     if not backfill:
         return
-    now = (record["code_version"], record["config_digest"])
+    digests = {**config_digests, ledgers[0].table.name: record["config_digest"]}
     for ledger in ledgers:
+        now = (record["code_version"], digests[ledger.table.name])
         for other in reversed(ledger.records):
             then = (other.code_version, other.config_digest)
             if other.backfill_id == backfill and then != now:
@@ -796,6 +834,7 @@ def _summary(verdicts: Sequence[Verdict], audited: _Audited) -> dict[str, Any]:
                     v,
                     built.made_of.get(v.day, audited.made_of[v.day]),
                     built.numbers.get(v.day, {}),
+                    built.made_under.get(v.day, ""),
                 )
             )
             for v in verdicts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from datetime import date, timedelta
 
@@ -45,6 +45,12 @@ class Window:
         """The window that `str` spells."""
         first, _, last = text.partition("...")
         return cls(date.fromisoformat(first), date.fromisoformat(last or first) + DAY)
+
+    def within(self, days: Set[date]) -> bool:
+        """Whether some of the days lie in this window."""
+        if len(self) < len(days):
+            return any(day in days for day in self)
+        return any(day in self for day in days)
 
     def widened(self, *, before: int = 0, after: int = 0) -> Window:
         """This window and so many days more on either side."""

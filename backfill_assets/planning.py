@@ -41,6 +41,7 @@ from backfill_assets.schemas import (
     REJECTED,
     STAGED,
     TABLES,
+    config_digests,
 )
 from backfill_assets.settings import Settings
 
@@ -59,6 +60,8 @@ class Expected(enum.Enum):
     DEPENDS = "depends on its input"
     #: It cannot be built: an input day has never been published, and is not in the plan.
     LACKING = "input missing"
+    #: It cannot be built: an input day was made under other settings, and is not in the plan.
+    OTHER_SETTINGS = "input made under other settings"
 
 
 class Parameters(BaseModel, frozen=True):
@@ -119,6 +122,7 @@ class Outlook(BaseModel, frozen=True):
     computed: tuple[str, ...] = ()
     depends: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
+    other_settings: tuple[str, ...] = ()
     final: tuple[str, ...] = ()
     why: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
 
@@ -371,22 +375,28 @@ def _outcomes(
     news_of: Mapping[date, str],
 ) -> dict[str, dict[date, _Fate]]:
     """What becomes of each day: its recipe as it is now, and as it is if its inputs change."""
-    policy, by = Policy.of(settings), (code.version, settings.digest)
+    policy, digests = Policy.of(settings), config_digests(settings)
     supposed: dict[str, Ledger] = dict(ledgers)
+    unlike = {name: ledgers[name].under_other_settings(digests[name]) for name in ledgers}
     found = {}
     for name, wanted in days.items():
-        ledger = ledgers[name]
+        ledger, by = ledgers[name], (code.version, digests[name])
         of_landing = name in (RAW.name, REJECTED.name)
         now = landed if of_landing else made_of(name, ledgers, wanted, policy)
         may_change = _may_change(name, now, ledgers, supposed, policy)
         inputs = [ledgers[input_] for input_, *_ in _INPUTS.get(name, ())]
-        needed = [input_ for input_, _, own in _INPUTS.get(name, ()) if own]
+        needed = {input_: of for input_, of, own in _INPUTS.get(name, ()) if own}
         fates = {}
         for day in wanted:
             said = news_of.get(day, "") if of_landing else ""
             reason = why(ledger, day, now[day], *by, parameters.rewrite, inputs=inputs, news=said)
             if not all(day in supposed[input_].published for input_ in needed):
                 fates[day] = _Fate(Expected.LACKING)
+            elif any(
+                of(Window(day, day + DAY), policy.window_days).within(unlike[input_])
+                for input_, of in needed.items()
+            ):
+                fates[day] = _Fate(Expected.OTHER_SETTINGS)
             elif parameters.rewrite or not _made_by(ledger, day, by):
                 fates[day] = _Fate(Expected.COMPUTED, reason or "")
             elif changing := may_change[day]:
@@ -397,6 +407,7 @@ def _outcomes(
                 fates[day] = _Fate(Expected.IDENTICAL)
         found[name] = fates
         moving = frozenset(day for day, fate in fates.items() if fate.expected in _WORK)
+        unlike[name] -= moving
         if moving:
             kept = {field.name: getattr(ledger, field.name) for field in fields(ledger)}
             supposed[name] = _Supposed(**kept, moving=moving)
@@ -425,7 +436,7 @@ def _may_change(
 def _made_by(ledger: Ledger, day: date, by: tuple[str, str]) -> bool:
     """Whether a day stands as this code and configuration published it."""
     record = ledger.latest.get(day) if ledger.stands(day) else None
-    return record is not None and (record.code_version, record.config_digest) == by
+    return record is not None and (record.code_version, record.made_under(day)) == by
 
 
 @dataclass(frozen=True)

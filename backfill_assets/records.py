@@ -47,6 +47,8 @@ class Published(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         entries: the counts behind the expectation, by name; sums of money as text.
         findings: what was not in order, as severity and text by check.
         numbers: further figures for the UI.
+        made_under: digest of the settings that it was made under, where these are not those of the
+            commit: an undo puts rows back as they were.
     """
 
     rows: int
@@ -58,6 +60,7 @@ class Published(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     entries: Mapping[str, int | str] = msgspec.field(default_factory=dict)
     findings: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
     numbers: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    made_under: str = ""
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -69,7 +72,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         backfill_id: the Dagster backfill that the run belongs to, if any.
         launched_by: `schedule <name>`, `sensor <name>`, or `person`.
         code_version: of the code that computed it.
-        config_digest: of the settings that decide what is in the tables.
+        config_digest: of the settings that decide what is in the table.
         inputs: the version of each table that it was computed from.
         days: what was published, by day.
         final: those of the days that will not change any more unless a person rebuilds them.
@@ -128,6 +131,10 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         if self.written is None or (day in self.written and not self.merged):
             return self.version
         return -1 if self.since is None else self.since
+
+    def made_under(self, day: date) -> str:
+        """Digest of the settings that a day of it was made under."""
+        return self.days[day].made_under or self.config_digest
 
     def days_said(self, name: str) -> frozenset[date]:
         """Days that the asset recorded under a name."""
@@ -259,6 +266,12 @@ class Ledger:
         """The days whose latest record calls them final."""
         return frozenset(day for day, record in self.latest.items() if day in record.final)
 
+    def under_other_settings(self, config_digest: str) -> frozenset[date]:
+        """The published days that were made under other settings than these."""
+        return frozenset(
+            day for day, record in self.latest.items() if record.made_under(day) != config_digest
+        )
+
     @cached_property
     def unrecorded(self) -> frozenset[date]:
         """Days of which no commit tells any more who published them, as the log was cut."""
@@ -384,7 +397,9 @@ class Ledger:
 Ledgers = Mapping[str, Ledger]
 
 
-def published(verdict: Verdict, made_of: str, numbers: Mapping[str, Any]) -> Published:
+def published(
+    verdict: Verdict, made_of: str, numbers: Mapping[str, Any], made_under: str = ""
+) -> Published:
     """What a commit is to say of a day that passed."""
     measured = verdict.measured
     return Published(
@@ -404,6 +419,7 @@ def published(verdict: Verdict, made_of: str, numbers: Mapping[str, Any]) -> Pub
             if finding.severity is not Severity.OK
         },
         numbers=numbers,
+        made_under=made_under,
     )
 
 

@@ -27,6 +27,7 @@ class State(enum.Enum):
     MISSING = "missing"
     UNRECORDED = "unrecorded"
     FOREIGN = "changed by another writer"
+    OTHER_SETTINGS = "made under other settings"
     INPUT_NEWER = "input newer than output"
     HELD = "replaced file waits"
     INPUT_MISSING = "input missing"
@@ -52,6 +53,9 @@ MEANING: Mapping[State, str] = {
     State.FOREIGN: "rows came or went behind the pipeline's back since it was published; no audit "
     "has seen them, but readers do. Find the writer, then materialize these days: they are "
     "computed again",
+    State.OTHER_SETTINGS: "published under other settings (or engine versions) than those of now; "
+    "readers see the rows of then, and nothing is built upon them. Materialize these days, inputs "
+    "first, or put the settings back",
     State.INPUT_NEWER: "published from older input than there is; the next scheduled run rebuilds "
     "them",
     State.HELD: "a landing file was replaced by one that lacks orders which were loaded from it; "
@@ -75,6 +79,7 @@ class Situation:
         arrivals: the landing against the raw log.
         failed: by table, days whose last run failed in a check of theirs.
         policy: the late-data policy.
+        config_digests: by table, of the settings that decide its rows now.
         today: the business day.
         in_time: whether today's deadline is still to come, so that the last due day may be missing.
     """
@@ -84,6 +89,7 @@ class Situation:
     arrivals: Arrivals
     failed: Mapping[str, Collection[date]]
     policy: Policy
+    config_digests: Mapping[str, str]
     today: date
     in_time: bool = False
 
@@ -112,6 +118,7 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
     """The state of every day that is due or published."""
     expected = now.policy.due(now.today - DAY if now.in_time else now.today)
     ledger = now.ledgers[table]
+    unlike = ledger.under_other_settings(now.config_digests[table])
     behind, failed = set(now.backlog.open.get(table, ())), now.failed.get(table, ())
     if table in (RAW.name, REJECTED.name):
         behind |= now.arrivals.load.keys() & ledger.published
@@ -125,6 +132,8 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
             return State.UNRECORDED
         if ledger.stands(day) is None:
             return State.FOREIGN
+        if day in unlike:
+            return State.OTHER_SETTINGS
         if day in behind:
             return State.INPUT_NEWER
         if table in (RAW.name, REJECTED.name) and day in now.arrivals.held:

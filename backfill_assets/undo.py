@@ -239,7 +239,9 @@ class _Undo:
                 assert before is not None
                 return self._remarks(before, rows, verdicts, changes, withdrawn)
 
-            return Built(rows, {}, remarks=remarks)
+            # They were made under the settings of then, whatever those of now are.
+            under = {d: c.previous.made_under(d) for d, c in changes.items() if c.previous}
+            return Built(rows, {}, remarks=remarks, made_under=under)
 
         return Plan(
             {day: self._recipe(ledger, day, changes[day]) for day in sorted(changes)},
@@ -260,7 +262,7 @@ class _Undo:
         others = (other.version for other in ledger.foreign if day in other.days)
         if any(old.vouches(day) < version <= change.before for version in others):
             return ""
-        by = (old.code_version, old.config_digest)
+        by = (old.code_version, old.made_under(day))
         now = (self.record["code_version"], self.record["config_digest"])
         return old.days[day].made_of if by == now else ""
 

@@ -275,14 +275,15 @@ class _Verifier(DeltaIOManager):
                 failing=broken.get(day, ""),
                 held=Content.of(held[day]) if day in held else None,
                 unreadable=unreadable.get(day, ""),
-                moved=self._moved(ledger.latest.get(day), day, plan),
+                moved=self._moved(ledger, day, plan),
             )
             for day in window
         ]
         return []
 
-    def _moved(self, record: Record | None, day: date, plan: Plan) -> list[str]:
+    def _moved(self, ledger: Ledger, day: date, plan: Plan) -> list[str]:
         """What is no longer as it was when the day was published."""
+        record = ledger.latest.get(day)
         if record is None:
             return []
         moved = []
@@ -297,8 +298,8 @@ class _Verifier(DeltaIOManager):
         if record.code_version != self.code_version:
             was = Code(record.code_version, record.git_commit, record.git_dirty)
             moved.append(f"it was computed by other code: {was}")
-        if record.config_digest != self.config_digest:
-            moved.append(f"it was computed under another configuration: {record.config_digest}")
+        if (under := record.made_under(day)) != self.config_digests[ledger.table.name]:
+            moved.append(f"it was computed under another configuration: {under}")
         return moved
 
 

@@ -126,3 +126,9 @@ def test_days_are_days_of_the_business_zone():
 def test_backfill_policy():
     assert backfill_policy(load_settings()) == dg.BackfillPolicy.single_run()
     assert backfill_policy(load_settings(partitions_per_run=5)) == dg.BackfillPolicy.multi_run(5)
+
+
+@pytest.mark.parametrize("of", [{3}, {3, 9, 10, 11, 12}, {6}, {4, 6}, set(), {5, 7, 8, 9, 10}])
+def test_days_within_a_window(of):
+    window = Window(date(2024, 1, 4), date(2024, 1, 6))
+    assert window.within({date(2024, 1, n) for n in of}) is bool(of & {4, 5})

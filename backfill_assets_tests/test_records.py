@@ -78,6 +78,7 @@ def record(
     backfill: str | None = None,
     rows: int = 1,
     digest: str = "",
+    config_digest: str = "config",
     **said: Any,
 ) -> Record:
     """What a commit says of itself; sets of days in `said` are packed as the assets do it."""
@@ -88,7 +89,7 @@ def record(
         backfill_id=backfill,
         launched_by=by,
         code_version="code",
-        config_digest="config",
+        config_digest=config_digest,
         inputs=inputs or {},
         days=dict.fromkeys(sorted(published), told),
         final=frozenset(final),

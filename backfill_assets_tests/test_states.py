@@ -23,7 +23,9 @@ from backfill_assets.schemas import (
     STAGED,
     TABLES,
     Table,
+    config_digests,
 )
+from backfill_assets.settings import load_settings
 from backfill_assets.states import (
     MEANING,
     Situation,
@@ -88,6 +90,7 @@ def situation(
     policy: Policy = POLICY,
     today: date = TODAY,
     in_time: bool = False,
+    settings: str = "config",
 ) -> Situation:
     found = healthy() if found is None else found
     return Situation(
@@ -96,6 +99,7 @@ def situation(
         arrivals=Arrivals(dict.fromkeys(load, "x"), sorted(gone), frozenset(absent)),
         failed=failed or {},
         policy=policy,
+        config_digests=dict.fromkeys(TABLES, settings),
         today=today,
         in_time=in_time,
     )
@@ -243,6 +247,46 @@ def test_changed_by_another_writer(table):
     assert not State.FOREIGN.good
 
 
+@each_table
+def test_made_under_other_settings(table):
+    """Final days too; a day that was made again since is no longer among them."""
+    now = situation(settings="others")
+    assert set(states(table, now).values()) == {State.OTHER_SETTINGS}
+    assert not State.OTHER_SETTINGS.good
+    again = record(1, days((2, 3)), config_digest="others")
+    mended = healthy()[table.name]
+    found = healthy() | {table.name: ledger(table, *mended.records, again)}
+    unlike = {
+        n
+        for n, s in states(table, situation(found, behind=Backlog(), settings="others")).items()
+        if s is State.OTHER_SETTINGS
+    }
+    assert unlike == {1, *range(4, 11)}
+
+
+def test_only_the_tables_that_a_setting_decides_are_made_under_others():
+    before, after = (config_digests(load_settings(window_days=w)) for w in (7, 8))
+    found = {
+        name: ledger(
+            TABLES[name],
+            *(msgspec.structs.replace(r, config_digest=before[name]) for r in one.records),
+        )
+        for name, one in healthy().items()
+    }
+    now = replace(situation(found), config_digests=after)
+    unlike = {name for name in TABLES if State.OTHER_SETTINGS in day_states(name, now).values()}
+    assert unlike == set(TABLES) - {RAW.name, REJECTED.name}
+
+
+def test_an_undo_puts_days_back_as_the_settings_of_then_made_them():
+    (one,) = healthy()[FACT.name].records
+    put_back = msgspec.structs.replace(one.days[day(4)], made_under="old")
+    undo = msgspec.structs.replace(one, version=1, days={day(4): put_back})
+    found = healthy() | {FACT.name: ledger(FACT, one, undo)}
+    now = states(FACT, situation(found, behind=Backlog()))
+    assert unlike(now, usual(FACT)) == {4: State.OTHER_SETTINGS}
+
+
 # --- which one applies ----------------------------------------------------------------------------
 
 #: In the order of precedence, for day 9 of the facts: what brings it about.
@@ -251,6 +295,7 @@ CAUSES: dict[State, dict[str, Any]] = {
     State.MISSING: {"found": healthy() | {FACT.name: healthy(ALL - days(9))[FACT.name]}},
     State.UNRECORDED: {"found": healthy() | {FACT.name: replace(healthy()[FACT.name], lost=[99])}},
     State.FOREIGN: {"found": appended(FACT, 9)},
+    State.OTHER_SETTINGS: {"settings": "others"},
     State.INPUT_NEWER: {"behind": lacking(day(9), table=FACT)},
     State.INPUT_MISSING: {"absent": days(9)},
     State.OPEN: {},
@@ -378,6 +423,7 @@ def test_summary_counts_every_state():
         "missing": 1,
         "unrecorded": 0,
         "changed by another writer": 0,
+        "made under other settings": 0,
         "input newer than output": 0,
         "input missing": 0,
         "open": 0,
