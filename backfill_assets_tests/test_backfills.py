@@ -347,6 +347,7 @@ def test_days_of_no_calendar(pipeline, days):
 
 def test_days_of_different_settings_do_not_meet(pipeline, engine):
     """The window is changed, and the facts alone are rebuilt: an order could count twice."""
+    pipeline.land(6, [order("late", 3, ingested=f"{day(6)}T10:00:00Z")], "late.jsonl")
     pipeline.run(1, 6)
     other = Pipeline(engine, pipeline.root, land=False, window_days=3)
     other.instance = pipeline.instance
@@ -369,12 +370,18 @@ def test_days_of_different_settings_do_not_meet(pipeline, engine):
     whole = planned(other, "2024-01-03...2024-01-05")
     assert whole.tables["raw_orders"].identical == ("2024-01-03...2024-01-05",)
     assert whole.tables["fact_daily_orders"].other_settings == ()
-    other.run(1, 6, ["raw_orders", "stg_orders", "fact_daily_orders"])
+    tags = {"dagster/backfill": "again123"}
+    other.run(1, 6, ["raw_orders", "stg_orders", "fact_daily_orders"], tags=tags)
     assert other.log("raw_orders").version() == before["raw_orders"]
     ledgers, digests = read_ledgers(other.settings), config_digests(other.settings)
     for name in ("raw_orders", "stg_orders", "fact_daily_orders"):
         assert {r.config_digest for r in ledgers[name].latest.values()} == {digests[name]}
-    assert pipeline.io_manager.config_digests["stg_orders"] != digests["stg_orders"]
+    # What is put back says that the settings of then made it: the one day that differs.
+    undo(other, "again123")
+    for name in ("stg_orders", "fact_daily_orders"):
+        held = read_ledgers(other.settings)[name]
+        assert held.under_other_settings(digests[name]) == {day(3)}
+        assert held.latest[day(3)].made_under(day(3)) == pipeline.io_manager.config_digests[name]
 
 
 def test_a_plan_sees_the_settings_of_all_days_that_are_read(tmp_path):
