@@ -42,8 +42,11 @@ class Behind:
 
     @property
     def token(self) -> str:
-        """The versions that the day needs, as text."""
-        return ",".join(f"{name}@{record.version}" for name, record in sorted(self.inputs.items()))
+        """The commits that the day needs, as text: versions begin anew when a table does."""
+        return ",".join(
+            f"{name}@{record.commit_id or record.version}"
+            for name, record in sorted(self.inputs.items())
+        )
 
 
 @dataclass(frozen=True)
@@ -279,6 +282,10 @@ def _files(content: str) -> int:
     return 0 if content == NOT_LANDED else int(content.partition("-")[0])
 
 
+#: So many runs one wave asks for at most, besides those that a limit of days a run makes of one.
+HANDFUL = 5
+
+
 @dataclass(frozen=True)
 class Request:
     """One run to ask for: a gapless range of days of some tables.
@@ -287,29 +294,52 @@ class Request:
         tables: the tables to build, by name.
         window: the days.
         key: names what the run is for; the same days for the same inputs have the same key.
+        whole: the range that `window` is a part of, where a run may take only so many days.
     """
 
     tables: tuple[str, ...]
     window: Window
     key: str
+    whole: Window | None = None
 
 
-def load_requests(found: Arrivals, per_run: int | None) -> list[Request]:
-    """The runs that load what has landed, with all that follows the raw log by log day."""
+#: Whether a run may take in a day of a table that need not be built, and leave it as it is.
+Bridge = Callable[[str, date], bool]
+
+
+def _no_bridge(_table: str, _day: date) -> bool:
+    return False
+
+
+def load_requests(
+    found: Arrivals, per_run: int | None, bridge: Bridge = _no_bridge
+) -> list[Request]:
+    """The runs that load what has landed, with all that follows the raw log by log day.
+
+    Args:
+        found: what has landed and is not loaded.
+        per_run: at most so many days a run.
+        bridge: tells the days of a gap over which two ranges become one.
+    """
     tables = (RAW.name, REJECTED.name, *BY_LOG_DAY)
-    return _requests({tables: dict(found.load)}, per_run)
+    return _requests({tables: dict(found.load)}, per_run, bridge)
 
 
 def rebuild_requests(
-    behind: Backlog, per_run: int | None, busy: Mapping[str, Container[str]] | None = None
+    behind: Backlog,
+    per_run: int | None,
+    busy: Mapping[str, Container[str]] | None = None,
+    bridge: Bridge = _no_bridge,
 ) -> list[Request]:
-    """The runs that bring the open days up to date.
+    """The runs that bring the open days up to date, in ascending order of their ranges.
 
     Args:
         behind: the backlog.
         per_run: at most so many days a run.
         busy: by the id of a run or backfill that is under way, the tables that wait for it where
             it changed one of their inputs: it is about to build them, or to change more.
+        bridge: tells the days of a gap over which two ranges become one, and the tables that a
+            run may build besides those that a day lacks.
     """
 
     def ready(table: str, reason: Behind) -> bool:
@@ -323,28 +353,67 @@ def rebuild_requests(
                 tokens[day, table] = reason.token
     groups: dict[tuple[str, ...], dict[date, str]] = defaultdict(dict)
     for chain, together in ((BY_LOG_DAY, False), (BY_EVENT_DAY, True)):
-        wanted = defaultdict(set)
-        for day, table in tokens:
-            if table in chain:
-                wanted[day].add(table)
-        for day, tables in wanted.items():
-            first = min(chain.index(table) for table in tables)
+        wanted: dict[date, tuple[str, ...]] = {}
+        for day in sorted({day for day, table in tokens if table in chain}):
+            lacks = [table for table in chain if (day, table) in tokens]
             # By event day, what follows a rebuilt table is rebuilt with it.
-            build = chain[first:] if together else tuple(t for t in chain if t in tables)
-            token = ",".join(tokens[day, table] for table in chain if table in tables)
+            wanted[day] = chain[chain.index(lacks[0]) :] if together else tuple(lacks)
+        for day, tables in wanted.items():
+            build = _widest(tables, wanted.values(), lambda table, day=day: bridge(table, day))
+            token = ",".join(tokens[day, table] for table in chain if (day, table) in tokens)
             groups[build][day] = token
-    return _requests(groups, per_run)
+    return _requests(groups, per_run, bridge)
+
+
+def handful(requests: Sequence[Request], most: int = HANDFUL) -> list[Request]:
+    """The first of the requests, as many as one wave asks for.
+
+    What a limit of days a run has made of one range counts as one.
+    """
+    wholes = dict.fromkeys((request.tables, request.whole) for request in requests)
+    first = set(list(wholes)[:most])
+    return [request for request in requests if (request.tables, request.whole) in first]
+
+
+def _widest(
+    tables: tuple[str, ...], builds: Iterable[tuple[str, ...]], may: Callable[[str], bool]
+) -> tuple[str, ...]:
+    """The most tables that are built for another day and may be built for this one as well."""
+    fits = (b for b in builds if {*tables} <= {*b} and all(t in tables or may(t) for t in b))
+    return max(fits, key=len)
 
 
 def _requests(
-    groups: Mapping[tuple[str, ...], Mapping[date, str]], per_run: int | None
+    groups: Mapping[tuple[str, ...], Mapping[date, str]], per_run: int | None, bridge: Bridge
 ) -> list[Request]:
     found = []
     for tables, days in groups.items():
-        for window in windows(days):
-            for part in window.split(per_run):
-                tokens = sorted({days[day] for day in part})
+        for whole in _bridged(days, lambda day, of=tables: all(bridge(t, day) for t in of)):
+            for part in _cut([day for day in sorted(days) if day in whole], per_run):
+                tokens = sorted({days[day] for day in part if day in days})
                 inputs = hashlib.sha256(repr(tokens).encode()).hexdigest()[:12]
                 key = f"{'+'.join(tables)}:{part}:{inputs}"
-                found.append(Request(tables, part, key))
+                found.append(Request(tables, part, key, whole))
+    return sorted(found, key=lambda request: (request.window.start, -len(request.tables)))
+
+
+def _bridged(days: Iterable[date], may: Callable[[date], bool]) -> list[Window]:
+    """The fewest windows that hold these days, and others only where they may."""
+    found: list[Window] = []
+    for window in windows(days):
+        if found and all(map(may, Window(found[-1].end, window.start))):
+            found[-1] = Window(found[-1].start, window.end)
+        else:
+            found.append(window)
+    return found
+
+
+def _cut(days: Sequence[date], most: int | None) -> list[Window]:
+    """The fewest windows of at most so many days that hold these, which are in order."""
+    found: list[Window] = []
+    for day in days:
+        if found and (most is None or len(Window(found[-1].start, day)) < most):
+            found[-1] = Window(found[-1].start, day + DAY)
+        else:
+            found.append(Window(day, day + DAY))
     return found
