@@ -1,9 +1,9 @@
 """Dagster's storage in SQLite: made by one process, and with connections that stay open.
 
 Dagster's own makes its tables in whichever process comes first, and two that come at once spoil
-them or fail. And a range run tells Dagster of every day and check by itself, for which Dagster's own
-opens, syncs and closes up to three database connections each (15 to 20 ms on a small machine): for
-a year of days that was more than Spark's part. On Postgres, Dagster's storage needs no such help.
+them or fail. And a range run tells Dagster of every day and check by itself, for which Dagster's
+own opens, syncs and closes up to three database connections each (15 to 20 ms on a small machine):
+for a year of days that was more than Spark's part. On Postgres, its storage needs no such help.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from dagster._core.storage.base_storage import DagsterStorage
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import (
     SQLITE_BUSY_TIMEOUT_SECONDS,
     SqliteEventLogStorage,
@@ -119,7 +118,7 @@ class LocalStorage(DagsterSqliteStorage):
                 str(Path(base_dir, "schedules"))
             )
         self._inst_data = inst_data
-        DagsterStorage.__init__(self)
+        super(DagsterSqliteStorage, self).__init__()  # the parent's would open them once more
 
     @classmethod
     def config_type(cls) -> Any:

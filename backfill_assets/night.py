@@ -1,8 +1,8 @@
 """What a night asks for: the runs that load what has landed, then those that rebuild what it moved.
 
 The schedule, the sensors and the command `backfill-assets night` all ask here. What is to be built
-is decided in `reprocessing`; here it meets tables, landing and Dagster's instance. Without a daemon,
-`run_night` does what schedule and sensors would.
+is decided in `reprocessing`; here it meets tables, landing and Dagster's instance.
+Without a daemon, `run_night` does what schedule and sensors would.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 
@@ -359,7 +359,8 @@ def rebuild_requests(
             # By event day, what follows a rebuilt table is rebuilt with it.
             wanted[day] = chain[chain.index(lacks[0]) :] if together else tuple(lacks)
         for day, tables in wanted.items():
-            build = _widest(tables, wanted.values(), lambda table, day=day: bridge(table, day))
+            may = [table for table in chain if table in tables or bridge(table, day)]
+            build = _widest(tables, wanted.values(), may)
             token = ",".join(tokens[day, table] for table in chain if (day, table) in tokens)
             groups[build][day] = token
     return _requests(groups, per_run, bridge)
@@ -376,11 +377,10 @@ def handful(requests: Sequence[Request], most: int = HANDFUL) -> list[Request]:
 
 
 def _widest(
-    tables: tuple[str, ...], builds: Iterable[tuple[str, ...]], may: Callable[[str], bool]
+    tables: Collection[str], builds: Iterable[tuple[str, ...]], may: Collection[str]
 ) -> tuple[str, ...]:
-    """The most tables that are built for another day and may be built for this one as well."""
-    fits = (b for b in builds if {*tables} <= {*b} and all(t in tables or may(t) for t in b))
-    return max(fits, key=len)
+    """The most tables that are built for some day and may be built for this one as well."""
+    return max((b for b in builds if {*tables} <= {*b} <= {*may}), key=len)
 
 
 def _requests(
@@ -388,7 +388,7 @@ def _requests(
 ) -> list[Request]:
     found = []
     for tables, days in groups.items():
-        for whole in _bridged(days, lambda day, of=tables: all(bridge(t, day) for t in of)):
+        for whole in _bridged(days, tables, bridge):
             for part in _cut([day for day in sorted(days) if day in whole], per_run):
                 tokens = sorted({days[day] for day in part if day in days})
                 inputs = hashlib.sha256(repr(tokens).encode()).hexdigest()[:12]
@@ -397,11 +397,12 @@ def _requests(
     return sorted(found, key=lambda request: (request.window.start, -len(request.tables)))
 
 
-def _bridged(days: Iterable[date], may: Callable[[date], bool]) -> list[Window]:
-    """The fewest windows that hold these days, and others only where they may."""
+def _bridged(days: Iterable[date], tables: Sequence[str], bridge: Bridge) -> list[Window]:
+    """The fewest windows that hold these days, and others only where all tables are bridged."""
     found: list[Window] = []
     for window in windows(days):
-        if found and all(map(may, Window(found[-1].end, window.start))):
+        gap = Window(found[-1].end, window.start) if found else ()
+        if found and all(bridge(table, day) for day in gap for table in tables):
             found[-1] = Window(found[-1].start, window.end)
         else:
             found.append(window)
