@@ -813,9 +813,9 @@ def test_the_key_tells_inputs_apart():
 
 def test_the_key_moves_with_the_commit_though_the_version_is_the_same():
     """A table that was made anew begins with version 0 again."""
+    anew = msgspec.structs.replace
     first, second = (
-        late(stg={day(1): msgspec.structs.replace(record(0, ()), commit_id=id_)})
-        for id_ in ("a", "b")
+        late(stg={day(1): anew(record(0, ()), commit_id=commit)}) for commit in ("a", "b")
     )
     assert not keys(first) & keys(second)
 
