@@ -47,7 +47,7 @@ def test_rebuilds_wait_for_the_wave_before(engine, tmp_path):
     run(instance, DagsterRunStatus.FAILURE, backfill_assets__wave=LOAD)
     assert waves_under_way(instance) == []
     going = {
-        run(instance, DagsterRunStatus.QUEUED, backfill_assets__wave=LOAD),
+        run(instance, DagsterRunStatus.NOT_STARTED, backfill_assets__wave=LOAD),
         run(instance, DagsterRunStatus.STARTED, backfill_assets__wave=REBUILD),
         # It will be retried.
         run(
@@ -65,7 +65,7 @@ def test_rebuilds_wait_for_the_wave_before(engine, tmp_path):
 
 def test_without_a_daemon_nobody_works_on_what_is_queued():
     with dg.DagsterInstance.ephemeral() as instance:
-        queued = run(instance, DagsterRunStatus.QUEUED)
+        queued = run(instance, DagsterRunStatus.NOT_STARTED)
         started = run(instance, DagsterRunStatus.STARTED)
         assert busy(instance).keys() == {queued, started}
         assert busy(instance, daemon=False).keys() == {started}
