@@ -25,12 +25,12 @@ from backfill_assets.history import spans
 from backfill_assets.io_manager import new_input, why
 from backfill_assets.lateness import Policy, log_days
 from backfill_assets.listing import Listing, list_landing
-from backfill_assets.manifests import news, target
+from backfill_assets.manifests import news
 from backfill_assets.partitions import DAY, Window, daily_partitions, days_of_run, windows
 from backfill_assets.provenance import Code
 from backfill_assets.recipes import made_of
 from backfill_assets.records import Ledger, Ledgers, packed, read_ledgers, unpacked
-from backfill_assets.reprocessing import final_days, manifests
+from backfill_assets.reprocessing import final_days, manifests, targets
 from backfill_assets.schemas import (
     CORRECTIONS,
     CURRENT,
@@ -282,9 +282,9 @@ def plan_backfill(
     arrivals = sorted({d for day in loaded for d in (day - DAY, day)})
     listed = list_landing(settings.landing, arrivals) if arrivals else Listing("", {})
     before = manifests(ledgers[RAW.name])
-    targets = {day: target(day, before.get(day), listed) for day in loaded}
-    news_of = {day: news(before.get(day), wanted) for day, wanted in targets.items()}
-    landed = {day: wanted.manifest.recipe() for day, wanted in targets.items()}
+    wanted = targets(before, listed, loaded, Policy.of(settings))
+    news_of = {day: news(before.get(day), one) for day, one in wanted.items()}
+    landed = {day: one.manifest.recipe() for day, one in wanted.items()}
     found = _outcomes(settings, parameters, days, ledgers, code, landed, news_of)
     final = final_days(ledgers, Policy.of(settings), {day for of in days.values() for day in of})
     work = {

@@ -100,8 +100,8 @@ class Settings(BaseSettings):
             much more than on the days before is an alert.
         rejected_alert: a share of which a person is told.
         rejected_hold: a share from which on the day is not published unless a person agrees.
-        absent_days: for so many days an arrival day without a folder keeps the windows open that
-            it belongs to; then it counts as a day on which nothing came.
+        absent_days: an arrival day without a folder keeps the windows open that it belongs to until
+            a folder of so many days later was loaded; then nothing came on it.
         undo_days: for so many days the files that a backfill replaced are kept, so that it can be
             undone.
         webhook: where alerts are posted; none means that there are no alerts.
