@@ -11,7 +11,7 @@ from datetime import date
 
 from pyspark.sql import SparkSession
 
-from backfill_assets.footprints import Change, belongs, footprint
+from backfill_assets.footprints import Change, belongs, footprint, part_of
 from backfill_assets.layers import across_layers
 from backfill_assets.partitions import spelled
 from backfill_assets.planning import BackfillPlan
@@ -98,7 +98,7 @@ def mixed_backfills(ledgers: Ledgers) -> list[str]:
 
 def changes(ledgers: Ledgers, name: str) -> dict[str, dict[date, Change]]:
     """What a backfill wrote, in every table that it wrote."""
-    found = {table: footprint(ledger, name) for table, ledger in ledgers.items()}
+    found = {table: footprint(ledger, part_of(name)) for table, ledger in ledgers.items()}
     return {table: days for table, days in found.items() if days}
 
 

@@ -11,7 +11,15 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
@@ -264,7 +272,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
                 f"configuration {then}, and this run has {now}. Nothing was written. Put back what "
                 "was deployed and launch the backfill again, or make a new plan."
             )
-        rewrite = run.tags.get(REWRITE_TAG, "").lower() == "true"
+        rewrite = window if run.tags.get(REWRITE_TAG, "").lower() == "true" else ()
         merge = _merges(run.tags)
         done = self.publish(obj, window, record, rewrite=rewrite, merge=merge)
         self._failed[run.run_id, obj.table.name] = {
@@ -349,7 +357,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         window: Window,
         record: Mapping[str, Any],
         *,
-        rewrite: bool = False,
+        rewrite: Container[date] = (),
         merge: bool = False,
     ) -> list[Done]:
         """Compute what is not published as it is, audit it, and commit what has changed.
@@ -363,7 +371,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             candidate: what the asset proposes.
             window: the run's days.
             record: what the commit is to say of the run.
-            rewrite: whether to compute and write all days, even if nothing has changed.
+            rewrite: days to compute and write even if nothing has changed.
             merge: whether to change rows by their natural key rather than replace the days, if
                 the table allows it. The outcome is the same: a day with rows that a merge would
                 leave behind fails.
@@ -382,7 +390,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             _refuse_other_code([ledger, *(s.ledger for s in plan.sources)], window, record)
             lacking = self._lacking(plan.sources, window, record["run_id"])
             by = (record["code_version"], record["config_digest"])
-            same = set() if rewrite else same_days(ledger, plan.made_of, *by)
+            same = {d for d in same_days(ledger, plan.made_of, *by) if d not in rewrite}
             todo = [day for day in plan.made_of if day not in lacking and day not in same]
             kept = [day for day in plan.made_of if day in same and day not in lacking]
             done = [_as_published(ledger, day) for day in kept]
@@ -455,13 +463,15 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         ledger: Ledger,
         plan: Plan,
         record: Mapping[str, Any],
-        rewrite: bool,
+        rewrite: Container[date],
     ) -> list[Done] | None:
         """Commit the days that passed; none if another commit of ours came first."""
         verdicts = [audited.verdicts[day] for day in todo]
         inputs = {source.table.name: source.ledger.version or 0 for source in plan.sources}
         passed = [verdict for verdict in verdicts if verdict.passed]
-        changed = {v.day for v in passed if rewrite or ledger.content(v.day) != v.measured.digest}
+        changed = {
+            v.day for v in passed if v.day in rewrite or ledger.content(v.day) != v.measured.digest
+        }
         version, remarks = None, Remarks()
         if passed:
             if audited.built.remarks:

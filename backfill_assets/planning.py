@@ -10,9 +10,7 @@ import enum
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
 from datetime import date, timedelta
-from functools import cached_property
 from statistics import linear_regression, mean
 from typing import Literal
 
@@ -42,6 +40,7 @@ from backfill_assets.schemas import (
     TABLES,
 )
 from backfill_assets.settings import Settings
+from backfill_assets.supposed import Supposed
 
 #: Past runs that the expected duration is judged from.
 _PAST_RUNS = 100
@@ -339,7 +338,7 @@ def _outcomes(
         same = set() if parameters.rewrite else same_days(ledger, now, *by)
         needed = [input_ for input_, _, own in _INPUTS.get(name, ()) if own]
         # Which days a correction speaks of is known when it is made.
-        any_day = name == CURRENT.name and isinstance(supposed[CORRECTIONS.name], _Supposed)
+        any_day = name == CURRENT.name and isinstance(supposed[CORRECTIONS.name], Supposed)
         outcomes = {}
         for day in wanted:
             if not all(day in supposed[input_].published for input_ in needed):
@@ -351,10 +350,8 @@ def _outcomes(
             else:
                 outcomes[day] = Expected.IDENTICAL if day in same else Expected.COMPUTED
         found[name] = outcomes
-        moving = frozenset(day for day, outcome in outcomes.items() if outcome in _WORK)
-        if moving:
-            kept = {field.name: getattr(ledger, field.name) for field in fields(ledger)}
-            supposed[name] = _Supposed(**kept, moving=moving)
+        if moving := {day for day, outcome in outcomes.items() if outcome in _WORK}:
+            supposed[name] = Supposed.of(ledger, moving)
     return found
 
 
@@ -362,20 +359,6 @@ def _made_by(ledger: Ledger, day: date, by: tuple[str, str]) -> bool:
     """Whether a day stands as this code and configuration published it."""
     record = ledger.latest.get(day) if ledger.stands(day) else None
     return record is not None and (record.code_version, record.config_digest) == by
-
-
-@dataclass(frozen=True)
-class _Supposed(Ledger):
-    """A ledger some of whose days may come to hold anything."""
-
-    moving: frozenset[date] = frozenset()
-
-    @cached_property
-    def published(self) -> frozenset[date]:
-        return super().published | self.moving
-
-    def content(self, day: date) -> str:
-        return "not known yet" if day in self.moving else super().content(day)
 
 
 def last_change(ledger: Ledger) -> int | None:

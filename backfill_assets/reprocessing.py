@@ -71,16 +71,6 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
     held then.
     """
     raw, rejected = ledgers[RAW.name], ledgers[REJECTED.name]
-    follow: list[tuple[str, str, Callable[[Record], Iterable[date]]]] = [
-        (RAW.name, STAGED.name, _event_days(raw, policy)),
-        (RAW.name, LATE.name, _changed_days(raw)),
-        (RAW.name, CORRECTIONS.name, _changed_log_days),
-        (RAW.name, LATENESS.name, _changed_log_days),
-        (REJECTED.name, LATENESS.name, _changed_days(rejected)),
-        (STAGED.name, FACT.name, _changed_days(ledgers[STAGED.name])),
-        (FACT.name, CURRENT.name, _changed_days(ledgers[FACT.name])),
-        (CORRECTIONS.name, CURRENT.name, lambda record: record.days_said("run_dates")),
-    ]
     possible: dict[str, Container[date]] = {
         LATENESS.name: raw.published & rejected.published,
         CURRENT.name: ledgers[FACT.name].published,
@@ -92,7 +82,7 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
     }
     closed = final_days(ledgers, policy)
     found: dict[str, dict[date, dict[str, Record]]] = defaultdict(lambda: defaultdict(dict))
-    for source, table, days_of in follow:
+    for source, table, days_of in follows(ledgers, policy):
         needed = {day: record for record in ledgers[source].records for day in days_of(record)}
         due = policy.due(today) if table in BY_EVENT_DAY else policy.logged(today)
         for day, record in needed.items():
@@ -111,6 +101,23 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
             part = backlog.final if day in closed.get(table, ()) else backlog.open
             part[table][day] = Behind(inputs)  # type: ignore[index]
     return backlog
+
+
+def follows(
+    ledgers: Ledgers, policy: Policy
+) -> list[tuple[str, str, Callable[[Record], Iterable[date]]]]:
+    """Which table follows which: the days of it that a commit of its input makes due."""
+    raw, rejected = ledgers[RAW.name], ledgers[REJECTED.name]
+    return [
+        (RAW.name, STAGED.name, _event_days(raw, policy)),
+        (RAW.name, LATE.name, _changed_days(raw)),
+        (RAW.name, CORRECTIONS.name, _changed_log_days),
+        (RAW.name, LATENESS.name, _changed_log_days),
+        (REJECTED.name, LATENESS.name, _changed_days(rejected)),
+        (STAGED.name, FACT.name, _changed_days(ledgers[STAGED.name])),
+        (FACT.name, CURRENT.name, _changed_days(ledgers[FACT.name])),
+        (CORRECTIONS.name, CURRENT.name, lambda record: record.days_said("run_dates")),
+    ]
 
 
 def _is_older(built: Record | None, source: Ledger, needed: Record) -> bool:

@@ -1,0 +1,32 @@
+"""A ledger as it may come to be: what follows if some days of a table change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from datetime import date
+from functools import cached_property
+
+from backfill_assets.records import Ledger
+
+
+@dataclass(frozen=True)
+class Supposed(Ledger):
+    """A ledger some of whose days may come to hold anything."""
+
+    moving: frozenset[date] = frozenset()
+
+    @classmethod
+    def of(cls, ledger: Ledger, moving: Iterable[date]) -> Supposed:
+        """A ledger, some days of which may change."""
+        kept = {field.name: getattr(ledger, field.name) for field in fields(Ledger)}
+        return cls(**kept, moving=frozenset(moving))
+
+    @cached_property
+    def published(self) -> frozenset[date]:
+        """The days that have been published, or may come to be."""
+        return super().published | self.moving
+
+    def content(self, day: date) -> str:
+        """What a day holds, as text; of a day that may change, nobody knows yet."""
+        return "not known yet" if day in self.moving else super().content(day)
