@@ -24,11 +24,10 @@ from backfill_assets.footprints import (
 )
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import spelled
-from backfill_assets.recipes import made_of
 from backfill_assets.records import Foreign, Ledger, Ledgers, Record
 from backfill_assets.reprocessing import follows
 from backfill_assets.schemas import TABLES
-from backfill_assets.supposed import Supposed
+from backfill_assets.supposed import depending
 
 
 @dataclass(frozen=True)
@@ -216,11 +215,8 @@ class _Following:
     def _changing(
         self, name: str, moving: Collection[date], days: Collection[date]
     ) -> frozenset[date]:
-        """Those of the days whose recipe is another when days of an input are."""
-        supposed = {**self._ledgers, name: Supposed.of(self._ledgers[name], moving)}
-        now = made_of(self._table, self._ledgers, days, self._policy)
-        then = made_of(self._table, supposed, days, self._policy)
-        return frozenset(day for day in days if now[day] != then[day])
+        of = depending(self._ledgers, self._policy, self._table, days, name, moving)
+        return frozenset(of)
 
     def _made_by_others(self, name: str, since: int, version: int) -> dict[date, Record | Foreign]:
         """The days that commits of an input between two versions made due, if not undone."""

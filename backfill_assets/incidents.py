@@ -77,6 +77,8 @@ def incidents(now: Situation) -> list[Incident]:
         add("stale", name, missing - inside, MEANING[State.MISSING])
         foreign = _in(by_day, State.FOREIGN) - (changed.keys() if name == FACT.name else set())
         add("changed by another writer", name, foreign, MEANING[State.FOREIGN])
+        taken_back = _in(by_day, State.INPUT_WITHDRAWN)
+        add("input taken back", name, taken_back, MEANING[State.INPUT_WITHDRAWN])
         add(
             "new input for final days",
             name,

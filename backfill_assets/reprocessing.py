@@ -109,7 +109,7 @@ def follows(
     """Which table follows which: the days of it that a commit of its input makes due."""
     raw, rejected = ledgers[RAW.name], ledgers[REJECTED.name]
     return [
-        (RAW.name, STAGED.name, _event_days(raw, policy)),
+        (RAW.name, STAGED.name, _event_days(policy)),
         (RAW.name, LATE.name, _changed_days(raw)),
         (RAW.name, CORRECTIONS.name, _changed_log_days),
         (RAW.name, LATENESS.name, _changed_log_days),
@@ -133,13 +133,15 @@ def _changed_days(source: Ledger) -> Callable[[Record], Iterable[date]]:
     return lambda record: source.changed[record.version]
 
 
-def _event_days(raw: Ledger, policy: Policy) -> Callable[[Record], Iterable[date]]:
+def _event_days(policy: Policy) -> Callable[[Record], Iterable[date]]:
     """The event days that a commit of the raw log makes due."""
 
     def event_days(record: Record) -> Iterable[date]:
         if policy.only_touched and "event_days" in record.said:
             return record.days_said("event_days")
-        return {d for day in record.days for d in policy.may_touch(day)} & raw.published
+        # What may not be built, as its own log day is not there, is for `backlog` to say.
+        changed = record.days.keys() | record.withdrawn
+        return {d for day in changed for d in policy.may_touch(day)}
 
     return event_days
 
@@ -178,7 +180,7 @@ def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], b
     raw, staged = ledgers[RAW.name], ledgers[STAGED.name]
     first: dict[date, int] = {}
     changes: dict[date, list[int]] = defaultdict(list)
-    event_days = _event_days(raw, policy)
+    event_days = _event_days(policy)
     for record in raw.records:
         for day in record.days:
             first.setdefault(day, record.version)

@@ -18,6 +18,7 @@ from backfill_assets.partitions import DAY, Window, windows
 from backfill_assets.records import Ledgers
 from backfill_assets.reprocessing import Arrivals, Backlog, closing, final_days
 from backfill_assets.schemas import CURRENT, FACT, RAW, REJECTED, STAGED
+from backfill_assets.withdrawn import built_of_withdrawn
 
 
 class State(enum.Enum):
@@ -26,6 +27,7 @@ class State(enum.Enum):
     CHECK_FAILED = "check failed"
     MISSING = "missing"
     FOREIGN = "changed by another writer"
+    INPUT_WITHDRAWN = "input taken back"
     INPUT_NEWER = "input newer than output"
     INPUT_MISSING = "input missing"
     OPEN = "open"
@@ -47,6 +49,9 @@ MEANING: Mapping[State, str] = {
     State.FOREIGN: "rows came or went behind the pipeline's back since it was published; no audit "
     "has seen them, but readers do. Find the writer, then materialize these days: they are "
     "computed again",
+    State.INPUT_WITHDRAWN: "made of input that an undo has taken back since; readers see rows that "
+    "count as undone. Ask for that undo again: it goes on with what was made of it. Or load the "
+    "input again, then materialize these days",
     State.INPUT_NEWER: "published from older input than there is; the next scheduled run rebuilds "
     "open days, final ones only a person may: materialize them to take the new input in",
     State.INPUT_MISSING: "an arrival day in its window has not landed, or is not loaded as it is "
@@ -85,6 +90,11 @@ class Situation:
         return final_days(self.ledgers, self.policy)
 
     @cached_property
+    def withdrawn(self) -> Mapping[str, Collection[date]]:
+        """The days that were made of input which has been taken back since, by table."""
+        return built_of_withdrawn(self.ledgers, self.policy)
+
+    @cached_property
     def unloaded(self) -> set[date]:
         """Log days that have landed and should have been loaded by now."""
         return self._late(self.arrivals.load)
@@ -115,6 +125,8 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
             return State.MISSING
         if ledger.stands(day) is None:
             return State.FOREIGN
+        if day in now.withdrawn[table]:
+            return State.INPUT_WITHDRAWN
         if day in behind:
             return State.INPUT_NEWER
         if _lacks_input(table, day, now):
