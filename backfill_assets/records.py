@@ -79,6 +79,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         git_commit: of the code that computed it; empty if unknown.
         git_dirty: whether that code differed from the commit; none if unknown.
         withdrawn: days that it took back: they count as never published.
+        failed: days that its run could not publish, each with the reason.
     """
 
     version: int
@@ -99,6 +100,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     git_commit: str = ""
     git_dirty: bool | None = None
     withdrawn: frozenset[date] = frozenset()
+    failed: Mapping[date, str] = msgspec.field(default_factory=dict)
 
     @property
     def wrote(self) -> frozenset[date]:
@@ -380,6 +382,7 @@ class _Said(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     git_commit: str = ""
     git_dirty: bool | None = None
     withdrawn: list[str] = msgspec.field(default_factory=list)
+    not_published: dict[date, Any] = msgspec.field(default_factory=dict)
 
 
 class _Entry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -464,6 +467,7 @@ def _record(entry: _Entry, said: _Said) -> Record:
         git_commit=said.git_commit,
         git_dirty=said.git_dirty,
         withdrawn=_days(said.withdrawn),
+        failed={day: str(why) for day, why in said.not_published.items()},
     )
 
 
