@@ -11,7 +11,8 @@ from datetime import date
 
 from pyspark.sql import SparkSession
 
-from backfill_assets.footprints import Change, belongs, footprint
+from backfill_assets.asked import Asked
+from backfill_assets.footprints import Change, belongs, footprint, part_of
 from backfill_assets.layers import across_layers
 from backfill_assets.partitions import spelled
 from backfill_assets.planning import BackfillPlan
@@ -108,7 +109,7 @@ def _met_in_a_table(made: Collection[Mapping[str, Sequence[date]]]) -> bool:
 
 def changes(ledgers: Ledgers, name: str) -> dict[str, dict[date, Change]]:
     """What a backfill wrote, in every table that it wrote."""
-    found = {table: footprint(ledger, name) for table, ledger in ledgers.items()}
+    found = {table: footprint(ledger, part_of(name)) for table, ledger in ledgers.items()}
     return {table: days for table, days in found.items() if days}
 
 
@@ -185,6 +186,7 @@ def account(
     name: str,
     plan: BackfillPlan | None = None,
     again: BackfillPlan | None = None,
+    asked: Asked | None = None,
 ) -> Account:
     """Read what a backfill replaced and what it published, and compare.
 
@@ -194,6 +196,7 @@ def account(
         name: the backfill, as `footprints.belongs` takes it.
         plan: what it was launched by, if it was planned.
         again: the plan of the same days as of now.
+        asked: what Dagster was asked for, if it was not planned.
     """
     ledgers = read_ledgers(settings)
     reports = [
@@ -210,10 +213,12 @@ def account(
         for table, days in changes(ledgers, name).items()
     ]
     proof = certificate(ledgers, name)
-    problems = [*across_layers(reports), *proof.problems]
+    problems = [*across_layers(reports, ledgers), *proof.problems]
     if again:
         problems += unfinished(again, ledgers, name)
-    if not proof.codes and not again:
+    if asked:
+        problems += asked.not_published
+    if not proof.codes and not again and not (asked and asked.days):
         problems.append(f"no commit of {name} is in any table at {settings.warehouse}")
     planned = list(against_plan(plan, ledgers)) if plan else []
     return Account(name, reports, proof, planned, problems)

@@ -11,7 +11,15 @@ import logging
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
@@ -299,7 +307,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
                 f"configuration {then}, and this run has {now}. Nothing was written. Put back what "
                 "was deployed and launch the backfill again, or make a new plan."
             )
-        rewrite = run.tags.get(REWRITE_TAG, "").lower() == "true"
+        rewrite = window if run.tags.get(REWRITE_TAG, "").lower() == "true" else ()
         merge = _merges(run.tags)
         done = self.publish(obj, window, record, rewrite=rewrite, merge=merge)
         self._failed[run.run_id, obj.table.name] = {
@@ -384,7 +392,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         window: Window,
         record: Mapping[str, Any],
         *,
-        rewrite: bool = False,
+        rewrite: Container[date] = (),
         merge: bool = False,
     ) -> list[Done]:
         """Compute what is not published as it is, audit it, and commit what has changed.
@@ -398,7 +406,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             candidate: what the asset proposes.
             window: the run's days.
             record: what the commit is to say of the run.
-            rewrite: whether to compute and write all days, even if nothing has changed.
+            rewrite: days to compute and write even if nothing has changed.
             merge: whether to change rows by their natural key rather than replace the days, if
                 the table allows it. The outcome is the same: a day with rows that a merge would
                 leave behind fails.
@@ -504,7 +512,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         ledger: Ledger,
         plan: Plan,
         record: Mapping[str, Any],
-        rewrite: bool,
+        rewrite: Container[date],
     ) -> list[Done] | None:
         """Commit the days that passed; none if another commit of ours came first.
 
@@ -520,7 +528,9 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         verdicts = [audited.verdicts[day] for day in because]
         inputs = {source.table.name: source.ledger.version or 0 for source in plan.sources}
         passed = [verdict for verdict in verdicts if verdict.passed]
-        changed = {v.day for v in passed if rewrite or ledger.content(v.day) != v.measured.digest}
+        changed = {
+            v.day for v in passed if v.day in rewrite or ledger.content(v.day) != v.measured.digest
+        }
         version, remarks = None, Remarks()
         if passed:
             if audited.built.remarks:
@@ -702,7 +712,7 @@ def new_input(names: Sequence[str]) -> str:
 
 
 def _reasons(
-    ledger: Ledger, plan: Plan, code_version: str, config_digest: str, rewrite: bool
+    ledger: Ledger, plan: Plan, code_version: str, config_digest: str, rewrite: Container[date]
 ) -> dict[date, str]:
     """The days of a plan that are to be computed, each with why."""
     inputs = [source.ledger for source in plan.sources]
@@ -713,7 +723,7 @@ def _reasons(
             recipe,
             code_version,
             config_digest,
-            rewrite,
+            day in rewrite,
             inputs=inputs,
             news=plan.news.get(day, ""),
         )

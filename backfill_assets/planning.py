@@ -10,9 +10,7 @@ import enum
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
 from datetime import date, timedelta
-from functools import cached_property
 from statistics import linear_regression, mean
 from typing import Literal, NamedTuple
 
@@ -44,6 +42,7 @@ from backfill_assets.schemas import (
     config_digests,
 )
 from backfill_assets.settings import Settings
+from backfill_assets.supposed import Supposed
 
 #: Past runs that the expected duration is judged from.
 _PAST_RUNS = 100
@@ -406,11 +405,9 @@ def _outcomes(
             else:
                 fates[day] = _Fate(Expected.IDENTICAL)
         found[name] = fates
-        moving = frozenset(day for day, fate in fates.items() if fate.expected in _WORK)
-        unlike[name] -= moving
-        if moving:
-            kept = {field.name: getattr(ledger, field.name) for field in fields(ledger)}
-            supposed[name] = _Supposed(**kept, moving=moving)
+        if moving := {day for day, fate in fates.items() if fate.expected in _WORK}:
+            unlike[name] -= moving
+            supposed[name] = Supposed.of(ledger, moving)
     return found
 
 
@@ -424,7 +421,7 @@ def _may_change(
     """By day, the inputs that change what it is made of, if they change where they may."""
     found: dict[date, list[str]] = {day: [] for day in now}
     for input_, *_ in _INPUTS.get(name, ()):
-        if not isinstance(supposed[input_], _Supposed):
+        if not isinstance(supposed[input_], Supposed):
             continue
         then = made_of(name, {**ledgers, input_: supposed[input_]}, now, policy)
         for day in now:
@@ -437,24 +434,6 @@ def _made_by(ledger: Ledger, day: date, by: tuple[str, str]) -> bool:
     """Whether a day stands as this code and configuration published it."""
     record = ledger.latest.get(day) if ledger.stands(day) else None
     return record is not None and (record.code_version, record.made_under(day)) == by
-
-
-@dataclass(frozen=True)
-class _Supposed(Ledger):
-    """A ledger some of whose days may come to hold anything."""
-
-    moving: frozenset[date] = frozenset()
-
-    @property
-    def uncertain(self) -> frozenset[date]:
-        return self.moving
-
-    @cached_property
-    def published(self) -> frozenset[date]:
-        return super().published | self.moving
-
-    def content(self, day: date) -> str:
-        return "not known yet" if day in self.moving else super().content(day)
 
 
 def last_change(ledger: Ledger) -> int | None:

@@ -87,6 +87,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         withdrawn: days that it took back: they count as never published.
         because: why its days were computed: the days, as ranges, by reason; see `why`.
         merged: whether it changed rows of the days that it wrote, rather than replace all of them.
+        failed: days that its run could not publish, each with the reason.
     """
 
     version: int
@@ -109,6 +110,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     withdrawn: frozenset[date] = frozenset()
     because: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
     merged: bool = False
+    failed: Mapping[date, str] = msgspec.field(default_factory=dict)
 
     def why(self, day: date) -> str:
         """Why a day was computed; empty if nobody recorded it."""
@@ -586,6 +588,7 @@ class _Said(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     git_dirty: bool | None = None
     withdrawn: list[str] = msgspec.field(default_factory=list)
     because: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    not_published: dict[date, Any] = msgspec.field(default_factory=dict)
 
 
 class _Entry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -717,6 +720,7 @@ def _record(entry: _Entry, said: _Said) -> Record:
         withdrawn=_days(said.withdrawn),
         because=said.because,
         merged=entry.operation == "MERGE",
+        failed={day: str(why) for day, why in said.not_published.items()},
     )
 
 

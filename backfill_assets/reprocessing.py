@@ -76,16 +76,6 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
     held then.
     """
     raw, rejected = ledgers[RAW.name], ledgers[REJECTED.name]
-    follow: list[tuple[str, str, Callable[[Record], Iterable[date]]]] = [
-        (RAW.name, STAGED.name, _event_days(raw, policy)),
-        (RAW.name, LATE.name, _changed_days(raw)),
-        (RAW.name, LATENESS.name, _changed_log_days),
-        (REJECTED.name, LATENESS.name, _changed_days(rejected)),
-        (STAGED.name, FACT.name, _changed_days(ledgers[STAGED.name])),
-        (RAW.name, CURRENT.name, _current_days(raw, policy)),
-        (FACT.name, CORRECTIONS.name, _changed_days(ledgers[FACT.name])),
-        (CURRENT.name, CORRECTIONS.name, _changed_days(ledgers[CURRENT.name])),
-    ]
     possible: dict[str, Container[date]] = {
         LATENESS.name: raw.published & rejected.published,
         # They may have been taken back since.
@@ -97,7 +87,7 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
     }
     closed = final_days(ledgers, policy)
     found: dict[str, dict[date, dict[str, Record]]] = defaultdict(lambda: defaultdict(dict))
-    for source, table, days_of in follow:
+    for source, table, days_of in follows(ledgers, policy):
         needed = {day: record for record in ledgers[source].records for day in days_of(record)}
         due = policy.due(today) if table in BY_EVENT_DAY else policy.logged(today)
         for day, record in needed.items():
@@ -118,6 +108,23 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
     return backlog
 
 
+def follows(
+    ledgers: Ledgers, policy: Policy
+) -> list[tuple[str, str, Callable[[Record], Iterable[date]]]]:
+    """Which table follows which: the days of it that a commit of its input makes due."""
+    raw, rejected = ledgers[RAW.name], ledgers[REJECTED.name]
+    return [
+        (RAW.name, STAGED.name, _event_days(policy)),
+        (RAW.name, LATE.name, _changed_days(raw)),
+        (RAW.name, LATENESS.name, _changed_log_days),
+        (REJECTED.name, LATENESS.name, _changed_days(rejected)),
+        (STAGED.name, FACT.name, _changed_days(ledgers[STAGED.name])),
+        (RAW.name, CURRENT.name, _current_days(raw, policy)),
+        (FACT.name, CORRECTIONS.name, _changed_days(ledgers[FACT.name])),
+        (CURRENT.name, CORRECTIONS.name, _changed_days(ledgers[CURRENT.name])),
+    ]
+
+
 def _is_older(built: Record | None, source: Ledger, needed: Record) -> bool:
     """Whether a day was built before an input's commit, or from a table that was since replaced."""
     if built is None:
@@ -131,13 +138,15 @@ def _changed_days(source: Ledger) -> Callable[[Record], Iterable[date]]:
     return lambda record: source.changed[record.version]
 
 
-def _event_days(raw: Ledger, policy: Policy) -> Callable[[Record], Iterable[date]]:
+def _event_days(policy: Policy) -> Callable[[Record], Iterable[date]]:
     """The event days that a commit of the raw log makes due."""
 
     def event_days(record: Record) -> Iterable[date]:
         if policy.only_touched and "event_days" in record.said:
             return record.days_said("event_days")
-        return {d for day in record.days for d in policy.may_touch(day)} & raw.published
+        # What may not be built, as its own log day is not there, is for `backlog` to say.
+        changed = record.days.keys() | record.withdrawn
+        return {d for day in changed for d in policy.may_touch(day)}
 
     return event_days
 
@@ -220,7 +229,7 @@ def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], b
     raw, staged = ledgers[RAW.name], ledgers[STAGED.name]
     closed = closings(raw, policy)
     changes: dict[date, list[int]] = defaultdict(list)
-    event_days = _event_days(raw, policy)
+    event_days = _event_days(policy)
     for record in raw.records:
         for day in event_days(record):
             changes[day].append(record.version)

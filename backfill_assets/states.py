@@ -18,6 +18,7 @@ from backfill_assets.partitions import DAY, Window, windows
 from backfill_assets.records import Ledgers
 from backfill_assets.reprocessing import Arrivals, Backlog, closing, final_days
 from backfill_assets.schemas import CURRENT, FACT, RAW, REJECTED, STAGED
+from backfill_assets.withdrawn import built_of_withdrawn
 
 
 class State(enum.Enum):
@@ -28,6 +29,7 @@ class State(enum.Enum):
     UNRECORDED = "unrecorded"
     FOREIGN = "changed by another writer"
     OTHER_SETTINGS = "made under other settings"
+    INPUT_WITHDRAWN = "input taken back"
     INPUT_NEWER = "input newer than output"
     HELD = "replaced file waits"
     INPUT_MISSING = "input missing"
@@ -56,6 +58,9 @@ MEANING: Mapping[State, str] = {
     State.OTHER_SETTINGS: "published under other settings (or engine versions) than those of now; "
     "readers see the rows of then, and nothing is built upon them. Materialize these days, inputs "
     "first, or put the settings back",
+    State.INPUT_WITHDRAWN: "made of input that an undo has taken back since; readers see rows that "
+    "count as undone. Ask for that undo again: it goes on with what was made of it. Or load the "
+    "input again, then materialize these days",
     State.INPUT_NEWER: "published from older input than there is; the next scheduled run rebuilds "
     "them",
     State.HELD: "a landing file was replaced by one that lacks orders which were loaded from it; "
@@ -99,6 +104,11 @@ class Situation:
         return final_days(self.ledgers, self.policy)
 
     @cached_property
+    def withdrawn(self) -> Mapping[str, Collection[date]]:
+        """The days that were made of input which has been taken back since, by table."""
+        return built_of_withdrawn(self.ledgers, self.policy)
+
+    @cached_property
     def unloaded(self) -> set[date]:
         """Log days that have landed and should have been loaded by now."""
         return self._late(self.arrivals.load)
@@ -134,6 +144,8 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
             return State.FOREIGN
         if day in unlike:
             return State.OTHER_SETTINGS
+        if day in now.withdrawn[table]:
+            return State.INPUT_WITHDRAWN
         if day in behind:
             return State.INPUT_NEWER
         if table in (RAW.name, REJECTED.name) and day in now.arrivals.held:

@@ -7,7 +7,15 @@ run. Here is what it is compared with, and why it may differ.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from decimal import Decimal
@@ -245,7 +253,7 @@ class _Verifier(DeltaIOManager):
         window: Window,
         record: Mapping[str, Any],
         *,
-        rewrite: bool = False,
+        rewrite: Container[date] = (),
         merge: bool = False,
     ) -> list[Done]:
         """Compute and audit all days, compare them, and publish none."""

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from decimal import Decimal
+from typing import Any
 from uuid import uuid4
 
 import dagster as dg
@@ -59,7 +60,7 @@ def publish(
     run: str = "r1",
     due: int | None = None,
     recipe: str | None = None,
-    **how: bool,
+    **how: Any,
 ) -> list[Done]:
     record = {**RECORD, "run_id": run}
     proposed = candidate(frame, due=due, recipe=recipe)
@@ -358,7 +359,7 @@ def test_on_demand_everything_is_written_again(loaded, spark):
     frame = facts(spark, [(n, "a", n) for n in (1, 2, 3)])
     publish(loaded, frame, window(1, 3), recipe="one")
     files = set(loaded.log(FACT.name).file_uris())
-    done = publish(loaded, frame, window(1, 3), recipe="one", rewrite=True)
+    done = publish(loaded, frame, window(1, 3), recipe="one", rewrite=window(1, 3))
     assert outcomes(done) == ["written"] * 3
     assert not files & set(loaded.log(FACT.name).file_uris())
 

@@ -213,7 +213,7 @@ def test_a_record_comes_back_whole(url):
             "config_digest": "config",
             "inputs": {"stg_orders": 4},
             "audit": {"2024-01-01": told, "2024-01-03": {**told, "rows": 2}},
-            "not_published": {"2024-01-02": ["unique_key: 2 rows"]},
+            "not_published": {"2024-01-02": "unique_key: 2 rows"},
             "final": ["2024-01-01"],
             "said": said,
             "days": ["2024-01-01", "2024-01-03"],
@@ -234,6 +234,7 @@ def test_a_record_comes_back_whole(url):
         },
         final=days(1),
         said=said,
+        failed={day(2): "unique_key: 2 rows"},
     )
     assert found.days_said("event_days") == days((1, 3))
     assert found.days_said("log_days") == frozenset()

@@ -16,8 +16,11 @@ from backfill_assets.partitions import DAY
 from backfill_assets.records import Foreign, Ledger, Record, read_ledger
 from backfill_assets.reprocessing import Arrivals, Backlog, Behind, backlog
 from backfill_assets.schemas import (
+    CORRECTIONS,
     CURRENT,
     FACT,
+    LATE,
+    LATENESS,
     RAW,
     REJECTED,
     STAGED,
@@ -77,6 +80,20 @@ def appended(table: Table, *to: int) -> dict[str, Ledger]:
     record = found[table.name].records[-1]
     other = Foreign(record.version + 1, "WRITE", days(*to))
     return found | {table.name: ledger(table, record, foreign=[other])}
+
+
+def withdrawn(table: Table, *of: int) -> dict[str, Ledger]:
+    """Healthy tables; an undo has taken days of one back, and has not come to the others."""
+    found = healthy()
+    log = dict.fromkeys(("event_days", "log_days"), days(*of)) if table is RAW else {}
+    undo = msgspec.structs.replace(record(1, (), **log), withdrawn=days(*of))
+    return found | {table.name: without_rows(ledger(table, *found[table.name].records, undo))}
+
+
+def without_rows(found: Ledger) -> Ledger:
+    """The ledger, where days that were withdrawn have no files."""
+    rows = {day: rows for day, rows in found.measured.items() if day in found.latest}
+    return replace(found, measured=rows)
 
 
 def situation(
@@ -287,6 +304,32 @@ def test_an_undo_puts_days_back_as_the_settings_of_then_made_them():
     assert unlike(now, usual(FACT)) == {4: State.OTHER_SETTINGS}
 
 
+def test_what_is_made_of_what_was_taken_back():
+    """No table that was made of it is good, by way of others neither; and nothing else is bad."""
+    now = situation(withdrawn(RAW, 9))
+    assert not State.INPUT_WITHDRAWN.good
+    for table in (STAGED, FACT, CURRENT, LATE, LATENESS):
+        assert unlike(states(table, now), usual(table)) == {9: State.INPUT_WITHDRAWN}, table.name
+    assert states(RAW, now)[9] is State.MISSING
+    assert set(states(CORRECTIONS, now).values()) == {State.FRESH, State.INPUT_WITHDRAWN}
+    # Until it has been taken back as well, or was made of what is there now.
+    undone = now.ledgers[STAGED.name].records[-1]
+    undone = msgspec.structs.replace(
+        undone, version=1, days={}, inputs={RAW.name: 1}, withdrawn=days(9)
+    )
+    mended = without_rows(ledger(STAGED, *now.ledgers[STAGED.name].records, undone))
+    later = situation(now.ledgers | {STAGED.name: mended})
+    assert states(STAGED, later)[9] is State.MISSING
+    assert states(FACT, later)[9] is State.INPUT_WITHDRAWN
+
+
+def test_the_window_of_what_was_taken_back():
+    """Also where all days of the window are rebuilt: the days before have newer input."""
+    policy = replace(POLICY, only_touched=False)
+    found = states(STAGED, situation(withdrawn(RAW, 10), policy=policy))
+    assert [n for n, state in found.items() if not state.good] == [8, 9, 10]
+
+
 # --- which one applies ----------------------------------------------------------------------------
 
 #: In the order of precedence, for day 9 of the facts: what brings it about.
@@ -296,6 +339,7 @@ CAUSES: dict[State, dict[str, Any]] = {
     State.UNRECORDED: {"found": healthy() | {FACT.name: replace(healthy()[FACT.name], lost=[99])}},
     State.FOREIGN: {"found": appended(FACT, 9)},
     State.OTHER_SETTINGS: {"settings": "others"},
+    State.INPUT_WITHDRAWN: {"found": withdrawn(STAGED, 9)},
     State.INPUT_NEWER: {"behind": lacking(day(9), table=FACT)},
     State.INPUT_MISSING: {"absent": days(9)},
     State.OPEN: {},
@@ -424,6 +468,7 @@ def test_summary_counts_every_state():
         "unrecorded": 0,
         "changed by another writer": 0,
         "made under other settings": 0,
+        "input taken back": 0,
         "input newer than output": 0,
         "input missing": 0,
         "open": 0,

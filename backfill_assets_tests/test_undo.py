@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 
 from backfill_assets import jobs
-from backfill_assets.footprints import belongs, footprint
+from backfill_assets.footprints import belongs, footprint, part_of
 from backfill_assets.partitions import DAY, Window
 from backfill_assets.planning import Expected, Parameters
 from backfill_assets.provenance import Code
@@ -142,7 +142,7 @@ def test_a_first_load_is_taken_back(loaded):
 def test_what_vacuum_has_taken_cannot_come_back(loaded):
     loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
     loaded.run(2, tags={"dagster/backfill": "wrongone"})
-    (change,) = footprint(read_ledgers(loaded.settings)[STAGED.name], "wrongone").values()
+    (change,) = footprint(read_ledgers(loaded.settings)[STAGED.name], part_of("wrongone")).values()
     url = loaded.settings.table(STAGED.name)
     for path in data_files(url, STAGED, [day(2)], change.before)["path"].to_pylist():
         (loaded.warehouse / STAGED.name / path).unlink()
@@ -272,7 +272,7 @@ def test_random_histories_of_backfills_and_undos(engine, tmp_path, seed):
             mine = {
                 (table, d)
                 for table, ledger in read_ledgers(pipeline.settings).items()
-                for d in footprint(ledger, name)
+                for d in footprint(ledger, part_of(name))
             }
             result = pipeline.repository.get_job("undo").execute_in_process(
                 instance=pipeline.instance,
