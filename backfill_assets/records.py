@@ -674,8 +674,9 @@ def _day_of(file: Mapping[str, Any], partition: str) -> str | None:
 
     Delta asks of a removal no more than the path, in which the day is by custom.
     """
-    if values := file.get("partitionValues"):
-        return values.get(partition) or ""
+    values = file.get("partitionValues") or {}
+    if partition in values:
+        return values[partition] or ""
     found = re.search(rf"(?:^|/){re.escape(partition)}=(\d{{4}}-\d\d-\d\d)/", file["path"])
     return found[1] if found else None
 

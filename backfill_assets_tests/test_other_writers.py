@@ -162,6 +162,14 @@ def test_a_removal_that_does_not_name_its_partition(url, folder):
     assert read(url).content(day(2)) == "digest 2"
 
 
+def test_a_removal_from_under_another_partitioning(url):
+    """As when somebody replaces the table by one that is partitioned otherwise, and back."""
+    ours(url, file(1), of=(1,), since=None)
+    removal = {"path": "log_date=2024-01-05/x.parquet", "dataChange": True}
+    theirs(url, {"remove": {**removal, "partitionValues": {"log_date": "2024-01-05"}}})
+    assert read(url).foreign == [Foreign(2, "WRITE", frozenset(), anywhere=True)]
+
+
 def test_a_removal_from_anywhere_where_rows_are_not_counted(url):
     ours(url, file(1, rows=None, folder=False), file(2), of=(1, 2), since=None)
     assert read(url).stands(day(1)) is not None
