@@ -27,15 +27,19 @@ from backfill_assets.provenance import running_code
 from backfill_assets.recipes import landed, made_of
 from backfill_assets.records import Ledgers, read_ledger, read_ledgers
 from backfill_assets.reprocessing import (
+    BY_EVENT_DAY,
+    BY_LOG_DAY,
+    Backlog,
     Bridge,
     Request,
     arrivals,
     backlog,
+    final_days,
     handful,
     load_requests,
     rebuild_requests,
 )
-from backfill_assets.schemas import FACT, LATENESS, RAW, REJECTED, STAGED, TABLES
+from backfill_assets.schemas import LATENESS, RAW, REJECTED, TABLES
 from backfill_assets.settings import PREFIX, Settings
 
 #: The tag of a run of a wave: `load` or `rebuild`. The queue lets one load go at a time.
@@ -94,8 +98,8 @@ class Night:
         behind = backlog(ledgers, self.policy, today)
         if not any(behind.open.values()):
             return []
-        bridge = _bridge(ledgers, self.policy, self._by)
-        return rebuild_requests(behind, self.settings.partitions_per_run, busy, bridge)
+        may = bridge(ledgers, behind, self.policy, self._by)
+        return rebuild_requests(behind, self.settings.partitions_per_run, busy, may)
 
     def wave(
         self, today: date, busy: Mapping[str, Collection[str]], fresh: Fresh
@@ -115,29 +119,42 @@ class Night:
         return REBUILD, handful(fresh(self.rebuilds(today, busy)))
 
 
-def _bridge(ledgers: Ledgers, policy: Policy, by: tuple[str, str]) -> Bridge:
-    """Tells the days that a run over a range leaves as they are, or may compute anew.
+def bridge(ledgers: Ledgers, behind: Backlog, policy: Policy, by: tuple[str, str]) -> Bridge:
+    """Tells the days that a run may take in although nothing asks for them.
 
-    Those that are made of what they would be made of now, under these settings. Of staging and
-    facts also by this code: a scheduled run must not compute a day that is final.
+    Those that are published, from these settings, with nothing new in their inputs: to compute them
+    anew changes no row, and where nothing at all has changed they are not even computed. A final
+    day only if it would not be computed: no scheduled run may write it.
+
+    Args:
+        ledgers: those of all tables.
+        behind: the days that are behind.
+        policy: the late-data policy.
+        by: code and configuration of the runs.
     """
-    code, config = by
+    closed = final_days(ledgers, policy)
 
     @cache
-    def same(table: str) -> set[date]:
-        ledger = ledgers[table]
-        recipes = made_of(table, ledgers, ledger.latest, policy)
-        if table in (STAGED.name, FACT.name):
-            return same_days(ledger, recipes, code, config)
-        stands = {day: ledger.stands(day) for day in recipes}
-        return {
-            day
-            for day, published in stands.items()
-            if published and published.made_of == recipes[day]
-            if ledger.latest[day].config_digest == config
-        }
+    def there(table: str) -> frozenset[date]:
+        """The days on which the table and what it is made of are published."""
+        chain = next(chain for chain in (BY_LOG_DAY, BY_EVENT_DAY) if table in chain)
+        before = chain[: chain.index(table)] if chain is BY_EVENT_DAY else (REJECTED.name,)
+        return frozenset.intersection(
+            *(ledgers[name].published for name in (RAW.name, *before, table))
+        ) - behind.days(table)
 
-    return lambda table, day: day in same(table)
+    @cache
+    def frozen(table: str) -> set[date]:
+        days = closed.get(table, set())
+        return days - same_days(ledgers[table], made_of(table, ledgers, days, policy), *by)
+
+    def may(table: str, day: date) -> bool:
+        if day not in there(table) or day in frozen(table):
+            return False
+        ledger = ledgers[table]
+        return ledger.stands(day) is not None and ledger.latest[day].config_digest == by[1]
+
+    return may
 
 
 def assets_of(request: Request) -> list[str]:
