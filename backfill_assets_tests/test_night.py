@@ -91,7 +91,7 @@ def test_the_night_of_a_moment(hour, expected):
 def test_days_that_a_run_may_take_in():
     """Published ones with nothing new; a final one only if it would not be computed."""
     policy = replace(POLICY, end=day(9), window_days=1)
-    raw = ledger(RAW, loaded(0, days((1, 5))))
+    raw = ledger(RAW, loaded(0, days((1, 3))))
     staged = ledger(
         STAGED,
         record(0, days((1, 3)), inputs={RAW.name: 0}, final=days((1, 2))),
