@@ -21,7 +21,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field, replace
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, timezone
 from typing import Any
 
 import dagster as dg
@@ -45,7 +45,7 @@ from backfill_assets.audit import (
 )
 from backfill_assets.checks import day_metadata, evaluations
 from backfill_assets.commits import PublishError, Writer
-from backfill_assets.partitions import DAY, Window, days_of_run, one_window, spelled
+from backfill_assets.partitions import Days, Window, days_of_run, one_window, spelled
 from backfill_assets.records import (
     Ledger,
     launched_by,
@@ -485,12 +485,12 @@ class DeltaIOManager(dg.ConfigurableIOManager):
     def _audited(
         self, table: Table, plan: Plan, wanted: Mapping[date, str], ledger: Ledger, merge: bool
     ) -> _Audited:
-        """The days computed and judged; those between them that are not wanted are left out."""
-        hull = Window(min(wanted), max(wanted) + DAY)
-        built = plan.build(hull)
+        """The days computed and judged; those between them are not."""
+        days = Days.of(wanted)
+        built = plan.build(days)
         frame = table.conform(built.frame)
         found = measure(frame, table)
-        refuse_strays(found, table, hull, built.books)
+        refuse_strays(found, table, days, built.books)
         books = dict(built.books)
         if merge and ledger.version is not None:
             left = self._writer(table).leftover(frame, list(wanted), ledger.version)
@@ -501,7 +501,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
                     "merge would leave them; launch the day without merge"
                 )
                 books[day] = replace(book, problems=[*book.problems, said])
-        verdicts = judge(table, hull, found, books, _trailing(ledger, hull))
+        verdicts = judge(table, days, found, books, _trailing(ledger, days))
         return _Audited(built, frame, wanted, {v.day: v for v in verdicts}, merge)
 
     def _publish(
@@ -657,9 +657,9 @@ class _Audited:
 
 
 def _trailing(ledger: Ledger, window: Window) -> dict[date, Measured]:
-    """The days before the window in numbers, from the statistics in the table's log."""
-    days = Window(window.start - timedelta(days=TRAILING_DAYS), window.start)
-    return {day: ledger.measured[day] for day in days if day in ledger.measured}
+    """The days before those of the window in numbers, from the statistics in the table's log."""
+    before = set(window.widened(before=TRAILING_DAYS)) - set(window)
+    return {day: ledger.measured[day] for day in before if day in ledger.measured}
 
 
 def why(

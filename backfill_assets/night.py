@@ -27,10 +27,14 @@ from backfill_assets.provenance import running_code
 from backfill_assets.recipes import made_of
 from backfill_assets.records import Ledger, Ledgers, read_ledger, read_ledgers
 from backfill_assets.reprocessing import (
+    BY_EVENT_DAY,
+    BY_LOG_DAY,
+    Backlog,
     Bridge,
     Request,
     arrivals,
     backlog,
+    final_days,
     handful,
     load_requests,
     manifests,
@@ -38,11 +42,9 @@ from backfill_assets.reprocessing import (
     targets,
 )
 from backfill_assets.schemas import (
-    FACT,
     LATENESS,
     RAW,
     REJECTED,
-    STAGED,
     TABLES,
     config_digests,
 )
@@ -109,8 +111,8 @@ class Night:
         behind = backlog(ledgers, self.policy, today)
         if not any(behind.open.values()):
             return []
-        bridge = _bridge(ledgers, self.policy, self._code, self._configs)
-        return rebuild_requests(behind, self.settings.partitions_per_run, busy, bridge)
+        may = bridge(ledgers, behind, self.policy, self._code, self._configs)
+        return rebuild_requests(behind, self.settings.partitions_per_run, busy, may)
 
     def wave(
         self, today: date, busy: Mapping[str, Collection[str]], fresh: Fresh
@@ -132,33 +134,52 @@ class Night:
 
 def _same(ledger: Ledger, recipes: Mapping[date, str], code: str, config: str) -> set[date]:
     """The days that are published as this code and these settings would make them now."""
-    return {
-        day for day, recipe in recipes.items() if why(ledger, day, recipe, code, config) is None
-    }
+    by = (code, config)
+    return {day for day, recipe in recipes.items() if why(ledger, day, recipe, *by) is None}
 
 
-def _bridge(ledgers: Ledgers, policy: Policy, code: str, configs: Mapping[str, str]) -> Bridge:
-    """Tells the days that a run over a range leaves as they are, or may compute anew.
+def bridge(
+    ledgers: Ledgers, behind: Backlog, policy: Policy, code: str, configs: Mapping[str, str]
+) -> Bridge:
+    """Tells the days that a run may take in although nothing asks for them.
 
-    Those that are made of what they would be made of now, under these settings. Of staging and
-    facts also by this code: a scheduled run must not compute a day that is final.
+    Those that are published, from these settings, with nothing new in their inputs: to compute them
+    anew changes no row, and where nothing at all has changed they are not even computed. A final
+    day only if it would not be computed: no scheduled run may write it.
+
+    Args:
+        ledgers: those of all tables.
+        behind: the days that are behind.
+        policy: the late-data policy.
+        code: of the runs.
+        configs: by table, the digest of the settings that decide it.
     """
+    closed = final_days(ledgers, policy)
 
     @cache
-    def same(table: str) -> set[date]:
-        ledger = ledgers[table]
-        recipes = made_of(table, ledgers, ledger.latest, policy)
-        if table in (STAGED.name, FACT.name):
-            return _same(ledger, recipes, code, configs[table])
-        stands = {day: ledger.stands(day) for day in recipes}
-        return {
-            day
-            for day, published in stands.items()
-            if published and published.made_of == recipes[day]
-            if ledger.latest[day].made_under(day) == configs[table]
-        }
+    def there(table: str) -> frozenset[date]:
+        """The days on which the table and what it is made of are published."""
+        chain = next(chain for chain in (BY_LOG_DAY, BY_EVENT_DAY) if table in chain)
+        before = chain[: chain.index(table)] if chain is BY_EVENT_DAY else (REJECTED.name,)
+        return frozenset.intersection(
+            *(ledgers[name].published for name in (RAW.name, *before, table))
+        ) - behind.days(table)
 
-    return lambda table, day: day in same(table)
+    @cache
+    def frozen(table: str) -> set[date]:
+        days = closed.get(table, set())
+        recipes = made_of(table, ledgers, days, policy)
+        return days - _same(ledgers[table], recipes, code, configs[table])
+
+    def may(table: str, day: date) -> bool:
+        if day not in there(table) or day in frozen(table):
+            return False
+        ledger = ledgers[table]
+        return (
+            ledger.stands(day) is not None and ledger.latest[day].made_under(day) == configs[table]
+        )
+
+    return may
 
 
 def assets_of(request: Request) -> list[str]:

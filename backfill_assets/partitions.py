@@ -70,6 +70,48 @@ class Window:
         return f"{quoted} >= DATE'{self.start}' AND {quoted} < DATE'{self.end}'"
 
 
+@dataclass(frozen=True)
+class Days(Window):
+    """Some days, with gaps between them, where a `Window` is expected.
+
+    Attributes:
+        start: the first day.
+        end: the day after the last one.
+        parts: the windows that hold exactly these days, in ascending order.
+    """
+
+    parts: tuple[Window, ...]
+
+    @classmethod
+    def of(cls, days: Iterable[date]) -> Window:
+        """The days; a plain window if there is no gap between them."""
+        parts = windows(days)
+        if len(parts) == 1:
+            return parts[0]
+        return cls(parts[0].start, parts[-1].end, tuple(parts))
+
+    def __iter__(self) -> Iterator[date]:
+        return (day for part in self.parts for day in part)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __contains__(self, day: object) -> bool:
+        return any(day in part for part in self.parts)
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.parts))
+
+    def widened(self, *, before: int = 0, after: int = 0) -> Window:
+        """The days of all parts, each widened."""
+        parts = (part.widened(before=before, after=after) for part in self.parts)
+        return Days.of(day for part in parts for day in part)
+
+    def predicate(self, column: str, *, of: str = "") -> str:
+        """The SQL condition on a DATE column for exactly these days."""
+        return f"({any_of(self.parts, column, of=of)})"
+
+
 def windows(days: Iterable[date]) -> list[Window]:
     """The fewest windows that hold exactly these days, in ascending order."""
     found: list[Window] = []

@@ -8,22 +8,27 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 
 import dagster as dg
+import msgspec
 import pytest
 from dagster._core.storage.dagster_run import DagsterRunStatus
 from dagster._core.test_utils import create_run_for_test
 
 from backfill_assets.cli import main
-from backfill_assets.night import LOAD, REBUILD, Night, busy, run_night, waves_under_way
+from backfill_assets.night import LOAD, REBUILD, Night, bridge, busy, run_night, waves_under_way
+from backfill_assets.recipes import made_of
 from backfill_assets.records import read_ledgers
-from backfill_assets.reprocessing import HANDFUL
-from backfill_assets.schemas import CURRENT, FACT, STAGED, TABLES
+from backfill_assets.reprocessing import HANDFUL, Backlog, Behind
+from backfill_assets.schemas import CURRENT, FACT, RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets_tests import conftest
 from backfill_assets_tests.pipeline import Pipeline, day, order
+from backfill_assets_tests.test_records import days, ledger, ledgers, record
+from backfill_assets_tests.test_reprocessing import POLICY, loaded
 
 
 def assets(command: str) -> list[str]:
@@ -78,6 +83,39 @@ def test_the_night_of_a_moment(hour, expected):
     night = Night(load_settings(timezone="Europe/Berlin", nightly_at="02:30"))
     moment = datetime(2024, 1, 5, hour, tzinfo=timezone.utc)  # an hour earlier than in Berlin
     assert str(night.of(moment)) == expected
+
+
+# --- which days a run may take in ---------------------------------------------------------------
+
+
+def test_days_that_a_run_may_take_in():
+    """Published ones with nothing new; a final one only if it would not be computed."""
+    policy = replace(POLICY, end=day(9), window_days=1)
+    raw = ledger(RAW, loaded(0, days((1, 3))))
+    staged = ledger(
+        STAGED,
+        record(0, days((1, 3)), inputs={RAW.name: 0}, final=days((1, 2))),
+    )
+    found = ledgers(raw, staged)
+    recipes = made_of(STAGED.name, found, days((1, 3)), policy)
+    (old,) = staged.records
+    made = {d: msgspec.structs.replace(p, made_of=recipes[d]) for d, p in old.days.items()}
+
+    def may(code: str, config: str, behind: set = frozenset(), **changed) -> set[int]:
+        again = msgspec.structs.replace(old, days={**made, **changed.get("made", {})})
+        now = ledgers(raw, ledger(STAGED, again))
+        waiting = Backlog({STAGED.name: dict.fromkeys(behind, Behind({}))})
+        ask = bridge(now, waiting, policy, code, dict.fromkeys(TABLES, config))
+        return {n for n in range(1, 8) if ask(STAGED.name, day(n))}
+
+    by = (old.code_version, old.config_digest)
+    assert may(*by) == {1, 2, 3}
+    assert may(*by, behind=days(2)) == {1, 3}
+    assert may("other code", by[1]) == {3}, "final days would be computed by it"
+    assert may(by[0], "other settings") == set()
+    # Made of something else though not behind: lines that touch other days of its window.
+    odd = {d: msgspec.structs.replace(p, made_of="x") for d, p in made.items() if d != day(1)}
+    assert may(*by, made=odd) == {1, 3}
 
 
 # --- the command ----------------------------------------------------------------------------------
