@@ -15,7 +15,7 @@ from backfill_assets.provenance import Code
 from backfill_assets.records import read_ledgers
 from backfill_assets.schemas import FACT, RAW, STAGED, TABLES, config_digests
 from backfill_assets.settings import load_settings
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
+from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, order
 from backfill_assets_tests.test_records import days, ledger, ledgers, record
 from backfill_assets_tests.test_undo import undo
 
@@ -109,6 +109,23 @@ def test_stages_one_after_another(pipeline):
     found = jobs.give_account(pipeline.settings, graph(pipeline), pipeline.instance, spark, plan.id)
     assert found.problems == []
     assert {report.table.name for report in found.reports} == set(LAYERS)
+
+
+def test_the_account_of_what_was_not_planned(pipeline):
+    """All of it is there and adds up, in all tables; a day that failed is not there."""
+    spark = pipeline.io_manager.engine.spark_session
+    given = pipeline.settings, graph(pipeline), pipeline.instance, spark
+    pipeline.run(1, 3, EVERYTHING, tags={"dagster/backfill": "goodgood"})
+    assert jobs.give_account(*given, "goodgood").problems == []
+    pipeline.folder(2).joinpath("part-1.jsonl.gz").write_bytes(b"broken")
+    pipeline.land(3, [order("x3", 3)], "part-1.jsonl")
+    run = pipeline.run(2, 3, EVERYTHING, tags={"dagster/backfill": "badbadba"}, fails=True)
+    for name in ("badbadba", run.run_id[:8]):
+        said = jobs.give_account(*given, name).problems
+        (failed,) = [text for text in said if text.startswith("raw_orders [2024-01-02]")]
+        assert "was asked for and not published" in failed
+        assert "part-1.jsonl.gz" in failed
+        assert not [text for text in said if "has" in text and "but" in text]
 
 
 def test_a_failing_pilot_leaves_the_rest_unlaunched(pipeline):
