@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install jars sample demo ui test torture check bench drill clean
+.PHONY: help install jars sample demo ui test torture check bench drill soak clean
 
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
@@ -77,6 +77,10 @@ bench: $(VENV)/.installed-dev ## measure: ours against a hand-written PySpark jo
 drill: $(VENV)/.installed-dev ## break things on purpose, find and mend them: all drills, or ARGS=doubled
 	@$(BIN)/backfill-assets jars
 	@$(BIN)/python -m backfill_assets_tests.drills $(ARGS)
+
+soak: $(VENV)/.installed-dev ## a deployment lives through weeks of arrivals, with kills: ARGS='--days 60'
+	@$(BIN)/backfill-assets jars
+	@$(BIN)/python -m backfill_assets_tests.soak $(ARGS)
 
 clean: ## remove the environment, the sample data, its tables and the Dagster instance
 	rm -rf $(VENV) data .dagster build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

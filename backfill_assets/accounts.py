@@ -5,13 +5,14 @@ From the tables' logs; the comparison of the rows themselves is `reconciliation`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 
 from pyspark.sql import SparkSession
 
-from backfill_assets.footprints import Change, belongs, footprint
+from backfill_assets.asked import Asked
+from backfill_assets.footprints import Change, belongs, footprint, part_of
 from backfill_assets.layers import across_layers
 from backfill_assets.partitions import spelled
 from backfill_assets.planning import BackfillPlan
@@ -30,12 +31,12 @@ class Certificate:
     Attributes:
         codes: the code versions, with the days of each table.
         commits: the same with what git knows of them, in words.
-        configurations: the digests.
+        configurations: the digests of what decides the rows, by table.
     """
 
     codes: Mapping[str, Mapping[str, Sequence[date]]]
     commits: frozenset[str]
-    configurations: frozenset[str]
+    configurations: Mapping[str, Sequence[str]]
 
     @property
     def problems(self) -> list[str]:
@@ -48,11 +49,11 @@ class Certificate:
                 for code, tables in self.codes.items()
             )
             found.append(f"its days carry {len(self.codes)} code versions: {said}")
-        if len(self.configurations) > 1:
-            found.append(
-                f"its days carry {len(self.configurations)} configurations: "
-                f"{', '.join(sorted(self.configurations))}"
-            )
+        found += [
+            f"its days of {name} carry {len(digests)} configurations: {', '.join(digests)}"
+            for name, digests in self.configurations.items()
+            if len(digests) > 1
+        ]
         return found
 
 
@@ -64,19 +65,24 @@ def certificate(ledgers: Ledgers, name: str) -> Certificate:
         name: as `footprints.belongs` takes it.
     """
     codes: dict[str, dict[str, list[date]]] = {}
-    commits, configurations = set(), set()
+    commits = set()
+    configurations: dict[str, set[str]] = {}
     for table, ledger in ledgers.items():
         for record in ledger.records:
             if belongs(record, name):
                 days = codes.setdefault(record.code_version, {}).setdefault(table, [])
                 days += record.days
                 commits.add(str(Code(record.code_version, record.git_commit, record.git_dirty)))
-                configurations.add(record.config_digest)
-    return Certificate(codes, frozenset(commits), frozenset(configurations))
+                configurations.setdefault(table, set()).add(record.config_digest)
+    by_table = {table: sorted(digests) for table, digests in configurations.items()}
+    return Certificate(codes, frozenset(commits), by_table)
 
 
 def mixed_backfills(ledgers: Ledgers) -> list[str]:
-    """The backfills that several codes or configurations had a part in, as far as they stand."""
+    """The backfills that several codes or configurations had a part in, as far as they stand.
+
+    Each table has a configuration of its own, that of the settings which decide its rows.
+    """
     makers: dict[str, dict[tuple[str, str], dict[str, list[date]]]] = {}
     for name, ledger in ledgers.items():
         for day, record in ledger.latest.items():
@@ -92,13 +98,18 @@ def mixed_backfills(ledgers: Ledgers) -> list[str]:
             for (code, digest), tables in of.items()
         )
         for backfill, of in sorted(makers.items())
-        if len(of) > 1
+        if len({code for code, _ in of}) > 1 or _met_in_a_table(of.values())
     ]
+
+
+def _met_in_a_table(made: Collection[Mapping[str, Sequence[date]]]) -> bool:
+    """Whether two had a part in one table."""
+    return len({name for tables in made for name in tables}) < sum(map(len, made))
 
 
 def changes(ledgers: Ledgers, name: str) -> dict[str, dict[date, Change]]:
     """What a backfill wrote, in every table that it wrote."""
-    found = {table: footprint(ledger, name) for table, ledger in ledgers.items()}
+    found = {table: footprint(ledger, part_of(name)) for table, ledger in ledgers.items()}
     return {table: days for table, days in found.items() if days}
 
 
@@ -175,6 +186,7 @@ def account(
     name: str,
     plan: BackfillPlan | None = None,
     again: BackfillPlan | None = None,
+    asked: Asked | None = None,
 ) -> Account:
     """Read what a backfill replaced and what it published, and compare.
 
@@ -184,6 +196,7 @@ def account(
         name: the backfill, as `footprints.belongs` takes it.
         plan: what it was launched by, if it was planned.
         again: the plan of the same days as of now.
+        asked: what Dagster was asked for, if it was not planned.
     """
     ledgers = read_ledgers(settings)
     reports = [
@@ -200,10 +213,12 @@ def account(
         for table, days in changes(ledgers, name).items()
     ]
     proof = certificate(ledgers, name)
-    problems = [*across_layers(reports), *proof.problems]
+    problems = [*across_layers(reports, ledgers), *proof.problems]
     if again:
         problems += unfinished(again, ledgers, name)
-    if not proof.codes and not again:
+    if asked:
+        problems += asked.not_published
+    if not proof.codes and not again and not (asked and asked.days):
         problems.append(f"no commit of {name} is in any table at {settings.warehouse}")
     planned = list(against_plan(plan, ledgers)) if plan else []
     return Account(name, reports, proof, planned, problems)
@@ -215,6 +230,6 @@ def in_lines(found: Account) -> Iterator[tuple[str, str]]:
         yield f"planned for {table}", f"{expected}: {came}"
     for code in sorted(found.certificate.commits):
         yield "made by code", code
-    for digest in found.certificate.configurations:
-        yield "configuration", digest
+    for name, digests in found.certificate.configurations.items():
+        yield "configuration", f"{name}: {', '.join(digests)}"
     yield "verdict", "; ".join(found.problems) or "all of it is there, and adds up"

@@ -8,15 +8,13 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import date, datetime, timezone
 from typing import Any
 
 import dagster as dg
 from dagster import AssetKey
 from dagster._core.definitions.asset_checks.asset_check_spec import AssetCheckKey
-from dagster._core.execution.backfill import BulkActionStatus
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
-from dagster._core.storage.dagster_run import FINISHED_STATUSES
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 
 from backfill_assets import alerts
@@ -28,16 +26,21 @@ from backfill_assets.incidents import incidents
 from backfill_assets.io_manager import latest_materializations
 from backfill_assets.lateness import Policy
 from backfill_assets.listing import list_landing
-from backfill_assets.partitions import DAY, Window, daily_partitions, windows
-from backfill_assets.records import read_ledger, read_ledgers
-from backfill_assets.reprocessing import (
-    Request,
-    arrivals,
-    backlog,
-    load_requests,
-    rebuild_requests,
+from backfill_assets.night import (
+    LOAD,
+    REBUILD,
+    WAVE_TAG,
+    Night,
+    assets_of,
+    busy,
+    not_launched,
+    waves_under_way,
 )
-from backfill_assets.schemas import FACT, LATENESS, RAW, REJECTED, TABLES
+from backfill_assets.partitions import DAY, Window, daily_partitions, windows
+from backfill_assets.records import read_ledgers
+from backfill_assets.reprocessing import Request, arrivals, backlog, handful
+from backfill_assets.retries import launch_lost_retries
+from backfill_assets.schemas import FACT, RAW, REJECTED, TABLES, config_digests
 from backfill_assets.settings import Settings
 from backfill_assets.states import (
     Situation,
@@ -50,8 +53,6 @@ from backfill_assets.states import (
 
 Clock = Callable[[], datetime]
 
-#: The page is made anew with the figures that it shows.
-_WITH = {LATENESS.name: (DASHBOARD,)}
 _DAYS, _FINAL_DAYS, _ONE_CODE = "days", "final_days", "one_code"
 
 
@@ -85,6 +86,7 @@ def build(settings: Settings, clock: Clock | None = None) -> Automation:
             _landed_files(job, look),
             _touched_days(job, look),
             _watch_days(look),
+            _lost_retries(),
             alerts.build(settings, look.incidents),
         ],
         [_day_checks(look)],
@@ -117,27 +119,12 @@ class _Look:
         self.settings = settings
         self.policy = Policy.of(settings)
         self.clock = clock
+        self.night = Night(settings)
 
     @property
     def today(self) -> date:
         """The business day."""
         return self.clock().astimezone(self.settings.zone).date()
-
-    def loads(self, today: date) -> list[Request]:
-        """The runs that load what has landed."""
-        raw, rejected = (
-            read_ledger(self.settings.table(table.name), table) for table in (RAW, REJECTED)
-        )
-        landed = list_landing(self.settings.landing)
-        found = arrivals(raw, landed, self.policy, today, rejected)
-        return load_requests(found, self.settings.partitions_per_run)
-
-    def rebuilds(self, today: date, instance: dg.DagsterInstance) -> list[Request]:
-        """The runs that bring open days up to date."""
-        # First, so that what ends meanwhile is waited for once more rather than asked for twice.
-        under_way = busy(instance)
-        behind = backlog(read_ledgers(self.settings), self.policy, today)
-        return rebuild_requests(behind, self.settings.partitions_per_run, under_way)
 
     def situation(self, instance: dg.DagsterInstance) -> Situation:
         """All that the states of the days follow from."""
@@ -152,6 +139,7 @@ class _Look:
             ),
             failed={name: self.failed(name, instance) for name in TABLES},
             policy=self.policy,
+            config_digests=config_digests(self.settings),
             today=now.date(),
             in_time=now.strftime("%H:%M") < self.settings.deadline,
         )
@@ -179,39 +167,23 @@ class _Look:
         return incidents(self.situation(context.instance))
 
 
-def busy(instance: dg.DagsterInstance) -> dict[str, frozenset[str]]:
-    """What waits for the runs and backfills that are under way: tables, by the id of each."""
-    unfinished = [status for status in dg.DagsterRunStatus if status not in FINISHED_STATUSES]
-    found = {
-        run.run_id: _names(run.asset_selection)
-        for run in instance.get_runs(dg.RunsFilter(statuses=unfinished))
-    }
-    for status in (BulkActionStatus.REQUESTED, BulkActionStatus.CANCELING):
-        for backfill in instance.get_backfills(status=status):
-            # All that follows: until it has ended, its next run may change the inputs again.
-            found[backfill.backfill_id] = frozenset(TABLES)
-    return found
-
-
-def _names(selection: Collection[AssetKey] | None) -> frozenset[str]:
-    """The selected assets; without a selection, all."""
-    if selection is None:
-        return frozenset(TABLES)
-    return frozenset(key.to_user_string() for key in selection)
-
-
-def _run_request(request: Request, *, prefix: str = "") -> dg.RunRequest:
-    names = [*request.tables, *(page for name in request.tables for page in _WITH.get(name, ()))]
+def _run_request(request: Request, kind: str, night: date) -> dg.RunRequest:
     return dg.RunRequest(
-        run_key=prefix + request.key,
-        asset_selection=[AssetKey(name) for name in names],
+        run_key=_run_key(request, night),
+        asset_selection=[AssetKey(name) for name in assets_of(request)],
         tags={
             "dagster/asset_partition_range_start": str(request.window.start),
             "dagster/asset_partition_range_end": str(request.window.end - DAY),
             # Ahead of backfills in the queue, which have none.
             "dagster/priority": "1",
+            WAVE_TAG: kind,
         },
     )
+
+
+def _run_key(request: Request, night: date) -> str:
+    """A key is used once: what failed is tried once more each night, or when its input moves."""
+    return f"{night}:{request.key}"
 
 
 def _nightly(job: Any, look: _Look) -> dg.ScheduleDefinition:
@@ -223,15 +195,17 @@ def _nightly(job: Any, look: _Look) -> dg.ScheduleDefinition:
         cron_schedule=f"{int(minute)} {int(hour)} * * *",
         execution_timezone=look.settings.timezone,
         default_status=dg.DefaultScheduleStatus.RUNNING,
-        description="Loads what has landed since, also for days on which nothing ran, and retries "
-        "open days that are behind. The sensor touched_days then rebuilds what the new lines "
-        "change.",
+        description="Loads what has landed since, also for days on which nothing ran; if there is "
+        "nothing, retries open days that are behind. The sensor touched_days then rebuilds what "
+        "the new lines change.",
     )
     def nightly(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
         today = context.scheduled_execution_time.astimezone(look.settings.zone).date()
-        requests = [*look.loads(today), *look.rebuilds(today, context.instance)]
-        # The day is part of the key: what failed last night is tried once more tonight.
-        yield from (_run_request(request, prefix=f"{today}:") for request in requests)
+        kind, requests = look.night.wave(today, busy(context.instance), list)
+        if kind == REBUILD and waves_under_way(context.instance):
+            yield dg.SkipReason("the wave before is under way; the sensor touched_days goes on")
+            return
+        yield from (_run_request(request, kind, today) for request in requests)
         if not requests:
             yield dg.SkipReason(f"as of {today} all that has landed is loaded, and all is built")
 
@@ -248,11 +222,11 @@ def _landed_files(job: Any, look: _Look) -> dg.SensorDefinition:
         "when files are added to it. Off by default: the nightly schedule does the same.",
     )
     def landed_files(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        today = look.today
-        requests = look.loads(today)
-        keys = _digest([str(today), *(request.key for request in requests)])
+        if running := waves_under_way(context.instance, [LOAD]):
+            return dg.SkipReason(f"{len(running)} load(s) before are under way")
+        requests = look.night.loads(look.today)
         rest = "nothing has landed that is not loaded or being loaded"
-        return _ask_once(context, requests, keys, rest)
+        return _ask_once(context, look, LOAD, requests, rest)
 
     return landed_files
 
@@ -267,22 +241,51 @@ def _touched_days(job: Any, look: _Look) -> dg.SensorDefinition:
         "them, rebuilds the open days that they change. Never a day whose window has closed.",
     )
     def touched_days(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        requests = look.rebuilds(look.today, context.instance)
-        keys = _digest([request.key for request in requests])
+        # What is under way comes first: what ends meanwhile is waited for once more rather than
+        # asked for twice.
+        under_way = busy(context.instance)
+        if running := waves_under_way(context.instance):
+            return dg.SkipReason(f"{len(running)} run(s) of the wave before are under way")
+        requests = look.night.rebuilds(look.today, under_way)
         rest = "every open day is up to date or being brought up to date"
-        return _ask_once(context, requests, keys, rest)
+        return _ask_once(context, look, REBUILD, requests, rest)
 
     return touched_days
 
 
 def _ask_once(
-    context: dg.SensorEvaluationContext, requests: Sequence[Request], keys: str, rest: str
+    context: dg.SensorEvaluationContext,
+    look: _Look,
+    kind: str,
+    requests: Sequence[Request],
+    rest: str,
 ) -> dg.SensorResult | dg.SkipReason:
-    """The runs to ask for, unless they are those of the tick before, as the cursor tells."""
-    if not requests or context.cursor == keys:
+    """The next handful of runs to ask for, without those that were launched before."""
+    night = look.night.of(look.clock())
+    new = not_launched(context.instance, {_run_key(request, night) for request in requests})
+    # Before the handful is taken: what fails must not keep the others from their turn.
+    wave = handful([request for request in requests if _run_key(request, night) in new])
+    if not wave:
         return dg.SkipReason(rest)
-    # What failed is not tried again for the same input: a run key is used once.
-    return dg.SensorResult([_run_request(request) for request in requests], cursor=keys)
+    return dg.SensorResult([_run_request(request, kind, night) for request in wave])
+
+
+def _lost_retries() -> dg.SensorDefinition:
+    @dg.sensor(
+        name="lost_retries",
+        minimum_interval_seconds=60,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Finds failed runs that Dagster was to retry and did not, as when its code "
+        "server was down at that moment, and has it look at them once more.",
+    )
+    def lost_retries(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        before = json.loads(context.cursor or "{}")
+        after = launch_lost_retries(context.instance, before, datetime.now(timezone.utc))
+        context.update_cursor(json.dumps(after))
+        told = [run_id[:8] for run_id, count in after.items() if count != before.get(run_id)]
+        return dg.SkipReason(", ".join(told) or "no retry was lost")
+
+    return lost_retries
 
 
 def _digest(texts: Sequence[str]) -> str:

@@ -163,6 +163,12 @@ def launch(
                 f"[{spelled(lacking)}] cannot be built, as what these days "
                 "are made of has never been published. Make a plan that has the input tables too."
             )
+        if unlike := asked & {*unpacked(outlook.other_settings)}:
+            raise BackfillRefusedError(
+                f"backfill {id_} is not launched: {table} [{spelled(unlike)}] cannot be built, as "
+                "what these days are made of was made under other settings. Nothing was written; "
+                "make a plan that has the input tables and days too, or put the settings back."
+            )
     it.attempt += 1
     it.ended, it.began = "", it.began or time.time()
     keep(instance, it)
@@ -235,7 +241,8 @@ def _possible(
 ) -> Iterator[tuple[str, list[date]]]:
     """The days without those that only follow by mapping, and whose input is not there."""
     for table, wanted in days.items():
-        lacking = {*unpacked(it.plan.tables[table].lacking)}
+        outlook = it.plan.tables[table]
+        lacking = {*unpacked([*outlook.lacking, *outlook.other_settings])}
         if found := [day for day in wanted if day not in lacking]:
             yield table, found
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
+import shlex
+import subprocess
 import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -29,11 +32,13 @@ from backfill_assets.definitions import build_defs
 from backfill_assets.deployment import deploy
 from backfill_assets.history import history, life, spans
 from backfill_assets.landing import LandingError
+from backfill_assets.night import LOAD, UNLIMITED, Night, busy, command, run_night
 from backfill_assets.partitions import Window, windows
 from backfill_assets.planning import BackfillPlan, Parameters
 from backfill_assets.provenance import running_code
 from backfill_assets.records import read_ledger
 from backfill_assets.reports import as_grid, as_json
+from backfill_assets.reprocessing import Request
 from backfill_assets.sample.cdnow import write_landing
 from backfill_assets.sample.generator import generate
 from backfill_assets.schemas import TABLES
@@ -87,6 +92,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     proof.add_argument("days", type=Window.parse, help="FIRST...LAST, or one day")
     proof.add_argument("--table", choices=TABLES, action="append", default=[], help="(all)")
     proof.add_argument("--json", action="store_true", help="print JSON")
+    night = commands.add_parser(
+        "night", help="what tonight's runs would be, as commands; with --run, run them"
+    )
+    night.add_argument("--run", action="store_true", help="run them, until nothing is left to do")
+    night.add_argument("--as-of", type=date.fromisoformat, help="the business day, YYYY-MM-DD")
     ui = commands.add_parser("ui", help="the Dagster UI, daemon and runs on one warm Spark engine")
     ui.add_argument("--port", type=int, default=3000, help="port of the UI on 127.0.0.1 (3000)")
     commands.add_parser("progress", help="condense a run's log (standard input) into progress")
@@ -120,6 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _maintain(settings, given.tables, given.dry_run, console)
         elif given.command == "verify":
             return _verify(settings, given.days, given.table, given.json, console)
+        elif given.command == "night":
+            return _night(settings, given.as_of, given.run, console)
         elif given.command == "ui":
             _jars(settings, console)
             return deploy(settings, given.port, partial(_say, console))
@@ -240,6 +252,63 @@ def _show_plan(plan: BackfillPlan, console: Console) -> None:
         _say(console, f"{name:14} {text}")
 
 
+def _night(settings: Settings, as_of: date | None, run: bool, console: Console) -> int:
+    """Print or run what schedule and sensors would, in the order in which they would."""
+    night = Night(settings)
+    today = as_of or datetime.now(settings.zone).date()
+    home = os.environ.get("DAGSTER_HOME")
+    with dg.DagsterInstance.get() if home else dg.DagsterInstance.ephemeral() as instance:
+        look = partial(busy, instance, daemon=not backfills.lacking_daemons(instance))
+        if not run:
+            kind, requests = night.wave(today, look(), list)
+            _say(console, _outlook(today, kind, requests))
+            for request in requests:
+                _say(console, shlex.join(_assignments(settings) + command(request)))
+            return 0
+        result = run_night(night, today, look, partial(_run_one, console))
+    for request in result.waiting:
+        _say(console, f"Left     {request.tables[0]} [{request.window}] to a run under way")
+    for request in result.failed:
+        _say(console, f"FAILED   {', '.join(request.tables)} [{request.window}]")
+    if result.failed:
+        _say(console, "Next     mend what the runs above say and ask again: only what is not built")
+        _say(console, "         as it should be is run. The days that passed are published.")
+        return 1
+    _say(console, f"Night    {today}: {len(result.done)} run(s), nothing is left to do")
+    return 0
+
+
+def _outlook(today: date, kind: str, requests: Sequence[Request]) -> str:
+    """What the commands are that follow, as a shell's comment."""
+    if not requests:
+        return f"# As of {today} all that has landed is loaded, and every open day is built."
+    if kind == LOAD:
+        return f"# As of {today}: load, in this order. Then ask again: what it changed is rebuilt."
+    return f"# As of {today}: rebuild. Then ask again, until nothing is left."
+
+
+def _assignments(settings: Settings) -> list[str]:
+    return [f"{k}={v}" for k, v in UNLIMITED.items()] if settings.partitions_per_run else []
+
+
+def _run_one(console: Console, kind: str, request: Request) -> bool:
+    """Run a request as a process of its own; whether it succeeded."""
+    doing = "Loading" if kind == LOAD else "Building"
+    _say(console, f"{doing} {', '.join(request.tables)} for {request.window} ...")
+    dagster, *arguments = command(request)
+    with subprocess.Popen(
+        [str(Path(sys.executable).with_name(dagster)), *arguments],
+        env={**os.environ, **UNLIMITED},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        said = progress(process.stdout, console)
+    return said == 0 and process.returncode == 0
+
+
 def _reconcile(settings: Settings, name: str, json_: bool, console: Console) -> int:
     graph = build_defs(settings).get_repository_def().asset_graph
     with _instance() as instance:
@@ -250,7 +319,7 @@ def _reconcile(settings: Settings, name: str, json_: bool, console: Console) -> 
             "backfill": name,
             "problems": list(found.problems),
             "code": sorted(found.certificate.commits),
-            "configuration": sorted(found.certificate.configurations),
+            "configuration": found.certificate.configurations,
             **as_json(found.reports),
         }
         _say(console, json.dumps(whole, indent=2))
@@ -329,7 +398,7 @@ def show(settings: Settings, console: Console) -> None:
             name,
             str(len(verdicts)),
             spans(windows(verdicts)),
-            f"{sum(ledger.rows.values()):,}",
+            f"{sum((ledger.rows or {}).values()):,}",
             *(str(counts[severity.value]) for severity in _PUBLISHED),
             str(len(ledger.records)),
         )

@@ -15,11 +15,13 @@ from datetime import date
 from typing import Any
 from uuid import uuid4
 
+import pyspark.sql.types as T
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from backfill_assets import evolution
 from backfill_assets.partitions import any_of, windows
-from backfill_assets.records import Ledger, load_log, read_ledger
+from backfill_assets.records import APPLICATION, Ledger, load_log, read_ledger
 from backfill_assets.retries import engine_lost
 from backfill_assets.schemas import Table
 from backfill_assets.settings import UNDO_DAYS
@@ -41,8 +43,9 @@ _CONFLICTS = (
     "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION",
     "FileAlreadyExistsException",
 )
-#: Whose commits are numbered: Delta knows the last number of each writing application.
-_APPLICATION = "backfill_assets"
+#: How long Delta keeps the commits. They are the record of what was published, and when; it would
+#: drop them after a month.
+LOG_RETENTION = {"delta.logRetentionDuration": "interval 36500 days"}
 
 
 class PublishError(RuntimeError):
@@ -56,9 +59,7 @@ def table_properties(undo_days: int) -> dict[str, str]:
         undo_days: for how many days VACUUM must keep the files that were replaced.
     """
     return {
-        # The commits are the record of what was published, and when; Delta would drop them after a
-        # month.
-        "delta.logRetentionDuration": "interval 36500 days",
+        **LOG_RETENTION,
         "delta.deletedFileRetentionDuration": f"interval {undo_days} days",
     }
 
@@ -113,15 +114,19 @@ class Writer:
         found = windows(days)
         said = {**said, "days": [str(w) for w in found], "commit_id": uuid4().hex}
         try:
-            if not since.records:  # also if a creation was killed before it was done
+            # Also if a creation was killed before it was done. Where the log was cut, no record may
+            # be left, but the number of the last commit is.
+            if not since.records and since.transaction is None:
                 self._create()
                 since = read_ledger(self.url, self.table)
-                if since.records:
+                if since.records or since.transaction is not None:
                     return None
+            else:
+                self._add_columns(since)
             # Delta passes over a write whose number is not above that of the last one: this is how
-            # a commit depends on none of ours having come in between. Counted from our last one,
-            # as commits of other kinds (an OPTIMIZE) have no number.
-            number = (since.records[-1].version if since.records else 0) + 1
+            # a commit depends on none of ours having come in between. The last one is that of the
+            # snapshot that the ledger was read from, whatever records are left of it.
+            number = (since.transaction or 0) + 1
             rows = frame.where(any_of(found, self.table.partition)) if days else frame.limit(0)
             if days and merge:
                 self._merge(rows, days, json.dumps(said), number)
@@ -144,7 +149,7 @@ class Writer:
 
     def _overwrite(self, rows: DataFrame, days: Sequence[date], said: str, number: int) -> None:
         writer = rows.write.format("delta").option("userMetadata", said)
-        writer = writer.option("txnAppId", _APPLICATION).option("txnVersion", number)
+        writer = writer.option("txnAppId", APPLICATION).option("txnVersion", number)
         if days:
             predicate = any_of(windows(days), self.table.partition)
             writer = writer.mode("overwrite").option("replaceWhere", predicate)
@@ -163,7 +168,7 @@ class Writer:
         with self._settings(
             {
                 "spark.databricks.delta.commitInfo.userMetadata": said,
-                "spark.databricks.delta.write.txnAppId": _APPLICATION,
+                "spark.databricks.delta.write.txnAppId": APPLICATION,
                 "spark.databricks.delta.write.txnVersion": str(number),
             }
         ):
@@ -212,11 +217,7 @@ class Writer:
     def _create(self) -> None:
         """Create the empty table, constraints included; harmless if somebody else just did."""
         spark, table = self.spark, self.table
-        columns = ", ".join(
-            f"`{f.name}` {f.dataType.simpleString()}{'' if f.nullable else ' NOT NULL'} "
-            f"COMMENT '{_quoted(table.columns[f.name].description)}'"
-            for f in table.struct
-        )
+        columns = ", ".join(map(self._column, table.struct))
         target = f"delta.`{self.url}`"
         properties = table_properties(self.undo_days)
         spark.sql(
@@ -241,9 +242,51 @@ class Writer:
             for field in table.struct
             if not field.nullable and field.name in nullable
         }
-        for name, rule in {**required, **table.constraints}.items():
+        self._add_constraints(there, {**required, **table.constraints})
+
+    def _column(self, column: T.StructField) -> str:
+        """A column as CREATE and ALTER TABLE take it."""
+        required = "" if column.nullable else " NOT NULL"
+        comment = _quoted(self.table.columns[column.name].description)
+        return f"`{column.name}` {column.dataType.simpleString()}{required} COMMENT '{comment}'"
+
+    def _add_constraints(self, there: Mapping[str, str], rules: Mapping[str, str]) -> None:
+        for name, rule in rules.items():
             if f"delta.constraints.{name}" not in there:
-                spark.sql(f"ALTER TABLE {target} ADD CONSTRAINT {name} CHECK ({rule})")
+                self.spark.sql(
+                    f"ALTER TABLE delta.`{self.url}` ADD CONSTRAINT {name} CHECK ({rule})"
+                )
+
+    def _add_columns(self, since: Ledger) -> None:
+        """Add the columns that the model has got since; no file is written.
+
+        Harmless if somebody else does just that. The names are those of the model, and `evolution`
+        says which may be added.
+        """
+        assert since.metadata is not None
+        names = list(self.table.columns)
+        new = evolution.lacking(self.table, since.metadata)
+        for column in new:
+            # Where the model has it: rows of both are compared by position.
+            place = names.index(column.name)
+            where = f"AFTER `{names[place - 1]}`" if place else "FIRST"
+            try:
+                self.spark.sql(
+                    f"ALTER TABLE delta.`{self.url}` ADD COLUMNS ({self._column(column)} {where})"
+                )
+            except SPARK_ERRORS:
+                log = load_log(self.url)
+                if log is None or column.name not in {f.name for f in log.schema().fields}:
+                    raise
+        # Who added a column may have been killed before its rules.
+        added = {*since.added, *(column.name for column in new)}
+        rules = {
+            name: rule
+            for name, rule in self.table.constraints.items()
+            if any(name.startswith(f"{column}_") for column in added)
+        }
+        if rules and (log := load_log(self.url)) is not None:
+            self._add_constraints(log.metadata().configuration, rules)
 
 
 def is_conflict(error: Exception) -> bool:

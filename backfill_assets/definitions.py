@@ -12,6 +12,7 @@ from backfill_assets.automation import Clock
 from backfill_assets.executor import one_process_executor
 from backfill_assets.io_manager import DeltaIOManager
 from backfill_assets.provenance import running_code
+from backfill_assets.schemas import config_digests
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.spark import Engine
 
@@ -67,6 +68,7 @@ def build_defs(
                 git_dirty=running.dirty,
                 undo_days=settings.undo_days,
                 config_digest=settings.digest,
+                config_digests=config_digests(settings),
             ),
             **given,
         },

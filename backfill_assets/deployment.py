@@ -83,7 +83,9 @@ def deploy(settings: Settings, port: int, say: Say) -> int:
     """
     if not os.environ.get("DAGSTER_HOME"):
         raise SettingsError("DAGSTER_HOME is not set: it names the folder of Dagster's own data")
-    environment = {**os.environ, **{k: os.environ.get(k) or v for k, v in _DEFAULTS.items()}}
+    # Links lead to this UI, unless the user knows a better way to it.
+    defaults = {**_DEFAULTS, f"{PREFIX}UI_URL": f"http://127.0.0.1:{port}"}
+    environment = {**os.environ, **{k: os.environ.get(k) or v for k, v in defaults.items()}}
     servers: list[Server] = []
     if not settings.spark_remote:
         check_java()
@@ -91,7 +93,7 @@ def deploy(settings: Settings, port: int, say: Say) -> int:
         engine = SparkServer(partial(connect_server_command, settings), log, say)
         environment |= engine.environment
         servers.append(engine)
-    # Two processes that make the databases of a new instance at the same time spoil them.
+    # An instance that is not as it should be is to fail here, and not in each of its processes.
     dg.DagsterInstance.get().dispose()
     with tempfile.TemporaryDirectory(prefix="backfill_assets-") as folder:
         dagster = str(Path(sys.executable).with_name("dagster"))

@@ -1,12 +1,14 @@
-"""Dagster's event log in SQLite, with connections that stay open: a tenth of the time an event.
+"""Dagster's storage in SQLite: made by one process, and with connections that stay open.
 
-A range run tells Dagster of every day and check by itself. Dagster's own storage opens, syncs and
-closes up to three database connections for each event (15 to 20 ms on a small machine), which
-for a year of days was more than Spark's part. On Postgres, Dagster's storage needs no such help.
+Dagster's own makes its tables in whichever process comes first, and two that come at once spoil
+them or fail. And a range run tells Dagster of every day and check by itself, for which Dagster's
+own opens, syncs and closes up to three database connections each (15 to 20 ms on a small machine):
+for a year of days that was more than Spark's part. On Postgres, its storage needs no such help.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -19,6 +21,9 @@ from dagster._core.storage.event_log.sqlite.sqlite_event_log import (
     SQLITE_BUSY_TIMEOUT_SECONDS,
     SqliteEventLogStorage,
 )
+from dagster._core.storage.runs.sqlite.sqlite_run_storage import SqliteRunStorage
+from dagster._core.storage.schedules.sqlite.sqlite_schedule_storage import SqliteScheduleStorage
+from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 from dagster._serdes import ConfigurableClassData
 from sqlalchemy import create_engine, event
 from sqlalchemy.engine import Connection, Engine
@@ -53,14 +58,7 @@ class LocalEventLog(SqliteEventLogStorage):
         Raises:
             DagsterInvariantViolationError: neither it nor the environment says where.
         """
-        base_dir = config_value.get("base_dir")
-        if not base_dir:
-            home = os.environ.get("DAGSTER_HOME")
-            if not home:
-                raise dg.DagsterInvariantViolationError(
-                    "The event log needs DAGSTER_HOME, or a base_dir in dagster.yaml."
-                )
-            base_dir = str(Path(home, "history", "runs"))
+        base_dir = config_value.get("base_dir") or str(_home("event log") / "history" / "runs")
         return cls(base_dir=base_dir, inst_data=inst_data)
 
     @contextmanager
@@ -99,3 +97,54 @@ class LocalEventLog(SqliteEventLogStorage):
 
 def _sync_at_checkpoints(connection: Any, _record: Any) -> None:
     connection.execute("PRAGMA synchronous=NORMAL")
+
+
+class LocalStorage(DagsterSqliteStorage):
+    """All that one machine's Dagster keeps: `storage` in `dagster.yaml`.
+
+    Its files are those of Dagster's default storage, in the default places unless `base_dir` is
+    configured. One process at a time opens them, so that a new instance is made by one.
+    """
+
+    def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
+        Path(base_dir).mkdir(parents=True, exist_ok=True)
+        with Path(base_dir, LOCK).open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
+            history = Path(base_dir, "history")
+            self.base_dir = base_dir
+            self._run_storage = SqliteRunStorage.from_local(str(history))
+            self._event_log_storage = LocalEventLog(str(history / "runs"))
+            self._schedule_storage = SqliteScheduleStorage.from_local(
+                str(Path(base_dir, "schedules"))
+            )
+        self._inst_data = inst_data
+        super(DagsterSqliteStorage, self).__init__()  # the parent's would open them once more
+
+    @classmethod
+    def config_type(cls) -> Any:
+        """An optional `base_dir`."""
+        return {"base_dir": dg.Field(dg.StringSource, is_required=False)}
+
+    @classmethod
+    def from_config_value(
+        cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
+    ) -> LocalStorage:
+        """The storage that the configuration asks for.
+
+        Raises:
+            DagsterInvariantViolationError: neither it nor the environment says where.
+        """
+        return cls(config_value.get("base_dir") or str(_home("storage")), inst_data)
+
+
+#: In Dagster's home: who opens the databases holds it.
+LOCK = "storage.lock"
+
+
+def _home(what: str) -> Path:
+    home = os.environ.get("DAGSTER_HOME")
+    if not home:
+        raise dg.DagsterInvariantViolationError(
+            f"The {what} needs DAGSTER_HOME, or a base_dir in dagster.yaml."
+        )
+    return Path(home)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from datetime import date
 
 from backfill_assets.alerts import Incident
 from backfill_assets.audit import Severity
-from backfill_assets.partitions import DAY
+from backfill_assets.commits import LOG_RETENTION
+from backfill_assets.evolution import differences, way
+from backfill_assets.partitions import DAY, spelled, windows
+from backfill_assets.records import Ledger
 from backfill_assets.schemas import (
     CORRECTIONS,
     CURRENT,
@@ -61,6 +64,9 @@ def incidents(now: Situation) -> list[Incident]:
         found.extend(Incident(kind, table, str(day), detail) for day in sorted(days))
 
     for name, by_day in states.items():
+        found += _table_as_such(now.ledgers[name])
+        if _misfit(now.ledgers[name]):
+            continue  # no day of it is known, and none can be published
         upstream = [states[source] for source in _BUILT_FROM.get(name, ())]
         not_built = {day for source in upstream for day in _in(source, State.CHECK_FAILED)}
         # A day that failed is failed in all that is made of it: the first table is the one to mend.
@@ -73,6 +79,12 @@ def incidents(now: Situation) -> list[Incident]:
         add("stale", name, missing - inside, MEANING[State.MISSING])
         foreign = _in(by_day, State.FOREIGN) - (changed.keys() if name == FACT.name else set())
         add("changed by another writer", name, foreign, MEANING[State.FOREIGN])
+        if unlike := _in(by_day, State.OTHER_SETTINGS):
+            # One for the table: a setting that was changed concerns most of its days.
+            detail = f"{spelled(unlike)}: {MEANING[State.OTHER_SETTINGS]}"
+            found.append(Incident("other settings", name, "", detail))
+        taken_back = _in(by_day, State.INPUT_WITHDRAWN)
+        add("input taken back", name, taken_back, MEANING[State.INPUT_WITHDRAWN])
         add(
             "new input for final days",
             name,
@@ -88,6 +100,49 @@ def incidents(now: Situation) -> list[Incident]:
     found += _many_rejected(now)
     found += _late_money(now)
     return found
+
+
+def _misfit(ledger: Ledger) -> list[str]:
+    """What is different in a table from what its model says."""
+    return differences(ledger.table, ledger.metadata) if ledger.metadata else []
+
+
+def _table_as_such(ledger: Ledger) -> Iterator[Incident]:
+    """What is wrong with a table rather than with days of it."""
+    name = ledger.table.name
+    if said := _misfit(ledger):
+        advice = way(ledger.table, _BUILT_FROM.get(name, ()))
+        detail = f"{'; '.join(said)}; no day can be published. {advice}"
+        yield Incident("table is not that of the code", name, "", detail)
+        return
+    properties = ledger.metadata.properties if ledger.metadata else LOG_RETENTION
+    retention = "; ".join(
+        f"{key} is {properties.get(key, 'not set')}, where the pipeline sets {value}: Delta drops "
+        "older commits, and with them the record of what was published. Run backfill-assets "
+        "maintain, which sets it back"
+        for key, value in LOG_RETENTION.items()
+        if properties.get(key) != value
+    )
+    if days := ledger.unrecorded:
+        detail = (
+            f"of version(s) {_spans(ledger.lost)} neither the commit nor a copy is there any more; "
+            f"{len(days)} day(s) have no record of who published them, and from what: "
+            f"{', '.join(map(str, windows(days)))}. {MEANING[State.UNRECORDED]}"
+        )
+        yield Incident("log was cut", name, "", "; ".join(filter(None, [detail, retention])))
+    elif retention:
+        yield Incident("log retention changed", name, "", retention)
+
+
+def _spans(versions: Iterable[int]) -> str:
+    """Versions as ranges."""
+    found: list[list[int]] = []
+    for version in sorted(versions):
+        if found and version == found[-1][1] + 1:
+            found[-1][1] = version
+        else:
+            found.append([version, version])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
 
 
 def _in(states: dict[date, State], wanted: State) -> set[date]:

@@ -11,9 +11,17 @@ import logging
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field, replace
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, timezone
 from typing import Any
 
 import dagster as dg
@@ -25,6 +33,7 @@ from dagster._core.events import DagsterEvent
 from pydantic import PrivateAttr
 from pyspark.sql import DataFrame
 
+from backfill_assets import evolution
 from backfill_assets.audit import (
     TRAILING_DAYS,
     Book,
@@ -36,7 +45,7 @@ from backfill_assets.audit import (
 )
 from backfill_assets.checks import day_metadata, evaluations
 from backfill_assets.commits import PublishError, Writer
-from backfill_assets.partitions import DAY, Window, days_of_run, one_window, spelled
+from backfill_assets.partitions import Days, Window, days_of_run, one_window, spelled
 from backfill_assets.records import (
     Ledger,
     launched_by,
@@ -78,11 +87,14 @@ class Source:
         ledger: what its log says, as of the version that the rows are read at.
         by_day: whether a day that is made of it needs the same day of it.
         read: reads the rows of all days.
+        days_of: which days of it a day is made of; of those that are not published, nothing is
+            read. Just the same day, if not given and it is needed.
     """
 
     ledger: Ledger
     by_day: bool
     read: Callable[[], DataFrame]
+    days_of: Callable[[date], Iterable[date]] | None = None
 
     @property
     def table(self) -> Table:
@@ -97,6 +109,24 @@ class Source:
     def days(self, window: Window) -> DataFrame:
         """The rows of some days."""
         return self.whole.where(window.predicate(self.table.partition))
+
+    def of(self, days_of: Callable[[date], Iterable[date]]) -> Source:
+        """The same, for days that are made of these days of it."""
+        return replace(self, days_of=days_of)
+
+    def unlike(self, window: Window, config_digest: str) -> dict[date, list[date]]:
+        """By day of a window, the days that it is made of and that other settings made.
+
+        Args:
+            window: the days to be made.
+            config_digest: of the settings that decide this table now.
+        """
+        others = self.ledger.under_other_settings(config_digest)
+        days_of = self.days_of or (lambda day: [day] if self.by_day else [])
+        if not others:
+            return {}
+        found = {day: [of for of in days_of(day) if of in others] for day in window}
+        return {day: of for day, of in found.items() if of}
 
 
 @dataclass(frozen=True)
@@ -138,6 +168,7 @@ class Built:
         remarks: what the commit is to say of itself besides, given the table as it is (none while
             there is none) and the verdicts of all days.
         made_of: the recipes of days that turned out to be made of something else than planned.
+        made_under: digests of the settings that days were made under, where not under those of now.
     """
 
     frame: DataFrame
@@ -146,6 +177,7 @@ class Built:
     numbers: Mapping[date, Mapping[str, Any]] = field(default_factory=dict)
     remarks: Callable[[Source | None, Sequence[Verdict]], Remarks] | None = None
     made_of: Mapping[date, str] = field(default_factory=dict)
+    made_under: Mapping[date, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -224,7 +256,8 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         engine: where the Spark session comes from.
         warehouse: each table lives at `<warehouse>/<asset name>`.
         code_version: of the code that computes the tables, for the commit's record.
-        config_digest: of the settings that decide what is in them, for the commit's record.
+        config_digest: of all settings that decide what is in them, to which a backfill is pinned.
+        config_digests: the same by table, each of those that decide it, for the commit's record.
         git_commit: of that code; empty if unknown.
         git_dirty: whether the code differs from that commit; none if unknown.
         undo_days: for how many days a table that is created keeps the files that were replaced.
@@ -234,6 +267,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
     warehouse: str
     code_version: str
     config_digest: str
+    config_digests: dict[str, str]
     git_commit: str = ""
     git_dirty: bool | None = None
     undo_days: int = UNDO_DAYS
@@ -252,7 +286,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         """Publish what has changed, and tell Dagster of every day.
 
         Raises:
-            SchemaError: a column is missing or of another type.
+            SchemaError: a column is missing or of another type, in the frame or in the table.
             RefusedError: rows outside the run's days, rows without a day, or none where some are
                 due.
             NotContiguousError: the run's days have a gap.
@@ -273,7 +307,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
                 f"configuration {then}, and this run has {now}. Nothing was written. Put back what "
                 "was deployed and launch the backfill again, or make a new plan."
             )
-        rewrite = run.tags.get(REWRITE_TAG, "").lower() == "true"
+        rewrite = window if run.tags.get(REWRITE_TAG, "").lower() == "true" else ()
         merge = _merges(run.tags)
         done = self.publish(obj, window, record, rewrite=rewrite, merge=merge)
         self._failed[run.run_id, obj.table.name] = {
@@ -301,7 +335,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             "reason": tags.get(REASON_TAG, ""),
             "asset": table.name,
             "code_version": self.code_version,
-            "config_digest": self.config_digest,
+            "config_digest": self.config_digests[table.name],
             "git_commit": self.git_commit,
             "git_dirty": self.git_dirty,
         }
@@ -358,7 +392,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         window: Window,
         record: Mapping[str, Any],
         *,
-        rewrite: bool = False,
+        rewrite: Container[date] = (),
         merge: bool = False,
     ) -> list[Done]:
         """Compute what is not published as it is, audit it, and commit what has changed.
@@ -372,7 +406,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             candidate: what the asset proposes.
             window: the run's days.
             record: what the commit is to say of the run.
-            rewrite: whether to compute and write all days, even if nothing has changed.
+            rewrite: days to compute and write even if nothing has changed.
             merge: whether to change rows by their natural key rather than replace the days, if
                 the table allows it. The outcome is the same: a day with rows that a merge would
                 leave behind fails.
@@ -382,13 +416,18 @@ class DeltaIOManager(dg.ConfigurableIOManager):
 
         Raises:
             PublishError: the commit failed, or the backfill was begun by other code.
+            SchemaError: the table, or one that it is made from, is not the one of its model.
         """
         table, merge = candidate.table, merge and candidate.table.merges
         audited: _Audited | None = None
         for attempt in range(1, _ATTEMPTS + 1):
             ledger = self.ledger(table)
             plan = candidate.plan(window)
-            _refuse_other_code([ledger, *(s.ledger for s in plan.sources)], window, record)
+            evolution.refuse(ledger, self.url(table), [s.table.name for s in plan.sources])
+            for source in plan.sources:
+                evolution.refuse(source.ledger, self.url(source.table))
+            sources = [source.ledger for source in plan.sources]
+            _refuse_other_code([ledger, *sources], window, record, self.config_digests)
             lacking = self._lacking(plan.sources, window, record["run_id"])
             by = (record["code_version"], record["config_digest"])
             reasons = _reasons(ledger, plan, *by, rewrite)
@@ -417,13 +456,21 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         )
 
     def _lacking(self, sources: Sequence[Source], window: Window, run_id: str) -> dict[date, Book]:
-        """The days that an input has not, each with the reason.
+        """The days that an input has not, or not as the settings of now make it; with the reason.
 
         Such a day has no rows to read, but that does not make it an empty day; and one that has
-        just failed upstream must not be built from what was there before.
+        just failed upstream must not be built from what was there before. What was made under
+        other settings would count an order twice, or not at all.
         """
         found: dict[date, Book] = {}
         for source in sources:
+            digest = self.config_digests[source.table.name]
+            for day, unlike in source.unlike(window, digest).items():
+                said = (
+                    f"{source.table.name}[{spelled(unlike)}] was made under other settings; "
+                    "rebuild these days first"
+                )
+                found.setdefault(day, Book(problems=[said]))
             if not source.by_day:
                 continue
             just_failed = self._failed.get((run_id, source.table.name), {})
@@ -438,12 +485,12 @@ class DeltaIOManager(dg.ConfigurableIOManager):
     def _audited(
         self, table: Table, plan: Plan, wanted: Mapping[date, str], ledger: Ledger, merge: bool
     ) -> _Audited:
-        """The days computed and judged; those between them that are not wanted are left out."""
-        hull = Window(min(wanted), max(wanted) + DAY)
-        built = plan.build(hull)
+        """The days computed and judged; those between them are not."""
+        days = Days.of(wanted)
+        built = plan.build(days)
         frame = table.conform(built.frame)
         found = measure(frame, table)
-        refuse_strays(found, table, hull, built.books)
+        refuse_strays(found, table, days, built.books)
         books = dict(built.books)
         if merge and ledger.version is not None:
             left = self._writer(table).leftover(frame, list(wanted), ledger.version)
@@ -454,7 +501,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
                     "merge would leave them; launch the day without merge"
                 )
                 books[day] = replace(book, problems=[*book.problems, said])
-        verdicts = judge(table, hull, found, books, _trailing(ledger, hull))
+        verdicts = judge(table, days, found, books, _trailing(ledger, days))
         return _Audited(built, frame, wanted, {v.day: v for v in verdicts}, merge)
 
     def _publish(
@@ -465,7 +512,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         ledger: Ledger,
         plan: Plan,
         record: Mapping[str, Any],
-        rewrite: bool,
+        rewrite: Container[date],
     ) -> list[Done] | None:
         """Commit the days that passed; none if another commit of ours came first.
 
@@ -481,7 +528,9 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         verdicts = [audited.verdicts[day] for day in because]
         inputs = {source.table.name: source.ledger.version or 0 for source in plan.sources}
         passed = [verdict for verdict in verdicts if verdict.passed]
-        changed = {v.day for v in passed if rewrite or ledger.content(v.day) != v.measured.digest}
+        changed = {
+            v.day for v in passed if v.day in rewrite or ledger.content(v.day) != v.measured.digest
+        }
         version, remarks = None, Remarks()
         if passed:
             if audited.built.remarks:
@@ -550,7 +599,8 @@ class DeltaIOManager(dg.ConfigurableIOManager):
                     allow_retries=False,
                 )
             reader = self.engine.spark_session.read.format("delta")
-            return reader.option("versionAsOf", ledger.version).load(self.url(table))
+            rows = reader.option("versionAsOf", ledger.version).load(self.url(table))
+            return table.filled(rows)
 
         return Source(ledger, by_day, read)
 
@@ -564,7 +614,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
                 **_outcome_metadata(one),
                 "dagster/uri": self.url(table),
                 "code version": self.code_version,
-                "config digest": self.config_digest,
+                "config digest": self.config_digests[table.name],
                 **{f"input version {name}": version for name, version in one.inputs.items()},
             },
             tags={
@@ -607,9 +657,9 @@ class _Audited:
 
 
 def _trailing(ledger: Ledger, window: Window) -> dict[date, Measured]:
-    """The days before the window in numbers, from the statistics in the table's log."""
-    days = Window(window.start - timedelta(days=TRAILING_DAYS), window.start)
-    return {day: ledger.measured[day] for day in days if day in ledger.measured}
+    """The days before those of the window in numbers, from the statistics in the table's log."""
+    before = set(window.widened(before=TRAILING_DAYS)) - set(window)
+    return {day: ledger.measured[day] for day in before if day in ledger.measured}
 
 
 def why(
@@ -649,7 +699,7 @@ def why(
         found.append(news or new_input(newer))
     if known.code_version != code_version:
         found.append("other code")
-    if known.config_digest != config_digest:
+    if known.made_under(day) != config_digest:
         found.append("other settings")
     if rewrite and not found:
         found.append(news or "asked for")
@@ -662,7 +712,7 @@ def new_input(names: Sequence[str]) -> str:
 
 
 def _reasons(
-    ledger: Ledger, plan: Plan, code_version: str, config_digest: str, rewrite: bool
+    ledger: Ledger, plan: Plan, code_version: str, config_digest: str, rewrite: Container[date]
 ) -> dict[date, str]:
     """The days of a plan that are to be computed, each with why."""
     inputs = [source.ledger for source in plan.sources]
@@ -673,7 +723,7 @@ def _reasons(
             recipe,
             code_version,
             config_digest,
-            rewrite,
+            day in rewrite,
             inputs=inputs,
             news=plan.news.get(day, ""),
         )
@@ -691,7 +741,10 @@ def _by_reason(because: Mapping[date, str]) -> dict[str, list[str]]:
 
 
 def _refuse_other_code(
-    ledgers: Sequence[Ledger], window: Window, record: Mapping[str, Any]
+    ledgers: Sequence[Ledger],
+    window: Window,
+    record: Mapping[str, Any],
+    config_digests: Mapping[str, str],
 ) -> None:
     """Keep one backfill to one code and one configuration, in a table and in those it reads.
 
@@ -702,8 +755,9 @@ def _refuse_other_code(
     backfill = record.get("backfill_id")
     if not backfill:
         return
-    now = (record["code_version"], record["config_digest"])
+    digests = {**config_digests, ledgers[0].table.name: record["config_digest"]}
     for ledger in ledgers:
+        now = (record["code_version"], digests[ledger.table.name])
         for other in reversed(ledger.records):
             then = (other.code_version, other.config_digest)
             if other.backfill_id == backfill and then != now:
@@ -790,6 +844,7 @@ def _summary(verdicts: Sequence[Verdict], audited: _Audited) -> dict[str, Any]:
                     v,
                     built.made_of.get(v.day, audited.made_of[v.day]),
                     built.numbers.get(v.day, {}),
+                    built.made_under.get(v.day, ""),
                 )
             )
             for v in verdicts

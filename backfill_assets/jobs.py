@@ -14,6 +14,7 @@ from pydantic import Field
 
 from backfill_assets import backfills, maintenance
 from backfill_assets.accounts import Account, account, in_lines
+from backfill_assets.asked import asked_for
 from backfill_assets.backfills import RECONCILES_TAG, BackfillRefusedError, Step, Undertaking
 from backfill_assets.footprints import backfills_of, belongs
 from backfill_assets.io_manager import REASON_TAG
@@ -139,14 +140,15 @@ def give_account(
     try:
         plan = backfills.find(instance, id_).plan
     except BackfillRefusedError:
-        return account(settings, spark, name)
+        asked = asked_for(instance, read_ledgers(settings), name)
+        return account(settings, spark, name, asked=asked)
     windows = {f"{id_}-{n}": window for n, window in plan.parameters.stages()}
     of = next((w for n, w in windows.items() if f"{name}-".startswith(f"{n}-")), None)
-    asked = plan.parameters.model_copy(update={"rewrite": False})
+    parameters = plan.parameters.model_copy(update={"rewrite": False})
     if of:
-        asked = asked.model_copy(update={"days": str(of)})
+        parameters = parameters.model_copy(update={"days": str(of)})
     # By the code of the plan: a deploy afterwards does not make the backfill a lesser one.
-    again = make_plan(settings, graph, instance, asked, Code(plan.code_version), id_)
+    again = make_plan(settings, graph, instance, parameters, Code(plan.code_version), id_)
     return account(settings, spark, name, None if stage else plan, again)
 
 

@@ -344,26 +344,12 @@ def _look_into(
             header = _first_line(filesystem, entry.path)
             if header is None:
                 return
-            _refuse_header_without(header)
+            _csv_names(header)
             found._headers[file] = header
     except (OSError, pa.ArrowException, EOFError, LandingError) as error:
         found.broken[file] = f"{type(error).__name__}: {(str(error) or '?').splitlines()[0][:200]}"
         return
     found.files.append(file)
-
-
-def _refuse_header_without(header: str) -> None:
-    """Refuse a CSV file whose first line is not a header with all required fields.
-
-    Without its header a file would lose its first line, and all others would be rejected.
-
-    Raises:
-        LandingError: a field is missing.
-    """
-    names = _csv_names(header)
-    missing = [name for name in REQUIRED if names is not None and name not in names]
-    if missing:
-        raise LandingError(f"its first line is not a header with {', '.join(missing)}")
 
 
 def _parquet_columns(footer: pq.FileMetaData) -> _Columns:
@@ -606,10 +592,6 @@ def _not_an_id(name: str) -> Column:
 def _csv_fields(lines: DataFrame, header: str) -> DataFrame:
     """The fields of CSV records, found by the header's names in whatever order."""
     names = _csv_names(header)
-    if names is None:
-        return lines.select(
-            "*", *[_none(name) for name in FIELDS], F.lit("its header is not CSV").alias("problem")
-        )
     places = {name: f"_csv.c{names.index(name)}" for name in FIELDS if name in names}
     ddl = ", ".join(f"c{n} STRING" for n in range(len(names))) + ", _malformed STRING"
     options = {"escape": '"', "columnNameOfCorruptRecord": "_malformed"}
@@ -632,14 +614,24 @@ def _csv_fields(lines: DataFrame, header: str) -> DataFrame:
     )
 
 
-def _csv_names(header: str) -> list[str] | None:
-    """The column names; none if that is no header, too wide, or has a field twice."""
+def _csv_names(header: str) -> list[str]:
+    """The column names of a CSV file.
+
+    Raises:
+        LandingError: its first line is not a header with each required field once. Without a
+            header a file would lose its first line, and all others would be rejected.
+    """
     try:
         names = [name.strip() for name in next(csv.reader([header], strict=True))]
-    except csv.Error:
-        return None
-    twice = any(names.count(name) > 1 for name in FIELDS)
-    return None if twice or len(names) > _MOST_FIELDS else names
+    except csv.Error as error:
+        raise LandingError(f"its first line is not a header: {error}") from None
+    if missing := [name for name in REQUIRED if name not in names]:
+        raise LandingError(f"its first line is not a header with {', '.join(missing)}")
+    if twice := [name for name in FIELDS if names.count(name) > 1]:
+        raise LandingError(f"more than one column is named {', '.join(twice)}")
+    if len(names) > _MOST_FIELDS:
+        raise LandingError(f"its header has {len(names)} columns, more than {_MOST_FIELDS}")
+    return names
 
 
 def _parquet_fields(rows: DataFrame, columns: _Columns) -> DataFrame:

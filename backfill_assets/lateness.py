@@ -29,8 +29,8 @@ class Policy:
             are counted and in no total (`drop`).
         only_touched: whether a scheduled run rebuilds just the days that new lines change
             (`touched`); otherwise all that they may change (`window`).
-        absent_days: for so many days after a log day its folder is waited for; then the day counts
-            as one on which nothing came.
+        absent_days: a folder is waited for until one of so many days later was loaded; then its
+            day counts as one on which nothing came.
     """
 
     start: date
@@ -64,10 +64,6 @@ class Policy:
         With a lag of 1, yesterday is the last of them.
         """
         return self._calendar(today - (self.lag_days - 1) * DAY)
-
-    def waited_for(self, today: date) -> Window:
-        """The log days whose folder may still come."""
-        return Window(today - self.absent_days * DAY, date.max)
 
     def _calendar(self, end: date) -> Window:
         return Window(self.start, max(self.start, end if self.end is None else min(end, self.end)))

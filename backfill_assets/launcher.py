@@ -21,12 +21,13 @@ from typing import Any, BinaryIO
 
 import dagster as dg
 from dagster._core.launcher import CheckRunHealthResult, DefaultRunLauncher, WorkerStatus
+from dagster._core.storage.tags import HIDDEN_TAG_PREFIX
 from dagster._serdes import ConfigurableClassData
 
 _log = logging.getLogger(__name__)
 
-#: The tag of a run whose process holds the run's lock, and in which file.
-PROCESS_TAG = "backfill_assets/process"
+#: The tag of a run whose process holds the run's lock, and in which file; the UI hides it.
+PROCESS_TAG = f"{HIDDEN_TAG_PREFIX}backfill_assets/process"
 #: In Dagster's home: one byte of it, by run, is what is locked.
 LOCKS = "runs.lock"
 

@@ -7,7 +7,7 @@ so that a VACUUM by anybody keeps them as well. This module alone compacts and t
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import date
 from math import ceil
 
@@ -21,8 +21,9 @@ from rich.table import Table as Grid
 
 from backfill_assets.audit import measure
 from backfill_assets.commits import gist, in_sql, is_conflict, table_properties
+from backfill_assets.evolution import differences, way
 from backfill_assets.partitions import any_of, windows
-from backfill_assets.records import load_log, read_ledger
+from backfill_assets.records import load_log, metadata_of, read_ledger
 from backfill_assets.retries import engine_lost
 from backfill_assets.schemas import TABLES, Table
 from backfill_assets.settings import PREFIX, Settings
@@ -119,7 +120,12 @@ def maintain(
     for name, table in TABLES.items():
         url = settings.table(name)
         log = load_log(url) if name in names or not names else None
-        if log is not None:
+        if log is not None and log.metadata().partition_columns != [table.partition]:
+            none = Files(log.version(), Counter(), Counter())
+            said = differences(table, metadata_of(log))
+            problem = f"{name}: {'; '.join(said)}. It was left as it is. {way(table, None)}"
+            yield Maintained(name, none, none, problems=[problem])
+        elif log is not None:
             one = _Maintenance(spark, url, table, settings.undo_days, dry_run)
             yield one.run(log)
 
@@ -216,12 +222,7 @@ class _Maintenance:
         Its days must hold what their records say. Where a record says something else, or there is
         none, they must hold what they held before.
         """
-        now = read_ledger(self.url, self.table)
-        ledger = replace(
-            now,
-            records=[record for record in now.records if record.version < version],
-            foreign=[other for other in now.foreign if other.version < version],
-        )
+        ledger = read_ledger(self.url, self.table).as_of(version - 1)
         held = self._digests(version, days)
         unlike = [day for day in days if ledger.content(day) != held.get(day)]
         if not unlike:
@@ -236,7 +237,12 @@ class _Maintenance:
                 "backfill_assets/rewrite = true"
             )
         # Nobody vouches for days that other writers have changed; that is on record elsewhere.
-        strange = [day for day in unlike if ledger.stands(day) and day not in changed]
+        # Nor do records from before a column was added speak of what the rows hold with it.
+        strange = [
+            day
+            for day in unlike
+            if ledger.stands(day) and day not in changed and not ledger.lacked(ledger.latest[day])
+        ]
         if strange:
             self.problems.append(
                 f"{self.table.name} [{', '.join(map(str, windows(strange)))}]: these days hold "

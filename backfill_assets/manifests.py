@@ -143,7 +143,6 @@ def target(
     before: Manifest | None,
     listing: Listing,
     *,
-    loaded: bool = False,
     accepted: Collection[str] = (),
     close: bool = False,
 ) -> Target:
@@ -153,8 +152,6 @@ def target(
         day: the log day.
         before: what it was made of; none if it never was, or nobody recorded it.
         listing: of the day's folder and the one before it.
-        loaded: whether the day has been published, also if `before` is none: then it is not known
-            with which content its files were loaded.
         accepted: files that may take away, by their disappearance too, orders that came from them.
         close: whether nothing more is expected of a day without a folder.
     """
@@ -175,8 +172,7 @@ def target(
         name
         for name in read
         if name not in accepted and not _is_control(name)
-        if (name in then.files and then.files[name].digest != now[name].digest)
-        or (before is None and loaded)
+        if name in then.files and then.files[name].digest != now[name].digest
     }
     there = then.there | {d for d in (day - DAY, day) if d in listing.folders}
     manifest = Manifest(

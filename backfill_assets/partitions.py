@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from datetime import date, timedelta
 
@@ -46,6 +46,12 @@ class Window:
         first, _, last = text.partition("...")
         return cls(date.fromisoformat(first), date.fromisoformat(last or first) + DAY)
 
+    def within(self, days: Set[date]) -> bool:
+        """Whether some of the days lie in this window."""
+        if len(self) < len(days):
+            return any(day in days for day in self)
+        return any(day in self for day in days)
+
     def widened(self, *, before: int = 0, after: int = 0) -> Window:
         """This window and so many days more on either side."""
         return Window(self.start - before * DAY, self.end + after * DAY)
@@ -62,6 +68,48 @@ class Window:
         """The SQL condition on a DATE column, of a relation if named, for this window's days."""
         quoted = f"{of and of + '.'}`{column.replace('`', '``')}`"
         return f"{quoted} >= DATE'{self.start}' AND {quoted} < DATE'{self.end}'"
+
+
+@dataclass(frozen=True)
+class Days(Window):
+    """Some days, with gaps between them, where a `Window` is expected.
+
+    Attributes:
+        start: the first day.
+        end: the day after the last one.
+        parts: the windows that hold exactly these days, in ascending order.
+    """
+
+    parts: tuple[Window, ...]
+
+    @classmethod
+    def of(cls, days: Iterable[date]) -> Window:
+        """The days; a plain window if there is no gap between them."""
+        parts = windows(days)
+        if len(parts) == 1:
+            return parts[0]
+        return cls(parts[0].start, parts[-1].end, tuple(parts))
+
+    def __iter__(self) -> Iterator[date]:
+        return (day for part in self.parts for day in part)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __contains__(self, day: object) -> bool:
+        return any(day in part for part in self.parts)
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.parts))
+
+    def widened(self, *, before: int = 0, after: int = 0) -> Window:
+        """The days of all parts, each widened."""
+        parts = (part.widened(before=before, after=after) for part in self.parts)
+        return Days.of(day for part in parts for day in part)
+
+    def predicate(self, column: str, *, of: str = "") -> str:
+        """The SQL condition on a DATE column for exactly these days."""
+        return f"({any_of(self.parts, column, of=of)})"
 
 
 def windows(days: Iterable[date]) -> list[Window]:

@@ -10,9 +10,7 @@ import enum
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
 from datetime import date, timedelta
-from functools import cached_property
 from statistics import linear_regression, mean
 from typing import Literal, NamedTuple
 
@@ -25,12 +23,12 @@ from backfill_assets.history import spans
 from backfill_assets.io_manager import new_input, why
 from backfill_assets.lateness import Policy, log_days
 from backfill_assets.listing import Listing, list_landing
-from backfill_assets.manifests import news, target
+from backfill_assets.manifests import news
 from backfill_assets.partitions import DAY, Window, daily_partitions, days_of_run, windows
 from backfill_assets.provenance import Code
 from backfill_assets.recipes import made_of
 from backfill_assets.records import Ledger, Ledgers, packed, read_ledgers, unpacked
-from backfill_assets.reprocessing import final_days, manifests
+from backfill_assets.reprocessing import final_days, manifests, targets
 from backfill_assets.schemas import (
     CORRECTIONS,
     CURRENT,
@@ -41,8 +39,10 @@ from backfill_assets.schemas import (
     REJECTED,
     STAGED,
     TABLES,
+    config_digests,
 )
 from backfill_assets.settings import Settings
+from backfill_assets.supposed import Supposed
 
 #: Past runs that the expected duration is judged from.
 _PAST_RUNS = 100
@@ -59,6 +59,8 @@ class Expected(enum.Enum):
     DEPENDS = "depends on its input"
     #: It cannot be built: an input day has never been published, and is not in the plan.
     LACKING = "input missing"
+    #: It cannot be built: an input day was made under other settings, and is not in the plan.
+    OTHER_SETTINGS = "input made under other settings"
 
 
 class Parameters(BaseModel, frozen=True):
@@ -119,6 +121,7 @@ class Outlook(BaseModel, frozen=True):
     computed: tuple[str, ...] = ()
     depends: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
+    other_settings: tuple[str, ...] = ()
     final: tuple[str, ...] = ()
     why: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
 
@@ -278,9 +281,9 @@ def plan_backfill(
     arrivals = sorted({d for day in loaded for d in (day - DAY, day)})
     listed = list_landing(settings.landing, arrivals) if arrivals else Listing("", {})
     before = manifests(ledgers[RAW.name])
-    targets = {day: target(day, before.get(day), listed) for day in loaded}
-    news_of = {day: news(before.get(day), wanted) for day, wanted in targets.items()}
-    landed = {day: wanted.manifest.recipe() for day, wanted in targets.items()}
+    wanted = targets(before, listed, loaded, Policy.of(settings))
+    news_of = {day: news(before.get(day), one) for day, one in wanted.items()}
+    landed = {day: one.manifest.recipe() for day, one in wanted.items()}
     found = _outcomes(settings, parameters, days, ledgers, code, landed, news_of)
     final = final_days(ledgers, Policy.of(settings), {day for of in days.values() for day in of})
     work = {
@@ -371,22 +374,28 @@ def _outcomes(
     news_of: Mapping[date, str],
 ) -> dict[str, dict[date, _Fate]]:
     """What becomes of each day: its recipe as it is now, and as it is if its inputs change."""
-    policy, by = Policy.of(settings), (code.version, settings.digest)
+    policy, digests = Policy.of(settings), config_digests(settings)
     supposed: dict[str, Ledger] = dict(ledgers)
+    unlike = {name: ledgers[name].under_other_settings(digests[name]) for name in ledgers}
     found = {}
     for name, wanted in days.items():
-        ledger = ledgers[name]
+        ledger, by = ledgers[name], (code.version, digests[name])
         of_landing = name in (RAW.name, REJECTED.name)
         now = landed if of_landing else made_of(name, ledgers, wanted, policy)
         may_change = _may_change(name, now, ledgers, supposed, policy)
         inputs = [ledgers[input_] for input_, *_ in _INPUTS.get(name, ())]
-        needed = [input_ for input_, _, own in _INPUTS.get(name, ()) if own]
+        needed = {input_: of for input_, of, own in _INPUTS.get(name, ()) if own}
         fates = {}
         for day in wanted:
             said = news_of.get(day, "") if of_landing else ""
             reason = why(ledger, day, now[day], *by, parameters.rewrite, inputs=inputs, news=said)
             if not all(day in supposed[input_].published for input_ in needed):
                 fates[day] = _Fate(Expected.LACKING)
+            elif any(
+                of(Window(day, day + DAY), policy.window_days).within(unlike[input_])
+                for input_, of in needed.items()
+            ):
+                fates[day] = _Fate(Expected.OTHER_SETTINGS)
             elif parameters.rewrite or not _made_by(ledger, day, by):
                 fates[day] = _Fate(Expected.COMPUTED, reason or "")
             elif changing := may_change[day]:
@@ -396,10 +405,9 @@ def _outcomes(
             else:
                 fates[day] = _Fate(Expected.IDENTICAL)
         found[name] = fates
-        moving = frozenset(day for day, fate in fates.items() if fate.expected in _WORK)
-        if moving:
-            kept = {field.name: getattr(ledger, field.name) for field in fields(ledger)}
-            supposed[name] = _Supposed(**kept, moving=moving)
+        if moving := {day for day, fate in fates.items() if fate.expected in _WORK}:
+            unlike[name] -= moving
+            supposed[name] = Supposed.of(ledger, moving)
     return found
 
 
@@ -413,7 +421,7 @@ def _may_change(
     """By day, the inputs that change what it is made of, if they change where they may."""
     found: dict[date, list[str]] = {day: [] for day in now}
     for input_, *_ in _INPUTS.get(name, ()):
-        if not isinstance(supposed[input_], _Supposed):
+        if not isinstance(supposed[input_], Supposed):
             continue
         then = made_of(name, {**ledgers, input_: supposed[input_]}, now, policy)
         for day in now:
@@ -425,25 +433,7 @@ def _may_change(
 def _made_by(ledger: Ledger, day: date, by: tuple[str, str]) -> bool:
     """Whether a day stands as this code and configuration published it."""
     record = ledger.latest.get(day) if ledger.stands(day) else None
-    return record is not None and (record.code_version, record.config_digest) == by
-
-
-@dataclass(frozen=True)
-class _Supposed(Ledger):
-    """A ledger some of whose days may come to hold anything."""
-
-    moving: frozenset[date] = frozenset()
-
-    @property
-    def uncertain(self) -> frozenset[date]:
-        return self.moving
-
-    @cached_property
-    def published(self) -> frozenset[date]:
-        return super().published | self.moving
-
-    def content(self, day: date) -> str:
-        return "not known yet" if day in self.moving else super().content(day)
+    return record is not None and (record.code_version, record.made_under(day)) == by
 
 
 def last_change(ledger: Ledger) -> int | None:

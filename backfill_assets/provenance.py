@@ -1,10 +1,14 @@
-"""Which code runs here: a digest of the package's source, and where it is known its git commit."""
+"""Which code runs here: a digest of its source, its git commit, and the engine's versions."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import subprocess
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parent
@@ -46,6 +50,43 @@ def running_code(given_commit: str | None = None, package: Path = _PACKAGE) -> C
     commit = (_git(package, "rev-parse", "HEAD") or "").strip()
     changes = _git(package, "status", "--porcelain", "--", ".")
     return Code(version, commit, None if changes is None else bool(changes.strip()))
+
+
+@cache
+def engine_versions() -> dict[str, str]:
+    """The versions of Spark and Delta, by package."""
+    return {name: version(name) for name in ("pyspark", "delta-spark")}
+
+
+def time_zone_data() -> str:
+    """The version of the time-zone data that days are cut by, such as `2025a`.
+
+    That of the Java that Spark runs on here; without one, that of the Python package.
+    """
+    java = shutil.which("java")
+    home = os.environ.get("JAVA_HOME") or (java and str(Path(java).resolve().parent.parent))
+    if home and (told := _java_time_zones(Path(home, "lib", "tzdb.dat"))):
+        return told
+    try:
+        return version("tzdata")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _java_time_zones(path: Path) -> str:
+    """The version in the header of Java's time-zone file; empty if there is none to read.
+
+    A byte 1, the text `TZDB`, the number of versions, and the first as text; each text after its
+    length in two bytes.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+    except OSError:
+        return ""
+    if head[:7] != b"\x01\x00\x04TZDB":
+        return ""
+    return head[11 : 11 + int.from_bytes(head[9:11], "big")].decode("ascii", "replace")
 
 
 def _digest(package: Path) -> str:

@@ -69,6 +69,7 @@ def deciding(raw: Ledger) -> Callable[[date], set[date]]:
     """
     found: dict[date, set[date]] = defaultdict(set)
     unknown = {day for other in raw.foreign for day in other.days} | raw.uncertain
+    unknown |= raw.unrecorded | (raw.published - raw.latest.keys())
     for record in raw.records:
         spans = record.said.get("spans")
         if spans is None:

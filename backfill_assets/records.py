@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from functools import cached_property, partial
@@ -19,13 +20,15 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyspark.sql.types as T
 from dagster_deltalake import DeltaTableResource
 from dagster_deltalake.config import AzureConfig, GcsConfig, LocalConfig, S3Config
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from backfill_assets.audit import Book, Finding, Measured, Severity, Verdict
-from backfill_assets.commit_files import CommitFiles
+from backfill_assets.commit_files import CommitFiles, Told
 from backfill_assets.partitions import Window, windows
 from backfill_assets.schemas import TABLES, Table
 from backfill_assets.settings import Settings
@@ -44,6 +47,8 @@ class Published(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         entries: the counts behind the expectation, by name; sums of money as text.
         findings: what was not in order, as severity and text by check.
         numbers: further figures for the UI.
+        made_under: digest of the settings that it was made under, where these are not those of the
+            commit: an undo puts rows back as they were.
     """
 
     rows: int
@@ -55,6 +60,7 @@ class Published(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     entries: Mapping[str, int | str] = msgspec.field(default_factory=dict)
     findings: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
     numbers: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    made_under: str = ""
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -66,7 +72,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         backfill_id: the Dagster backfill that the run belongs to, if any.
         launched_by: `schedule <name>`, `sensor <name>`, or `person`.
         code_version: of the code that computed it.
-        config_digest: of the settings that decide what is in the tables.
+        config_digest: of the settings that decide what is in the table.
         inputs: the version of each table that it was computed from.
         days: what was published, by day.
         final: those of the days that will not change any more unless a person rebuilds them.
@@ -80,6 +86,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         git_dirty: whether that code differed from the commit; none if unknown.
         withdrawn: days that it took back: they count as never published.
         because: why its days were computed: the days, as ranges, by reason; see `why`.
+        merged: whether it changed rows of the days that it wrote, rather than replace all of them.
+        failed: days that its run could not publish, each with the reason.
     """
 
     version: int
@@ -101,6 +109,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     git_dirty: bool | None = None
     withdrawn: frozenset[date] = frozenset()
     because: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
+    merged: bool = False
+    failed: Mapping[date, str] = msgspec.field(default_factory=dict)
 
     def why(self, day: date) -> str:
         """Why a day was computed; empty if nobody recorded it."""
@@ -115,10 +125,18 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         return frozenset(self.days) if self.written is None else self.written
 
     def vouches(self, day: date) -> int:
-        """The version as of which the day is what the record says."""
-        if self.written is None or day in self.written:
+        """The version as of which the day is what the record says.
+
+        Overwriting a day replaces whatever was there until then. A merge leaves rows, of which only
+        those of the version that it was compared with were looked at.
+        """
+        if self.written is None or (day in self.written and not self.merged):
             return self.version
         return -1 if self.since is None else self.since
+
+    def made_under(self, day: date) -> str:
+        """Digest of the settings that a day of it was made under."""
+        return self.days[day].made_under or self.config_digest
 
     def days_said(self, name: str) -> frozenset[date]:
         """Days that the asset recorded under a name."""
@@ -155,19 +173,37 @@ class Foreign:
         operation: what it was, in Delta's words.
         days: the days whose files it changed.
         at: when it was made, in UTC.
+        anywhere: whether it took files away of which it does not say whose days they were.
     """
 
     version: int
     operation: str
     days: frozenset[date]
     at: datetime | None = field(default=None, compare=False)
+    anywhere: bool = False
 
 
 class Stored(NamedTuple):
-    """The data files of a day: how many, and their bytes."""
+    """The data files of a day: how many, their bytes, and when the newest was made."""
 
     files: int
     size: int
+    newest: int = 0
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a table's log says of the table itself.
+
+    Attributes:
+        struct: its columns.
+        partitioned_by: the partition columns.
+        properties: Delta's properties by name, constraints included.
+    """
+
+    struct: T.StructType
+    partitioned_by: tuple[str, ...]
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -181,6 +217,12 @@ class Ledger:
         foreign: commits of others that may have changed rows, in ascending order.
         measured: rows and nulls by day as the data files have them, whoever wrote them.
         stored: the data files by day.
+        rows: rows by day as the data files' statistics count them; days with a file that has no
+            statistics are left out. None if nobody has looked at the files.
+        transaction: the number of our last commit, as Delta keeps it; none if there was none.
+        lost: versions of which nothing is known any more: the log was cut.
+        metadata: the table's own; none while there is no table.
+        added: columns that the table did not have from the beginning, with the version since when.
     """
 
     table: Table
@@ -189,16 +231,16 @@ class Ledger:
     foreign: Sequence[Foreign] = ()
     measured: Mapping[date, Measured] = field(default_factory=dict)
     stored: Mapping[date, Stored] = field(default_factory=dict)
+    rows: Mapping[date, int] | None = None
+    transaction: int | None = None
+    lost: Sequence[int] = ()
+    metadata: Metadata | None = None
+    added: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def uncertain(self) -> frozenset[date]:
         """The days that may come to hold anything; none of what is published."""
         return frozenset()
-
-    @property
-    def rows(self) -> dict[date, int]:
-        """Rows by day."""
-        return {day: measured.rows for day, measured in self.measured.items()}
 
     @cached_property
     def latest(self) -> dict[date, Record]:
@@ -226,24 +268,93 @@ class Ledger:
         """The days whose latest record calls them final."""
         return frozenset(day for day, record in self.latest.items() if day in record.final)
 
+    def under_other_settings(self, config_digest: str) -> frozenset[date]:
+        """The published days that were made under other settings than these."""
+        return frozenset(
+            day for day, record in self.latest.items() if record.made_under(day) != config_digest
+        )
+
+    @cached_property
+    def unrecorded(self) -> frozenset[date]:
+        """Days of which no commit tells any more who published them, as the log was cut."""
+        if not self.lost:
+            return frozenset()
+        return frozenset(
+            day
+            for day in self.published
+            if self._foreign.get(day, -1) < self._cut
+            and (day not in self.latest or self.latest[day].vouches(day) < self._cut)
+        )
+
     @cached_property
     def _foreign(self) -> dict[date, int]:
         """The last version of each day's files that is not ours."""
         return {day: other.version for other in self.foreign for day in other.days}
 
+    @cached_property
+    def _anywhere(self) -> int:
+        """The last version that took files of unknown days away; -1 if none did."""
+        return max((other.version for other in self.foreign if other.anywhere), default=-1)
+
+    @cached_property
+    def _cut(self) -> int:
+        """The last version of which nothing is known; -1 if all is."""
+        return max(self.lost, default=-1)
+
     def stands(self, day: date) -> Published | None:
         """The day as it was last published; none if never, or if others have changed it since."""
         record = self.latest.get(day)
-        if record is None or self._foreign.get(day, -1) > record.vouches(day):
+        if record is None:
             return None
-        return record.days[day]
+        since = record.vouches(day)
+        if self._foreign.get(day, -1) > since or self._cut > since:
+            return None
+        published = record.days[day]
+        if self.rows is not None:
+            if day in self.measured and day not in self.rows:
+                # Nobody has counted them: this day's files may be those that were taken away.
+                return None if self._anywhere > since else published
+            # Others may have changed a day without a word of it in the log.
+            if self.rows.get(day, 0) != published.rows:
+                return None
+        return published
 
     def content(self, day: date) -> str:
         """What a day holds, as text: days with equal texts have equal rows."""
         published = self.stands(day)
         if published is not None:
             return published.digest
-        return f"version {self._foreign[day]}" if day in self._foreign else "nothing"
+        record = self.latest.get(day)
+        counted = self.rows is not None
+        if record is None and day not in self.measured and (counted or day not in self._foreign):
+            return "nothing"
+        last = max(self._foreign.get(day, -1), self._anywhere)
+        if last > max(self._cut, record.vouches(day) if record else -1):
+            ours = record.version if record and day in record.wrote else -1
+            return f"version {max(last, ours)}"
+        rows = (self.rows or {}).get(day, 0 if day not in self.measured else "unknown")
+        files = self.stored.get(day, Stored(0, 0))
+        return (
+            f"unrecorded {rows} rows in {files.files} file(s) of {files.size} bytes, "
+            f"the newest of {files.newest}"
+        )
+
+    def as_of(self, version: int) -> Ledger:
+        """What the commits up to a version say; what the data files held then is not known."""
+        return replace(
+            self,
+            version=version,
+            records=[record for record in self.records if record.version <= version],
+            foreign=[other for other in self.foreign if other.version <= version],
+            lost=[lost for lost in self.lost if lost <= version],
+            measured={},
+            stored={},
+            rows=None,
+        )
+
+    def lacked(self, record: Record) -> frozenset[str]:
+        """The columns that the table has got since a commit: its figures do not speak of them."""
+        return frozenset(name for name, since in self.added.items() if since > record.version)
 
     @property
     def commits(self) -> list[Record | Foreign]:
@@ -255,12 +366,24 @@ class Ledger:
     def changed(self) -> Mapping[int, frozenset[date]]:
         """By version of our commits, the days that have held something else since."""
         held: dict[date, str] = {}
+        others: dict[date, int] = {}
         found = {}
+        cut = self._cut
         for commit in self.commits:
+            if commit.version > cut >= 0:
+                held.clear()  # whatever it was, it may have become something else
+                cut = -1
             if isinstance(commit, Foreign):
+                if commit.anywhere:
+                    held.clear()
                 held |= dict.fromkeys(commit.days, f"version {commit.version}")
+                others |= dict.fromkeys(commit.days, commit.version)
             else:
                 new = {day: published.digest for day, published in commit.days.items()}
+                for day in new.keys() & others.keys():
+                    if others[day] > commit.vouches(day):
+                        written = day in commit.wrote
+                        new[day] = f"version {commit.version if written else others[day]}"
                 new |= dict.fromkeys(commit.withdrawn, "nothing")
                 found[commit.version] = frozenset(d for d in new if held.get(d) != new[d])
                 held |= new
@@ -276,7 +399,9 @@ class Ledger:
 Ledgers = Mapping[str, Ledger]
 
 
-def published(verdict: Verdict, made_of: str, numbers: Mapping[str, Any]) -> Published:
+def published(
+    verdict: Verdict, made_of: str, numbers: Mapping[str, Any], made_under: str = ""
+) -> Published:
     """What a commit is to say of a day that passed."""
     measured = verdict.measured
     return Published(
@@ -296,6 +421,7 @@ def published(verdict: Verdict, made_of: str, numbers: Mapping[str, Any]) -> Pub
             if finding.severity is not Severity.OK
         },
         numbers=numbers,
+        made_under=made_under,
     )
 
 
@@ -324,25 +450,54 @@ def verdict_of(table: Table, day: date, said: Published) -> Verdict:
     )
 
 
-#: What was last read of each table in this process, with the mark of the last commit then.
-_known: dict[str, tuple[Ledger, str]] = {}
+#: Delta knows the number of the last commit of each writing application: this is ours.
+APPLICATION = "backfill_assets"
+
+
+class _Known(NamedTuple):
+    """What was last read of a table in this process.
+
+    Attributes:
+        ledger: as of then.
+        mark: that of its last commit.
+        oldest: the first version whose commit was there.
+    """
+
+    ledger: Ledger
+    mark: str
+    oldest: int
+
+    def holds(self, table: Table, commits: CommitFiles) -> bool:
+        """Whether the log still has what was read of it."""
+        ledger = self.ledger
+        return (
+            ledger.table is table
+            and commits.is_marked(ledger.version or 0, self.mark)
+            # Who has not read the log before knows no more than what is there, and so shall we.
+            and commits.has(self.oldest)
+            and not (ledger.lost and commits.there().intersection(ledger.lost))
+        )
+
+
+_known: dict[str, _Known] = {}
 
 
 def read_ledger(url: str, table: Table) -> Ledger:
     """The ledger of a table as of now."""
-    commits = CommitFiles(url, partial(_entry, table), _form(table))
-    known, mark = _known.get(url, (Ledger(table), ""))
-    at = known.version or 0
-    if known.table is not table or not commits.is_marked(at, mark):
-        known = Ledger(table)
-    elif commits.text(at + 1) is None:
-        return known
+    commits = CommitFiles(url, partial(_entry, table), _version_of, _form(table))
+    known = _known.get(url)
+    if known is not None and not known.holds(table, commits):
+        known = None
+    ledger = known.ledger if known else Ledger(table)
+    if known and commits.text((ledger.version or 0) + 1) is None:
+        return ledger
     while (log := load_log(url)) is not None:
-        lines = commits.lines(known.version, log.version())
+        told = commits.told(ledger.version, log.version(), str(log.metadata().id))
         if commits.text(log.version() + 1) is None:
             with _no_collection():
-                ledger = _continued(known, lines, log)
-            _known[url] = ledger, commits.mark(log.version())
+                ledger = _continued(ledger, told, log)
+            oldest = known.oldest if known else commits.oldest(log.version())
+            _known[url] = _Known(ledger, commits.mark(log.version()), oldest)
             return ledger
         # Somebody committed in between.
     return Ledger(table)
@@ -369,16 +524,48 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _continued(known: Ledger, lines: Iterable[bytes], log: DeltaTable) -> Ledger:
+def _continued(known: Ledger, told: Told, log: DeltaTable) -> Ledger:
     """A ledger with the commits that came since."""
-    records, foreign = list(known.records), list(known.foreign)
-    for entry in map(_read, lines):
+    lost = [*known.lost, *told.lost]
+    metadata = metadata_of(log)
+    if metadata.partitioned_by != (known.table.partition,) or not any(
+        column.name == known.table.partition and column.dataType == T.DateType()
+        for column in metadata.struct
+    ):
+        # Its days are not those of the table that is meant.
+        return Ledger(known.table, log.version(), lost=lost, metadata=metadata)
+    records, foreign, added = list(known.records), list(known.foreign), dict(known.added)
+    columns = set(known.metadata.struct.names) if known.metadata else set()
+    for entry in map(_read, told.lines):
+        if entry.columns:
+            new = set(entry.columns) - columns if columns else ()
+            added |= dict.fromkeys(new, entry.version)
+            columns = set(entry.columns)
         if entry.said:
             records.append(_record(entry, entry.said))
-        elif records:  # what came before our first one was the creation
+        # What came before our first one was the creation.
+        elif (entry.days or entry.anywhere) and (records or lost):
             days = frozenset(map(date.fromisoformat, entry.days))
-            foreign.append(Foreign(entry.version, entry.operation, days, _made_at(entry)))
-    return Ledger(known.table, log.version(), records, foreign, *_by_day(log, known.table))
+            at = _made_at(entry)
+            foreign.append(Foreign(entry.version, entry.operation, days, at, entry.anywhere))
+    return Ledger(
+        known.table,
+        log.version(),
+        records,
+        foreign,
+        *_by_day(log, known.table),
+        transaction=log.transaction_version(APPLICATION),
+        lost=lost,
+        metadata=metadata,
+        added=added,
+    )
+
+
+def metadata_of(log: DeltaTable) -> Metadata:
+    """What a log says of the table itself."""
+    said = log.metadata()
+    struct = T.StructType.fromJson(json.loads(log.schema().to_json()))
+    return Metadata(struct, tuple(said.partition_columns), dict(said.configuration))
 
 
 class _Said(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -401,16 +588,29 @@ class _Said(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     git_dirty: bool | None = None
     withdrawn: list[str] = msgspec.field(default_factory=list)
     because: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    not_published: dict[date, Any] = msgspec.field(default_factory=dict)
 
 
 class _Entry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What is told of a commit: what it says of itself, or the days that another writer changed."""
+    """What is told of a commit.
+
+    Attributes:
+        version: the table's version that it made.
+        operation: what it was, in Delta's words.
+        timestamp: when it was made, in milliseconds.
+        said: what it says of itself, if it is ours.
+        days: the days that another writer changed.
+        anywhere: whether that writer took files of unknown days away.
+        columns: those of the table, if it changed them.
+    """
 
     version: int
     operation: str
     timestamp: int | None = None
     said: _Said | None = None
     days: list[str] = msgspec.field(default_factory=list)
+    anywhere: bool = False
+    columns: list[str] = msgspec.field(default_factory=list)
 
 
 #: Ten thousand empty sets are ten thousand objects to look through for garbage.
@@ -426,9 +626,17 @@ def _read(line: bytes) -> _Entry:
         return msgspec.convert(json.loads(line), _Entry)
 
 
+def _version_of(line: bytes) -> int | None:
+    """The version that a line tells of; none if other code wrote it in a way of its own."""
+    try:
+        return _read(line).version
+    except (msgspec.ValidationError, ValueError):
+        return None
+
+
 def _form(table: Table) -> str:
     """Names what `_entry` tells: its number goes up when that changes."""
-    return " ".join(["2", table.partition, *_Said.__struct_fields__, *Published.__struct_fields__])
+    return " ".join(["3", table.partition, *_Said.__struct_fields__, *Published.__struct_fields__])
 
 
 def _entry(table: Table, version: int, text: bytes) -> bytes | None:
@@ -437,22 +645,48 @@ def _entry(table: Table, version: int, text: bytes) -> bytes | None:
     infos = (json.loads(line).get("commitInfo") for line in lines if b'"commitInfo"' in line)
     info: Mapping[str, Any] = next(filter(None, infos), {})
     said = _ours(info.get("userMetadata"))
-    days: set[str] = set()
+    days: list[str | None] = []
     if said is None:
-        files = [
-            action[kind]
+        days = [
+            _day_of(action[kind], table.partition)
             for action in map(json.loads, lines)
             for kind in ("add", "remove")
             if kind in action and action[kind].get("dataChange", True)
         ]
-        if not files:
-            return None
-        values = {(file.get("partitionValues") or {}).get(table.partition) for file in files}
-        days = set(filter(None, values))
+    columns = _columns(lines)
+    if said is None and not days and not columns:
+        return None
     at = info.get("timestamp")
-    at = at if isinstance(at, int) else None
-    entry = _Entry(version, str(info.get("operation")), at, said, sorted(days))
+    entry = _Entry(
+        version,
+        str(info.get("operation")),
+        at if isinstance(at, int) else None,
+        said,
+        sorted(set(filter(None, days))),
+        None in days,
+        columns,
+    )
     return json.dumps(msgspec.to_builtins(entry), separators=(",", ":")).encode()
+
+
+def _day_of(file: Mapping[str, Any], partition: str) -> str | None:
+    """The day of a file that was added or removed; empty for rows without one, none if unknown.
+
+    Delta asks of a removal no more than the path, in which the day is by custom.
+    """
+    values = file.get("partitionValues") or {}
+    if partition in values:
+        return values[partition] or ""
+    found = re.search(rf"(?:^|/){re.escape(partition)}=(\d{{4}}-\d\d-\d\d)/", file["path"])
+    return found[1] if found else None
+
+
+def _columns(lines: Iterable[bytes]) -> list[str]:
+    """The table's columns where a commit says what they are from now on."""
+    for line in lines:
+        if b'"metaData"' in line and (metadata := json.loads(line).get("metaData")):
+            return [column["name"] for column in json.loads(metadata["schemaString"])["fields"]]
+    return []
 
 
 def _ours(metadata: Any) -> _Said | None:
@@ -486,6 +720,8 @@ def _record(entry: _Entry, said: _Said) -> Record:
         git_dirty=said.git_dirty,
         withdrawn=_days(said.withdrawn),
         because=said.because,
+        merged=entry.operation == "MERGE",
+        failed={day: str(why) for day, why in said.not_published.items()},
     )
 
 
@@ -534,28 +770,55 @@ def delta_log(url: str, version: int | None = None) -> DeltaTableResource:
     return DeltaTableResource(url=url, storage_options=options, version=version)
 
 
-def _by_day(log: DeltaTable, table: Table) -> tuple[Mapping[date, Measured], Mapping[date, Stored]]:
-    """What the log says of each day's files: rows and nulls by their statistics; and themselves.
+def _by_day(
+    log: DeltaTable, table: Table
+) -> tuple[Mapping[date, Measured], Mapping[date, Stored], Mapping[date, int] | None]:
+    """What the log says of each day's files: their statistics; themselves; and rows alone.
 
     No row is read. Digest and totals are not in the log and are left empty.
     """
     actions = pa.table(log.get_add_actions(flatten=True))
     day = f"partition.{table.partition}"
     if not actions.num_rows:
-        return {}, {}
+        return {}, {}, {}
+    rows = "num_records"
+    if rows not in actions.column_names:
+        actions = actions.append_column(rows, pa.nulls(actions.num_rows, pa.int64()))
+    for name in table.nullable:
+        # A file from before the column was added has a null in each row, and says nothing of it.
+        count = f"null_count.{name}"
+        if count not in actions.column_names:
+            actions = actions.append_column(count, actions[rows])
+        else:
+            filled = pc.coalesce(actions[count], actions[rows])
+            actions = actions.set_column(actions.column_names.index(count), count, filled)
     nulls = [f"null_count.{name}" for name in table.columns]
-    counts = [n for n in ("num_records", "size_bytes", *nulls) if n in actions.column_names]
-    sums = actions.group_by(day).aggregate([("path", "count"), *((n, "sum") for n in counts)])
+    counts = [n for n in ("size_bytes", *nulls) if n in actions.column_names]
+    sums = actions.group_by(day).aggregate(
+        [
+            ("path", "count"),
+            (rows, "sum"),
+            (rows, "count"),
+            ("modification_time", "max"),
+            *((n, "sum") for n in counts),
+        ]
+    )
 
     def measured(row: Mapping[str, Any]) -> Measured:
         nulls = {name: row.get(f"null_count.{name}_sum") or 0 for name in table.columns}
         return Measured(row["num_records_sum"] or 0, nulls, 0, {}, "")
 
     def stored(row: Mapping[str, Any]) -> Stored:
-        return Stored(row["path_count"], row["size_bytes_sum"])
+        return Stored(row["path_count"], row["size_bytes_sum"], row["modification_time_max"])
 
     at = {day: n for n, day in enumerate(sums.column(day).to_pylist())}
-    return _Rows(at, sums, measured), _Rows(at, sums, stored)
+    counted = None
+    # A deletion vector takes rows away that the statistics of its file go on counting.
+    if "deletionVectors" not in (log.protocol().reader_features or ()):
+        whole = sums.filter(pc.equal(sums["path_count"], sums["num_records_count"]))
+        pairs = (whole.column(name).to_pylist() for name in (day, "num_records_sum"))
+        counted = dict(zip(*pairs, strict=True))
+    return _Rows(at, sums, measured), _Rows(at, sums, stored), counted
 
 
 _Value = TypeVar("_Value")

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
 
 from backfill_assets.lateness import Policy, log_days
 from backfill_assets.listing import Listing
-from backfill_assets.manifests import Manifest, due, target
+from backfill_assets.manifests import Manifest, Target, due, target
 from backfill_assets.partitions import DAY, Window, windows
 from backfill_assets.recipes import made_of
 from backfill_assets.records import Ledger, Ledgers, Record
@@ -44,8 +44,11 @@ class Behind:
 
     @property
     def token(self) -> str:
-        """The versions that the day needs, as text."""
-        return ",".join(f"{name}@{record.version}" for name, record in sorted(self.inputs.items()))
+        """The commits that the day needs, as text: versions begin anew when a table does."""
+        return ",".join(
+            f"{name}@{record.commit_id or record.version}"
+            for name, record in sorted(self.inputs.items())
+        )
 
 
 @dataclass(frozen=True)
@@ -73,16 +76,6 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
     held then.
     """
     raw, rejected = ledgers[RAW.name], ledgers[REJECTED.name]
-    follow: list[tuple[str, str, Callable[[Record], Iterable[date]]]] = [
-        (RAW.name, STAGED.name, _event_days(raw, policy)),
-        (RAW.name, LATE.name, _changed_days(raw)),
-        (RAW.name, LATENESS.name, _changed_log_days),
-        (REJECTED.name, LATENESS.name, _changed_days(rejected)),
-        (STAGED.name, FACT.name, _changed_days(ledgers[STAGED.name])),
-        (RAW.name, CURRENT.name, _current_days(raw, policy)),
-        (FACT.name, CORRECTIONS.name, _changed_days(ledgers[FACT.name])),
-        (CURRENT.name, CORRECTIONS.name, _changed_days(ledgers[CURRENT.name])),
-    ]
     possible: dict[str, Container[date]] = {
         LATENESS.name: raw.published & rejected.published,
         # They may have been taken back since.
@@ -94,7 +87,7 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
     }
     closed = final_days(ledgers, policy)
     found: dict[str, dict[date, dict[str, Record]]] = defaultdict(lambda: defaultdict(dict))
-    for source, table, days_of in follow:
+    for source, table, days_of in follows(ledgers, policy):
         needed = {day: record for record in ledgers[source].records for day in days_of(record)}
         due = policy.due(today) if table in BY_EVENT_DAY else policy.logged(today)
         for day, record in needed.items():
@@ -115,6 +108,23 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
     return backlog
 
 
+def follows(
+    ledgers: Ledgers, policy: Policy
+) -> list[tuple[str, str, Callable[[Record], Iterable[date]]]]:
+    """Which table follows which: the days of it that a commit of its input makes due."""
+    raw, rejected = ledgers[RAW.name], ledgers[REJECTED.name]
+    return [
+        (RAW.name, STAGED.name, _event_days(policy)),
+        (RAW.name, LATE.name, _changed_days(raw)),
+        (RAW.name, LATENESS.name, _changed_log_days),
+        (REJECTED.name, LATENESS.name, _changed_days(rejected)),
+        (STAGED.name, FACT.name, _changed_days(ledgers[STAGED.name])),
+        (RAW.name, CURRENT.name, _current_days(raw, policy)),
+        (FACT.name, CORRECTIONS.name, _changed_days(ledgers[FACT.name])),
+        (CURRENT.name, CORRECTIONS.name, _changed_days(ledgers[CURRENT.name])),
+    ]
+
+
 def _is_older(built: Record | None, source: Ledger, needed: Record) -> bool:
     """Whether a day was built before an input's commit, or from a table that was since replaced."""
     if built is None:
@@ -128,13 +138,15 @@ def _changed_days(source: Ledger) -> Callable[[Record], Iterable[date]]:
     return lambda record: source.changed[record.version]
 
 
-def _event_days(raw: Ledger, policy: Policy) -> Callable[[Record], Iterable[date]]:
+def _event_days(policy: Policy) -> Callable[[Record], Iterable[date]]:
     """The event days that a commit of the raw log makes due."""
 
     def event_days(record: Record) -> Iterable[date]:
         if policy.only_touched and "event_days" in record.said:
             return record.days_said("event_days")
-        return {d for day in record.days for d in policy.may_touch(day)} & raw.published
+        # What may not be built, as its own log day is not there, is for `backlog` to say.
+        changed = record.days.keys() | record.withdrawn
+        return {d for day in changed for d in policy.may_touch(day)}
 
     return event_days
 
@@ -145,7 +157,7 @@ def _current_days(raw: Ledger, policy: Policy) -> Callable[[Record], Iterable[da
     def current_days(record: Record) -> Iterable[date]:
         if "current_days" in record.said:
             return record.days_said("current_days")
-        last = max(record.days, default=policy.start)
+        last = max({*record.days, *record.withdrawn}, default=policy.start)
         return {day for day in raw.published if day <= last}
 
     return current_days
@@ -217,7 +229,7 @@ def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], b
     raw, staged = ledgers[RAW.name], ledgers[STAGED.name]
     closed = closings(raw, policy)
     changes: dict[date, list[int]] = defaultdict(list)
-    event_days = _event_days(raw, policy)
+    event_days = _event_days(policy)
     for record in raw.records:
         for day in event_days(record):
             changes[day].append(record.version)
@@ -253,14 +265,12 @@ class Arrivals:
     Attributes:
         load: log days to load, with what they are to be loaded from.
         absent: log days that are due and have no folder.
-        close: those of the days to load whose folder is waited for no longer.
         held: by log day, the files that were replaced by ones that take orders away, and wait for
             a person to accept it.
     """
 
     load: Mapping[date, str] = field(default_factory=dict)
     absent: frozenset[date] = frozenset()
-    close: frozenset[date] = frozenset()
     held: Mapping[date, Sequence[str]] = field(default_factory=dict)
 
 
@@ -278,26 +288,56 @@ def arrivals(
             when it is due; its window stays open, until the folder comes or is no longer waited
             for.
     """
-    loaded, load, absent, close, held = manifests(raw), {}, set(), set(), {}
-    due_days, waiting = policy.due(today), policy.waited_for(today)
-    for day in policy.logged(today):
+    loaded, load, absent, held = manifests(raw), {}, set(), {}
+    due_days = policy.due(today)
+    for day, wanted in targets(loaded, listing, policy.logged(today), policy).items():
         then = loaded.get(day)
         never = day not in raw.published and day not in raw.withdrawals
         if then is None and never and day not in listing.folders and day not in due_days:
             continue
-        wanted = target(
-            day, then, listing, loaded=not never, close=day in due_days and day not in waiting
-        )
         if wanted.manifest.held:
             held[day] = sorted(wanted.manifest.held)
         if day in due_days and day not in wanted.manifest.there and not wanted.manifest.closed:
             absent.add(day)
         if due(then, wanted):
             load[day] = wanted.manifest.recipe()
-            close |= {day} if wanted.manifest.closed else set()
         elif rejected is not None and _lags(rejected, day, wanted.manifest.recipe()):
             load[day] = f"{wanted.manifest.recipe()}+{REJECTED.name}"
-    return Arrivals(load, frozenset(absent), frozenset(close), held)
+    return Arrivals(load, frozenset(absent), held)
+
+
+def targets(
+    before: Mapping[date, Manifest],
+    listing: Listing,
+    days: Iterable[date],
+    policy: Policy,
+    *,
+    accepted: Collection[str] = (),
+    close: bool = False,
+) -> dict[date, Target]:
+    """What log days are to be made of; see `manifests.target`.
+
+    A folder is waited for until one has been loaded that came so many days later.
+
+    Args:
+        before: what all log days were last loaded from.
+        listing: of the folders of these days.
+        days: the log days.
+        policy: the late-data policy.
+        accepted: files that may take orders away.
+        close: whether nothing more is expected of any of the days without a folder.
+    """
+    newest = max((day for day, one in before.items() if day in one.there), default=date.min)
+    return {
+        day: target(
+            day,
+            before.get(day),
+            listing,
+            accepted=accepted,
+            close=close or (newest - day).days >= policy.absent_days,
+        )
+        for day in days
+    }
 
 
 def loaded_from(raw: Ledger) -> dict[date, Any]:
@@ -323,6 +363,10 @@ def _lags(table: Ledger, day: date, recipe: str) -> bool:
     return published.made_of not in ("", recipe)
 
 
+#: So many runs one wave asks for at most, besides those that a limit of days a run makes of one.
+HANDFUL = 5
+
+
 @dataclass(frozen=True)
 class Request:
     """One run to ask for: a gapless range of days of some tables.
@@ -331,29 +375,52 @@ class Request:
         tables: the tables to build, by name.
         window: the days.
         key: names what the run is for; the same days for the same inputs have the same key.
+        whole: the range that `window` is a part of, where a run may take only so many days.
     """
 
     tables: tuple[str, ...]
     window: Window
     key: str
+    whole: Window | None = None
 
 
-def load_requests(found: Arrivals, per_run: int | None) -> list[Request]:
-    """The runs that load what has landed, with all that follows the raw log by log day."""
+#: Whether a run may take in a day of a table that need not be built, and leave it as it is.
+Bridge = Callable[[str, date], bool]
+
+
+def _no_bridge(_table: str, _day: date) -> bool:
+    return False
+
+
+def load_requests(
+    found: Arrivals, per_run: int | None, bridge: Bridge = _no_bridge
+) -> list[Request]:
+    """The runs that load what has landed, with all that follows the raw log by log day.
+
+    Args:
+        found: what has landed and is not loaded.
+        per_run: at most so many days a run.
+        bridge: tells the days of a gap over which two ranges become one.
+    """
     tables = (RAW.name, REJECTED.name, *BY_LOG_DAY)
-    return _requests({tables: dict(found.load)}, per_run)
+    return _requests({tables: dict(found.load)}, per_run, bridge)
 
 
 def rebuild_requests(
-    behind: Backlog, per_run: int | None, busy: Mapping[str, Container[str]] | None = None
+    behind: Backlog,
+    per_run: int | None,
+    busy: Mapping[str, Container[str]] | None = None,
+    bridge: Bridge = _no_bridge,
 ) -> list[Request]:
-    """The runs that bring the open days up to date.
+    """The runs that bring the open days up to date, in ascending order of their ranges.
 
     Args:
         behind: the backlog.
         per_run: at most so many days a run.
         busy: by the id of a run or backfill that is under way, the tables that wait for it where
             it changed one of their inputs: it is about to build them, or to change more.
+        bridge: tells the days of a gap over which two ranges become one, and the tables that a
+            run may build besides those that a day lacks.
     """
 
     def ready(table: str, reason: Behind) -> bool:
@@ -367,28 +434,68 @@ def rebuild_requests(
                 tokens[day, table] = reason.token
     groups: dict[tuple[str, ...], dict[date, str]] = defaultdict(dict)
     for chain, together in ((BY_LOG_DAY, False), (BY_EVENT_DAY, True)):
-        wanted = defaultdict(set)
-        for day, table in tokens:
-            if table in chain:
-                wanted[day].add(table)
-        for day, tables in wanted.items():
-            first = min(chain.index(table) for table in tables)
+        wanted: dict[date, tuple[str, ...]] = {}
+        for day in sorted({day for day, table in tokens if table in chain}):
+            lacks = [table for table in chain if (day, table) in tokens]
             # By event day, what follows a rebuilt table is rebuilt with it.
-            build = chain[first:] if together else tuple(t for t in chain if t in tables)
-            token = ",".join(tokens[day, table] for table in chain if table in tables)
+            wanted[day] = chain[chain.index(lacks[0]) :] if together else tuple(lacks)
+        for day, tables in wanted.items():
+            may = [table for table in chain if table in tables or bridge(table, day)]
+            build = _widest(tables, wanted.values(), may)
+            token = ",".join(tokens[day, table] for table in chain if (day, table) in tokens)
             groups[build][day] = token
-    return _requests(groups, per_run)
+    return _requests(groups, per_run, bridge)
+
+
+def handful(requests: Sequence[Request], most: int = HANDFUL) -> list[Request]:
+    """The first of the requests, as many as one wave asks for.
+
+    What a limit of days a run has made of one range counts as one.
+    """
+    wholes = dict.fromkeys((request.tables, request.whole) for request in requests)
+    first = set(list(wholes)[:most])
+    return [request for request in requests if (request.tables, request.whole) in first]
+
+
+def _widest(
+    tables: Collection[str], builds: Iterable[tuple[str, ...]], may: Collection[str]
+) -> tuple[str, ...]:
+    """The most tables that are built for some day and may be built for this one as well."""
+    return max((b for b in builds if {*tables} <= {*b} <= {*may}), key=len)
 
 
 def _requests(
-    groups: Mapping[tuple[str, ...], Mapping[date, str]], per_run: int | None
+    groups: Mapping[tuple[str, ...], Mapping[date, str]], per_run: int | None, bridge: Bridge
 ) -> list[Request]:
     found = []
     for tables, days in groups.items():
-        for window in windows(days):
-            for part in window.split(per_run):
-                tokens = sorted({days[day] for day in part})
+        for whole in _bridged(days, tables, bridge):
+            for part in _cut([day for day in sorted(days) if day in whole], per_run):
+                tokens = sorted({days[day] for day in part if day in days})
                 inputs = hashlib.sha256(repr(tokens).encode()).hexdigest()[:12]
                 key = f"{'+'.join(tables)}:{part}:{inputs}"
-                found.append(Request(tables, part, key))
+                found.append(Request(tables, part, key, whole))
+    return sorted(found, key=lambda request: (request.window.start, -len(request.tables)))
+
+
+def _bridged(days: Iterable[date], tables: Sequence[str], bridge: Bridge) -> list[Window]:
+    """The fewest windows that hold these days, and others only where all tables are bridged."""
+    found: list[Window] = []
+    for window in windows(days):
+        gap = Window(found[-1].end, window.start) if found else ()
+        if found and all(bridge(table, day) for day in gap for table in tables):
+            found[-1] = Window(found[-1].start, window.end)
+        else:
+            found.append(window)
+    return found
+
+
+def _cut(days: Sequence[date], most: int | None) -> list[Window]:
+    """The fewest windows of at most so many days that hold these, which are in order."""
+    found: list[Window] = []
+    for day in days:
+        if found and (most is None or len(Window(found[-1].start, day)) < most):
+            found[-1] = Window(found[-1].start, day + DAY)
+        else:
+            found.append(Window(day, day + DAY))
     return found

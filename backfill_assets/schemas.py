@@ -18,6 +18,9 @@ import pyspark.sql.types as T
 from pandera.config import ValidationDepth, config_context
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets.settings import Settings
 
 
 class SchemaError(ValueError):
@@ -256,6 +259,8 @@ class Table:
     Attributes:
         name: asset and folder name.
         model: the pandera model.
+        decided_by: the settings that decide its rows, besides those that decide all tables, see
+            `Settings.digest_of`.
         partition: name of the DATE column the table is partitioned by.
         key: columns that are unique within a partition; empty where there is no natural key.
         totals: numeric columns whose daily sums are part of the audit.
@@ -266,6 +271,7 @@ class Table:
 
     name: str
     model: type[pa.DataFrameModel]
+    decided_by: tuple[str, ...] = ()
     partition: str = field(init=False)
     key: tuple[str, ...] = field(init=False)
     totals: tuple[str, ...] = field(init=False)
@@ -315,7 +321,10 @@ class Table:
         for name, column in self.columns.items():
             for check in column.checks:
                 sign, value = operators[check.name]
-                found[f"{name}_{check.name}"] = f"{name} {sign} {check.statistics[value]}"
+                rule = f"{name} {sign} {check.statistics[value]}"
+                # What is neither true nor false does not hold.
+                rule = f"{name} IS NULL OR {rule}" if column.nullable else rule
+                found[f"{name}_{check.name}"] = rule
         return found
 
     @property
@@ -382,6 +391,21 @@ class Table:
             )
         return frame.select(*self.columns)
 
+    def filled(self, frame: DataFrame) -> DataFrame:
+        """Rows as they were written, in the table's columns of now.
+
+        Those that may be null are null where the frame is from before they were added.
+        """
+        there = set(frame.columns)
+        return frame.select(
+            *(
+                F.lit(None).cast(column.dataType).alias(column.name)
+                if column.nullable and column.name not in there
+                else F.col(column.name)
+                for column in self.struct
+            )
+        )
+
     def _wrong_types(self, frame: DataFrame) -> dict[str, str]:
         found = {f.name: f.dataType for f in frame.schema}
         return {
@@ -402,12 +426,17 @@ class Table:
 
 RAW = Table("raw_orders", RawOrders)
 REJECTED = Table("raw_orders_rejected", RejectedOrders)
-STAGED = Table("stg_orders", StagedOrders)
-LATE = Table("late_orders", LateOrders)
-FACT = Table("fact_daily_orders", DailyOrders)
-CORRECTIONS = Table("fact_order_corrections", OrderCorrections)
-CURRENT = Table("fact_daily_orders_current", DailyOrdersCurrent)
-LATENESS = Table("arrival_lateness", ArrivalLateness)
+STAGED = Table("stg_orders", StagedOrders, ("window_days",))
+LATE = Table("late_orders", LateOrders, ("window_days", "late_lines"))
+FACT = Table("fact_daily_orders", DailyOrders, ("window_days",))
+CORRECTIONS = Table("fact_order_corrections", OrderCorrections, ("window_days", "late_lines"))
+CURRENT = Table("fact_daily_orders_current", DailyOrdersCurrent, ("window_days", "late_lines"))
+LATENESS = Table("arrival_lateness", ArrivalLateness, ("window_days",))
 TABLES: Mapping[str, Table] = {
     t.name: t for t in (RAW, REJECTED, STAGED, LATE, FACT, CURRENT, CORRECTIONS, LATENESS)
 }
+
+
+def config_digests(settings: Settings) -> dict[str, str]:
+    """By table, a digest of all that decides its rows."""
+    return {name: settings.digest_of(table.decided_by) for name, table in TABLES.items()}

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,8 @@ from pydantic import AliasChoices, Field, ValidationError, field_validator, mode
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as PydanticSettingsError
 
+from backfill_assets.provenance import engine_versions, time_zone_data
+
 PREFIX = "BACKFILL_ASSETS_"
 #: For how many days a backfill can be undone, unless a deployment says otherwise.
 UNDO_DAYS = 30
@@ -29,10 +32,49 @@ class SettingsError(ValueError):
     """A setting has a value that is not allowed; the message names variable, value and rule."""
 
 
-#: Spark's settings of how a query is run, which change no row.
-_TUNING = re.compile(
-    r"spark\.sql\.(shuffle|adaptive|files|codegen|inMemoryColumnarStorage|(autoB|b)roadcast)"
+#: What a session must run with, whoever asks for something else: otherwise files are left out, or
+#: timestamps read otherwise, and nothing says so.
+PINNED = {
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.session.timeZone": "UTC",
+}
+#: Spark's settings of how a query is run and how files are laid out, which change no row. What
+#: ends in a dot stands for all that begins so.
+_TUNING = (
+    "spark.databricks.delta.autoCompact.",
+    "spark.databricks.delta.checkpoint.partSize",
+    "spark.databricks.delta.optimize.",
+    "spark.databricks.delta.optimizeWrite.",
+    "spark.databricks.delta.snapshotPartitions",
+    "spark.databricks.delta.vacuum.parallelDelete.enabled",
+    "spark.sql.adaptive.",
+    "spark.sql.autoBroadcastJoinThreshold",
+    "spark.sql.broadcastTimeout",
+    "spark.sql.codegen.",
+    "spark.sql.debug.maxToStringFields",
+    "spark.sql.files.maxPartitionBytes",
+    "spark.sql.files.maxPartitionNum",
+    "spark.sql.files.minPartitionNum",
+    "spark.sql.files.openCostInBytes",
+    "spark.sql.inMemoryColumnarStorage.",
+    "spark.sql.join.preferSortMergeJoin",
+    "spark.sql.maxPlanStringLength",
+    "spark.sql.parquet.compression.codec",
+    "spark.sql.shuffle.partitions",
+    "spark.sql.sources.parallelPartitionDiscovery.",
+    "spark.sql.ui.",
+    "spark.sql.warehouse.dir",
 )
+
+
+def may_decide_rows(name: str) -> bool:
+    """Whether a setting of Spark may change what a query gives: all of SQL's that do not tune."""
+    if not name.startswith(("spark.sql.", "spark.databricks.")):
+        return False
+    return not any(
+        name.startswith(known) if known.endswith(".") else name == known for known in _TUNING
+    )
 
 
 class Settings(BaseSettings):
@@ -58,8 +100,8 @@ class Settings(BaseSettings):
             much more than on the days before is an alert.
         rejected_alert: a share of which a person is told.
         rejected_hold: a share from which on the day is not published unless a person agrees.
-        absent_days: for so many days an arrival day without a folder keeps the windows open that
-            it belongs to; then it counts as a day on which nothing came.
+        absent_days: an arrival day without a folder keeps the windows open that it belongs to until
+            a folder of so many days later was loaded; then nothing came on it.
         undo_days: for so many days the files that a backfill replaced are kept, so that it can be
             undone.
         webhook: where alerts are posted; none means that there are no alerts.
@@ -163,6 +205,17 @@ class Settings(BaseSettings):
             raise ValueError("must be a Spark Connect URL: sc://host:port")
         return value
 
+    @field_validator("spark_conf")
+    @classmethod
+    def _pinned(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, needed in PINNED.items():
+            if value.get(name, needed).lower() != needed.lower():
+                raise ValueError(
+                    f"{name} must be {needed} or left out: with {value[name]} rows would be lost "
+                    "or moved to other days in silence"
+                )
+        return value
+
     @field_validator("jars")
     @classmethod
     def _expanded(cls, value: Path) -> Path:
@@ -193,18 +246,25 @@ class Settings(BaseSettings):
 
     @property
     def digest(self) -> str:
-        """A digest of the settings that decide what is *in* the tables.
+        """A digest of all that decides what is *in* the tables, for a deployment as a whole."""
+        return self.digest_of(["window_days", "late_lines"])
 
-        Where the tables are, how many days a run takes or which Spark computes them is not in it:
-        those must not change a single row. What Spark's SQL is told might, but for tuning.
+    def digest_of(self, fields: Iterable[str]) -> str:
+        """A digest of some settings and of what decides every table.
+
+        That is the business time zone, the versions of the engine, and what Spark's SQL is told but
+        for tuning. Where the tables are, how many days a run takes or on which machine Spark runs
+        is not in it: those must not change a single row.
+
+        Args:
+            fields: the settings that decide some tables only.
         """
-        deciding: dict[str, Any] = {
-            "timezone": self.timezone,
-            "window_days": self.window_days,
-            "late_lines": self.late_lines,
-        }
-        sql = {k: v for k, v in self.spark_conf.items() if k.startswith("spark.sql.")}
-        if sql := {k: v for k, v in sql.items() if not _TUNING.match(k)}:
+        deciding: dict[str, Any] = {name: getattr(self, name) for name in fields}
+        deciding |= {"timezone": self.timezone, "engine": engine_versions()}
+        # A day in UTC begins at the same moment by any data.
+        if self.timezone != "UTC":
+            deciding["time_zone_data"] = time_zone_data()
+        if sql := {k: v for k, v in self.spark_conf.items() if may_decide_rows(k)}:
             deciding["spark_sql"] = sql
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -58,7 +58,7 @@ def rows_as_of(
     if not _is_plain(log, table, files):
         reader = spark.read.format("delta").option("versionAsOf", version)
         rows = reader.load(url).where(any_of(windows(days), table.partition))
-        return rows.select(*table.columns)
+        return table.filled(rows)
     # Spark takes what it is given for patterns.
     literal = re.sub(r"([\\*?\[\]{}])", r"\\\1", url)
     paths = [f"{literal}/{file['path']}" for file in files]

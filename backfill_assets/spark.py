@@ -25,7 +25,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from backfill_assets.settings import Settings, is_secret
+from backfill_assets.settings import PINNED, Settings, is_secret, may_decide_rows
 
 _SCALA = "2.13"
 _JAVA = (17, 21)
@@ -139,8 +139,13 @@ def _spark_home() -> Path:
 
 #: Settings of a session that can be changed while it runs; a Connect session gets these alone.
 _RUNTIME = {
-    # Days are cut by explicit zone conversion; the session itself must not move a timestamp.
-    "spark.sql.session.timeZone": "UTC",
+    # Days are cut by explicit zone conversion; the session itself must not move a timestamp. And
+    # a file that cannot be read is an error, never left out.
+    **PINNED,
+    # Spark's own defaults, which a server may have been started without.
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.caseSensitive": "false",
+    "spark.sql.decimalOperations.allowPrecisionLoss": "true",
     "spark.sql.shuffle.partitions": "8",
     # INT96, which Spark still writes by itself, has no statistics and other readers drop it.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -278,11 +283,15 @@ class Engine(LazyPySparkResource):
 
     def _init_session(self) -> None:
         if self._spark_session is None:
-            self._spark_session = spark_session_from_config(_reveal(self.spark_config))
+            config = _reveal(self.spark_config)
+            session = spark_session_from_config(config)
+            if "spark.remote" in config:
+                _refuse_other_server(session, config)
+            self._spark_session = session
 
     def _connected(self) -> SparkSession:
         url = _reveal(self.spark_config)["spark.remote"]
-        shown = re.sub(r"token=[^;]+", "token=***", url)
+        shown = _shown(url)
         try:
             if self._spark_session is None:
                 _await_server(url)
@@ -298,6 +307,38 @@ class Engine(LazyPySparkResource):
                 "embedded session."
             ) from None
         return session
+
+
+def _shown(url: str) -> str:
+    return re.sub(r"token=[^;]+", "token=***", url)
+
+
+def _refuse_other_server(session: SparkSession, config: Mapping[str, str]) -> None:
+    """Refuse a server that would not compute what the configuration says.
+
+    Raises:
+        EngineError: another minor version of Spark, or a setting that decides rows and that the
+            server does not let a session change.
+    """
+    where = f"the Spark Connect server at SPARK_REMOTE={_shown(config['spark.remote'])}"
+    here, there = version("pyspark"), session.version
+    if here.split(".")[:2] != there.split(".")[:2]:
+        raise EngineError(
+            f"{where} runs Spark {there}, and pyspark here is {here}: they may compute other rows. "
+            "Give the two the same minor version; nothing was written."
+        )
+    unlike = []
+    for name, wanted in config.items():
+        if may_decide_rows(name):
+            found = session.conf.get(name, None)
+            if str(found).lower() != str(wanted).lower():
+                values = "" if is_secret(name) else f" ({found} and not {wanted})"
+                unlike.append(f"{name}{values}")
+    if unlike:
+        raise EngineError(
+            f"{where} runs with other settings than it must, and a session cannot change them: "
+            f"{'; '.join(unlike)}. Set them where the server is started; nothing was written."
+        )
 
 
 def _await_server(url: str) -> None:

@@ -18,6 +18,7 @@ from backfill_assets.partitions import DAY, Window, windows
 from backfill_assets.records import Ledgers
 from backfill_assets.reprocessing import BY_EVENT_DAY, Arrivals, Backlog, closing, final_days
 from backfill_assets.schemas import FACT, RAW, REJECTED, STAGED
+from backfill_assets.withdrawn import built_of_withdrawn
 
 
 class State(enum.Enum):
@@ -25,7 +26,10 @@ class State(enum.Enum):
 
     CHECK_FAILED = "check failed"
     MISSING = "missing"
+    UNRECORDED = "unrecorded"
     FOREIGN = "changed by another writer"
+    OTHER_SETTINGS = "made under other settings"
+    INPUT_WITHDRAWN = "input taken back"
     INPUT_NEWER = "input newer than output"
     HELD = "replaced file waits"
     INPUT_MISSING = "input missing"
@@ -45,9 +49,18 @@ MEANING: Mapping[State, str] = {
     "there before. Mend the input that the check names, then materialize these days",
     State.MISSING: "never published although it is due; readers see no rows. Materialize these "
     "days, inputs included",
+    State.UNRECORDED: "the commit that published it is no longer in the table's log; readers see "
+    "the rows, but nothing says any more who made them, and from what. Put the commits back from a "
+    "backup, or materialize these days: they are computed again",
     State.FOREIGN: "rows came or went behind the pipeline's back since it was published; no audit "
     "has seen them, but readers do. Find the writer, then materialize these days: they are "
     "computed again",
+    State.OTHER_SETTINGS: "published under other settings (or engine versions) than those of now; "
+    "readers see the rows of then, and nothing is built upon them. Materialize these days, inputs "
+    "first, or put the settings back",
+    State.INPUT_WITHDRAWN: "made of input that an undo has taken back since; readers see rows that "
+    "count as undone. Ask for that undo again: it goes on with what was made of it. Or load the "
+    "input again, then materialize these days",
     State.INPUT_NEWER: "published from older input than there is; the next scheduled run rebuilds "
     "them",
     State.HELD: "a landing file was replaced by one that lacks orders which were loaded from it; "
@@ -71,6 +84,7 @@ class Situation:
         arrivals: the landing against the raw log.
         failed: by table, days whose last run failed in a check of theirs.
         policy: the late-data policy.
+        config_digests: by table, of the settings that decide its rows now.
         today: the business day.
         in_time: whether today's deadline is still to come, so that the last due day may be missing.
     """
@@ -80,6 +94,7 @@ class Situation:
     arrivals: Arrivals
     failed: Mapping[str, Collection[date]]
     policy: Policy
+    config_digests: Mapping[str, str]
     today: date
     in_time: bool = False
 
@@ -87,6 +102,11 @@ class Situation:
     def final(self) -> Mapping[str, Collection[date]]:
         """The final days, by table."""
         return final_days(self.ledgers, self.policy)
+
+    @cached_property
+    def withdrawn(self) -> Mapping[str, Collection[date]]:
+        """The days that were made of input which has been taken back since, by table."""
+        return built_of_withdrawn(self.ledgers, self.policy)
 
     @cached_property
     def unloaded(self) -> set[date]:
@@ -108,6 +128,7 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
     """The state of every day that is due or published."""
     expected = now.policy.due(now.today - DAY if now.in_time else now.today)
     ledger = now.ledgers[table]
+    unlike = ledger.under_other_settings(now.config_digests[table])
     behind, failed = set(now.backlog.open.get(table, ())), now.failed.get(table, ())
     if table in (RAW.name, REJECTED.name):
         behind |= now.arrivals.load.keys() & ledger.published
@@ -117,8 +138,14 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
             return State.CHECK_FAILED
         if day not in ledger.published:
             return State.MISSING
+        if day in ledger.unrecorded:
+            return State.UNRECORDED
         if ledger.stands(day) is None:
             return State.FOREIGN
+        if day in unlike:
+            return State.OTHER_SETTINGS
+        if day in now.withdrawn[table]:
+            return State.INPUT_WITHDRAWN
         if day in behind:
             return State.INPUT_NEWER
         if table in (RAW.name, REJECTED.name) and day in now.arrivals.held:
@@ -190,7 +217,7 @@ def changed_final_days(now: Situation) -> dict[date, str]:
                 frozen[day] = published.digest
     for other in ledger.foreign:
         for day in other.days & frozen.keys():
-            if ledger.latest[day].version < other.version:
+            if ledger.latest[day].vouches(day) < other.version:
                 how = f"{other.operation}, version {other.version}"
                 found[day] = f"changed by another writer ({how})"
     return dict(sorted(found.items()))

@@ -1,7 +1,9 @@
 """Undo: the days that one backfill wrote are put back to what they were before it, they alone.
 
-The old rows go through the same audit and the same commit as new ones, one commit a table, so that
-the undo is in the trail like everything else and can be undone itself.
+With them goes what was made of them since, by whichever run. The old rows go through the same audit
+and the same commit as new ones, one commit a table, so that the undo is in the trail like
+everything else and can be undone itself. Inputs come first: a day that has not been put back yet is
+then behind its input for all to see, and is put back when the undo is asked for again.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame
 
 from backfill_assets.audit import Verdict
-from backfill_assets.footprints import Change, footprint, written_since
+from backfill_assets.dependents import Extent, extents
+from backfill_assets.footprints import AS_OF, Change, footprint, part_of, put_back
 from backfill_assets.io_manager import (
     Built,
     Candidate,
@@ -28,7 +31,7 @@ from backfill_assets.io_manager import (
 )
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import DAY, Window, spelled
-from backfill_assets.records import Foreign, Ledger, Ledgers, Record, packed, unpacked
+from backfill_assets.records import Ledger, Ledgers, Record, packed
 from backfill_assets.reprocessing import loaded_from
 from backfill_assets.schemas import LATE, RAW, REJECTED, TABLES, Table
 from backfill_assets.settings import Settings
@@ -38,8 +41,6 @@ from backfill_assets.touched import touched
 
 #: What the record of an undo calls the backfill that it undoes.
 _UNDOES = "undoes"
-#: And the days that it put back, by the version that had written them.
-_UNDID = "undid"
 
 
 class UndoRefusedError(ValueError):
@@ -54,7 +55,7 @@ def take_back(
     tags: Mapping[str, str],
     days: Container[date] | None = None,
 ) -> Iterator[tuple[Table, list[Done]]]:
-    """Put back the days that a backfill wrote, table after table, those that others read first.
+    """Put back the days that a backfill wrote and what was made of them, table after table.
 
     One that was killed halfway is finished by asking again: what is put back already stays so.
 
@@ -64,35 +65,31 @@ def take_back(
         name: the backfill, as `footprints.belongs` takes it.
         run_id: of the run that undoes.
         tags: of that run.
-        days: only these; all that the backfill wrote if not given.
+        days: only these of those that it wrote, and what was made of them; all if not given.
 
     Raises:
-        UndoRefusedError: the backfill wrote nothing; or a day has been written since, its old files
-            are gone, or what was there would not pass the audit. Found before anything is written,
-            unless another run comes in between.
+        UndoRefusedError: the backfill wrote nothing; or a day has been written since, was made of
+            what others wrote as well, its old files are gone, or what was there would not pass the
+            audit. Found before anything is written, unless another run comes in between.
     """
-    todo = {}
-    problems, done_before = [], False
-    for table in TABLES.values():
-        ledger = io.ledger(table)
-        changes, undone = _standing(ledger, name, days)
-        done_before |= bool(undone)
-        problems += _problems(io.url(table), ledger, changes)
-        if changes:
-            todo[table.name] = changes
-    if problems:
+    asked = _Asked(io, settings, name, days)
+    found = asked.extents()
+    if problems := [text for table in TABLES.values() for text in asked.problems(table, found)]:
         raise UndoRefusedError(
             f"{name} was not undone, and nothing was written: " + "; ".join(problems)
         )
-    if not todo:
-        state = "is undone already" if done_before else "has written no such day in any table"
+    if not any(extent.changes for extent in found.values()):
+        done = any(extent.done for extent in found.values())
+        state = "is undone already" if done else "has written no such day in any table"
         raise UndoRefusedError(f"{name} {state} at {settings.warehouse}; nothing was written.")
-    for table_name, changes in todo.items():
-        table = TABLES[table_name]
-        record = io.record(table, run_id, tags)
-        again = _Undo(io, settings, name, table, record, days)
-        hull = Window(min(changes), max(changes) + DAY)
-        yield table, io.publish(Candidate(table, again.plan), hull, record, rewrite=True)
+    for table in TABLES.values():
+        # Another run may have followed what is undone since the first look.
+        extent = asked.extents()[table.name]
+        if todo := {**extent.unchanged, **extent.changes}:
+            record = io.record(table, run_id, tags)
+            candidate = Candidate(table, _Undo(asked, table, record).plan)
+            hull = Window(min(todo), max(todo) + DAY)
+            yield table, io.publish(candidate, hull, record, rewrite=extent.changes)
 
 
 def undone(ledgers: Ledgers, name: str) -> dict[str, dict[date, Record]]:
@@ -104,68 +101,43 @@ def undone(ledgers: Ledgers, name: str) -> dict[str, dict[date, Record]]:
     """
     found = {}
     for table, ledger in ledgers.items():
-        changes = footprint(ledger, name)
-        since = written_since(ledger, changes)
-        found[table] = {
-            day: changes[day].last
-            for day, commit in since.items()
-            if isinstance(commit, Record) and _undid(commit, day) is not None
-            # An undo may itself have been undone, and that as well.
-            if ledger.content(day) != changes[day].last.days[day].digest
-        }
+        changes = footprint(ledger, part_of(name))
+        found[table] = {day: changes[day].last for day in put_back(ledger, changes)}
     return found
 
 
-def _standing(
-    ledger: Ledger, name: str, days: Container[date] | None
-) -> tuple[dict[date, Change], set[date]]:
-    """What a backfill did and is not undone yet; and the days that are."""
-    changes = footprint(ledger, name, days)
-    since = written_since(ledger, changes)
-    undone = {
-        day
-        for day, commit in since.items()
-        if isinstance(commit, Record) and _undid(commit, day) == changes[day].after
-    }
-    return {day: change for day, change in changes.items() if day not in undone}, undone
+@dataclass(frozen=True)
+class _Asked:
+    """What a person asks to be undone."""
 
+    io: DeltaIOManager
+    settings: Settings
+    name: str
+    days: Container[date] | None
 
-def _undid(record: Record, day: date) -> int | None:
-    """The version whose rows of a day a commit took back; none if it took none back."""
-    for version, days in record.said.get(_UNDID, {}).items():
-        if day in unpacked(days):
-            return int(version)
-    return None
+    def extents(self) -> dict[str, Extent]:
+        """What that is about as of now, by table."""
+        # Those that are built last are read first, as `records.read_ledgers` does.
+        ledgers = {name: self.io.ledger(TABLES[name]) for name in reversed([*TABLES])}
+        return extents(ledgers, self.name, Policy.of(self.settings), self.days)
 
-
-def _problems(url: str, ledger: Ledger, changes: Mapping[date, Change]) -> list[str]:
-    """Why the days cannot be put back, each with their names."""
-    name = ledger.table.name
-    since = written_since(ledger, changes)
-    found = []
-    for commit in {commit.version: commit for commit in since.values()}.values():
-        theirs = spelled(day for day, other in since.items() if other.version == commit.version)
-        who = (
-            f"another writer ({commit.operation})"
-            if isinstance(commit, Foreign)
-            else f"run {commit.run_id[:8]}"
-        )
-        found.append(
-            f"{name} [{theirs}] has been written since, by {who} in version "
-            f"{commit.version}; undo that first, or leave these days out"
-        )
-    for version, of in _by_version(changes).items():
-        try:
-            lost = _as_of(url, ledger.table, version, of).lost
-        except (DeltaError, OSError) as error:
-            found.append(f"{name} cannot be read as of version {version} ({error})")
-            continue
-        if lost:
-            found.append(
-                f"the files that {name} [{spelled(lost)}] had in version "
-                f"{version} are gone: VACUUM takes them when the time to undo is over"
-            )
-    return found
+    def problems(self, table: Table, found: Mapping[str, Extent]) -> list[str]:
+        """Why days of a table cannot be put back, each with their names."""
+        extent = found[table.name]
+        problems = list(extent.problems)
+        for version, of in _by_version(extent.changes).items():
+            try:
+                lost = _as_of(self.io.url(table), table, version, of).lost
+            except (DeltaError, OSError) as error:
+                problems.append(f"{table.name} cannot be read as of version {version} ({error})")
+                continue
+            if lost:
+                problems.append(
+                    f"the files that {table.name} [{spelled(lost)}] had in version "
+                    f"{version} are gone: VACUUM takes them when the time to undo is over; "
+                    "mend the input and launch these days again instead"
+                )
+        return problems
 
 
 def _by_version(changes: Mapping[date, Change]) -> dict[int, list[date]]:
@@ -195,12 +167,9 @@ def _as_of(url: str, table: Table, version: int, days: Iterable[date]) -> _AsOf:
 class _Undo:
     """How one table is put back."""
 
-    io: DeltaIOManager
-    settings: Settings
-    name: str
+    asked: _Asked
     table: Table
     record: Mapping[str, Any]
-    days: Container[date] | None
 
     def plan(self, _: Window) -> Plan:
         """What is to be put back as of now.
@@ -208,44 +177,47 @@ class _Undo:
         Raises:
             UndoRefusedError: another run has written one of the days meanwhile.
         """
-        url = self.io.url(self.table)
-        ledger = self.io.ledger(self.table)
-        changes, _undone = _standing(ledger, self.name, self.days)
-        if problems := _problems(url, ledger, changes):
+        io, table = self.asked.io, self.table
+        url, ledger = io.url(table), io.ledger(table)
+        found = self.asked.extents()
+        if problems := self.asked.problems(table, found):
             raise UndoRefusedError(
-                f"{self.table.name} was not undone: {'; '.join(problems)}. Tables that were put "
+                f"{table.name} was not undone: {'; '.join(problems)}. Tables that were put "
                 "back before it stay so; when the days are free, ask again for the rest."
             )
-        if not changes:
+        changes, unchanged = found[table.name].changes, found[table.name].unchanged
+        todo = {**unchanged, **changes}
+        if not todo:
             return Plan({}, lambda _: Built(self._rows(ledger.version or 0, ()), {}))
         there = {
             day
             for version, of in _by_version(changes).items()
-            for day in _as_of(url, self.table, version, of).there
+            for day in _as_of(url, table, version, of).there
         }
         withdrawn = {d for d, c in changes.items() if c.previous is None and d not in there}
-        last = max(changes.values(), key=lambda change: change.after).last
-        sources = [
-            self.io.source(self.io.ledger(TABLES[name]), by_day=False) for name in last.inputs
-        ]
+        last = max(todo.values(), key=lambda change: change.after).last
+        sources = [io.source(io.ledger(TABLES[name]), by_day=False) for name in last.inputs]
 
         def build(_days: Window) -> Built:
+            as_of = {**_by_version(changes), ledger.version or 0: list(unchanged)}
             rows = reduce(
                 DataFrame.unionByName,
-                (self._rows(version, of) for version, of in _by_version(changes).items()),
+                (self._rows(version, of) for version, of in as_of.items() if of),
             )
 
             def remarks(before: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
                 assert before is not None
-                return self._remarks(before, rows, verdicts, changes, withdrawn)
+                return self._remarks(before, rows, verdicts, todo, changes, withdrawn)
 
-            return Built(rows, {}, remarks=remarks)
+            # They were made under the settings of then, whatever those of now are.
+            under = {d: c.previous.made_under(d) for d, c in changes.items() if c.previous}
+            return Built(rows, {}, remarks=remarks, made_under=under)
 
         return Plan(
-            {day: self._recipe(ledger, day, changes[day]) for day in sorted(changes)},
+            {day: self._recipe(ledger, day, todo[day]) for day in sorted(todo)},
             build,
             sources,
-            dict.fromkeys(changes, f"undo of {self.name}"),
+            dict.fromkeys(todo, f"undo of {self.asked.name}"),
         )
 
     def _recipe(self, ledger: Ledger, day: date, change: Change) -> str:
@@ -260,12 +232,13 @@ class _Undo:
         others = (other.version for other in ledger.foreign if day in other.days)
         if any(old.vouches(day) < version <= change.before for version in others):
             return ""
-        by = (old.code_version, old.config_digest)
+        by = (old.code_version, old.made_under(day))
         now = (self.record["code_version"], self.record["config_digest"])
         return old.days[day].made_of if by == now else ""
 
     def _rows(self, version: int, days: Collection[date]) -> DataFrame:
-        spark, url = self.io.engine.spark_session, self.io.url(self.table)
+        io = self.asked.io
+        spark, url = io.engine.spark_session, io.url(self.table)
         return rows_as_of(spark, url, self.table, version, days)
 
     def _remarks(
@@ -273,6 +246,7 @@ class _Undo:
         before: Source,
         rows: DataFrame,
         verdicts: Sequence[Verdict],
+        todo: Mapping[date, Change],
         changes: Mapping[date, Change],
         withdrawn: Collection[date],
     ) -> Remarks:
@@ -289,16 +263,12 @@ class _Undo:
                 "out, or mend the input and launch them again."
             )
         said = {
-            _UNDOES: self.name,
-            _UNDID: {
-                str(after): packed(d for d, c in changes.items() if c.after == after)
-                for after in {change.after for change in changes.values()}
-            },
-            "as of": {str(v): packed(of) for v, of in _by_version(changes).items()},
-            **self._told(before, rows, verdicts, changes),
+            _UNDOES: self.asked.name,
+            AS_OF: {str(v): packed(of) for v, of in _by_version(changes).items()},
+            **self._told(before, rows, verdicts, todo),
         }
-        final = {d for d, c in changes.items() if c.previous and d in c.previous.final}
-        gone = f"taken back by the undo of {self.name}: it counts as never published"
+        final = {d for d, c in todo.items() if c.previous and d in c.previous.final}
+        gone = f"taken back by the undo of {self.asked.name}: it counts as never published"
         return Remarks(final, dict.fromkeys(withdrawn, gone), said)
 
     def _told(
@@ -316,8 +286,9 @@ class _Undo:
         days = [v.day for v in verdicts]
         if self.table is RAW:
             loaded = loaded_from(before.ledger)
-            policy = Policy.of(self.settings)
-            moved = touched(before, rows, verdicts, policy, self.settings.timezone)
+            settings = self.asked.settings
+            policy = Policy.of(settings)
+            moved = touched(before, rows, verdicts, policy, settings.timezone)
             return {
                 "landing": {str(day): loaded[day] for day in days if day in loaded},
                 **moved.said,

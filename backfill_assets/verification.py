@@ -7,7 +7,15 @@ run. Here is what it is compared with, and why it may differ.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from decimal import Decimal
@@ -245,7 +253,7 @@ class _Verifier(DeltaIOManager):
         window: Window,
         record: Mapping[str, Any],
         *,
-        rewrite: bool = False,
+        rewrite: Container[date] = (),
         merge: bool = False,
     ) -> list[Done]:
         """Compute and audit all days, compare them, and publish none."""
@@ -275,14 +283,15 @@ class _Verifier(DeltaIOManager):
                 failing=broken.get(day, ""),
                 held=Content.of(held[day]) if day in held else None,
                 unreadable=unreadable.get(day, ""),
-                moved=self._moved(ledger.latest.get(day), day, plan),
+                moved=self._moved(ledger, day, plan),
             )
             for day in window
         ]
         return []
 
-    def _moved(self, record: Record | None, day: date, plan: Plan) -> list[str]:
+    def _moved(self, ledger: Ledger, day: date, plan: Plan) -> list[str]:
         """What is no longer as it was when the day was published."""
+        record = ledger.latest.get(day)
         if record is None:
             return []
         moved = []
@@ -297,8 +306,8 @@ class _Verifier(DeltaIOManager):
         if record.code_version != self.code_version:
             was = Code(record.code_version, record.git_commit, record.git_dirty)
             moved.append(f"it was computed by other code: {was}")
-        if record.config_digest != self.config_digest:
-            moved.append(f"it was computed under another configuration: {record.config_digest}")
+        if (under := record.made_under(day)) != self.config_digests[ledger.table.name]:
+            moved.append(f"it was computed under another configuration: {under}")
         return moved
 
 
@@ -377,6 +386,8 @@ def _who_wrote(ledger: Ledger, record: Record | None, day: date) -> str:
         return f"another writer changed it in version {last.version} ({last.operation})"
     if record is None:
         return "its rows were written before any commit on record"
+    if lacked := ledger.lacked(record):
+        return f"version {record.version} is from before {', '.join(sorted(lacked))} was added"
     return f"its files are not what version {record.version} says: changed behind the log"
 
 
@@ -401,32 +412,38 @@ def read_test(settings: Settings, table: Table, days: Iterable[date]) -> ReadTes
         there = {field.name for field in log.schema().fields}
     except (DeltaError, OSError, ValueError) as error:
         return ReadTest(table.name, None, [f"it cannot be opened: {gist(error)}"])
-    if missing := [name for name in table.columns if name not in there]:
+    absent = table.columns.keys() - there
+    if missing := sorted(absent - table.nullable.keys()):
         problems = [f"column {name} is missing" for name in missing]
     else:
         records = {day: ledger.latest[day] for day in days if day in ledger.latest}
         problems = [
             f"{table.name}[{day}]: {said}"
             for day, record in records.items()
-            for said in _unlike(url, log, table, day, record.days[day])
+            for said in _unlike(
+                url, log, table, day, record.days[day], absent | ledger.lacked(record)
+            )
         ]
     return ReadTest(table.name, ledger.version, problems)
 
 
-def _unlike(url: str, log: DeltaTable, table: Table, day: date, said: Published) -> Iterator[str]:
-    """What the rows of a day have otherwise than its record."""
+def _unlike(
+    url: str, log: DeltaTable, table: Table, day: date, said: Published, lacked: Collection[str]
+) -> Iterator[str]:
+    """What the rows of a day have otherwise than its record, which lacked some columns."""
+    columns = [name for name in table.columns if name not in lacked]
     try:
         files = log.to_pyarrow_dataset(
             filesystem=folder_of(url),
             file_pruning_predicate=[(table.partition, "in", [day.isoformat()])],
         )
-        rows = files.to_table(columns=list(table.columns))
+        rows = files.to_table(columns=columns)
     except (DeltaError, OSError, pa.ArrowException) as error:
         yield f"cannot be read: {gist(error)}"
         return
     if rows.num_rows != said.rows:
         yield f"{rows.num_rows} rows where {said.rows} were published"
-    for name in table.columns:
+    for name in columns:
         nulls, were = rows[name].null_count, said.nulls.get(name, 0)
         if nulls != were:
             yield f"{nulls} null(s) in {name} where {were} were published"

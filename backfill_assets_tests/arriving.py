@@ -42,7 +42,7 @@ class Source:
         self.chance = random.Random(seed)
         self.serial = 0
         self.waiting: dict[date, list[tuple[date, list[str]]]] = {}
-        self.moved: set[str] = set()
+        self.moved: set[Path] = set()
 
     def day(self, today: date) -> None:
         """What comes on a day: its own folder, late ones, and whatever happens to old files."""
@@ -67,7 +67,10 @@ class Source:
         chance, text = self.chance, path.read_text()
         lines = text.splitlines(keepends=True)
         day = date.fromisoformat(path.parent.name.partition("=")[2])
-        what = chance.choice(["more", "less", "touch", "gone", "purge", "rename", "tmp", "nothing"])
+        # A file that was renamed and then changed is a new file beside the rows of the old one,
+        # unless its day was loaded in between: which of the two is not for a model to know.
+        whole = ["more", "less", "rename"] if path not in self.moved else []
+        what = chance.choice([*whole, "touch", "gone", "purge", "tmp", "nothing"])
         if what == "more":
             path.write_text(text + self.line(day))
         elif what == "less":
@@ -79,7 +82,7 @@ class Source:
         elif what == "purge":
             shutil.rmtree(path.parent)
         elif what == "rename":
-            path.rename(path.with_name(f"again-{path.name}"))
+            self.moved.add(path.rename(path.with_name(f"again-{path.name}")))
         elif what == "tmp":
             path.with_name(f"{path.name}.tmp").write_text("half a li")
 

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from pathlib import Path
+
+#: What each kind of process has in its command line.
+KINDS = {
+    "run worker": "spawn_main",
+    "engine": "SparkConnectServer",
+    "daemon": "dagster._daemon",
+    "code server": "dagster api grpc",
+}
 
 
 def processes(home: Path) -> dict[int, str]:
@@ -30,3 +39,19 @@ def kill(home: Path, *kinds: str) -> None:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+
+
+def kill_one(home: Path, kind: str, chance: random.Random) -> bool:
+    """Kill one process of a kind; whether there was one."""
+    found = [
+        pid
+        for pid, command in processes(home).items()
+        if KINDS[kind] in command and "os.fork" not in command  # which is a group's guard
+    ]
+    if not found:
+        return False
+    try:
+        os.kill(chance.choice(found), signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True

@@ -88,7 +88,7 @@ def run_model(landing: Path, *, start: date, end: date, window_days: int, timezo
 
     Raises:
         OSError: If a file cannot be read at all (also `pyarrow.ArrowException`, `EOFError`), or
-            the header of a CSV file lacks a field that every order has.
+            a CSV file does not begin with a header that has every field of an order once.
     """
     zone = ZoneInfo(timezone)
     window = timedelta(days=window_days)
@@ -343,11 +343,8 @@ def _csv_lines(lines: list[bytes]) -> Iterator[_Landed]:
     if not lines:
         return
     header = _csv_fields(lines[0].decode(errors="replace"))
-    if header is not None:
-        header = [name.strip() for name in header]
-        if any(header.count(name) > 1 for name in _FIELDS):
-            header = None
-    if header is not None and not set(_REQUIRED) <= set(header):
+    header = [name.strip() for name in header or ()]
+    if not set(_REQUIRED) <= set(header) or any(header.count(name) > 1 for name in _FIELDS):
         raise OSError(f"no header of orders: {lines[0][:100]!r}")
     for line in lines[1:]:
         if line == lines[0]:
@@ -358,7 +355,7 @@ def _csv_lines(lines: list[bytes]) -> Iterator[_Landed]:
         except UnicodeDecodeError:
             yield _Landed(text, None, "not UTF-8")
             continue
-        if header is None or values is None:
+        if values is None:
             yield _Landed(text, None, "not CSV")
         elif len(values) != len(header):
             yield _Landed(text, None, "wrong number of fields")

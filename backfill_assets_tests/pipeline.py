@@ -152,7 +152,11 @@ class Pipeline:
             self.repository.get_job("daily_orders").execute_in_process(
                 instance=self.instance,
                 asset_selection=request.asset_selection,
-                tags={"dagster/sensor_name": "touched_days", **request.tags},
+                tags={
+                    "dagster/sensor_name": "touched_days",
+                    "dagster/run_key": str(request.run_key),
+                    **request.tags,
+                },
                 raise_on_error=False,
             )
         return launched

@@ -8,9 +8,11 @@ from datetime import datetime, timezone
 import dagster as dg
 import pytest
 from dagster._core.definitions.asset_checks.asset_check_spec import AssetCheckKey
+from dagster._core.test_utils import create_run_for_test
 
-from backfill_assets.automation import _Look, busy
+from backfill_assets.automation import _Look
 from backfill_assets.incidents import incidents
+from backfill_assets.night import busy
 from backfill_assets.schemas import CURRENT, FACT, LATE, RAW, STAGED
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 
@@ -94,10 +96,15 @@ def test_the_sensor_asks_once_for_the_same_files(waiting):
     at(waiting, 3)
     (request,) = waiting.tick("landed_files").run_requests
     assert days_of(request) == ("2024-01-01", "2024-01-02")
-    assert not waiting.tick("landed_files").run_requests
-    waiting.cursors.clear()  # the daemon died before it kept the cursor
     (again,) = waiting.tick("landed_files").run_requests
-    assert again.run_key == request.run_key
+    assert again.run_key == request.run_key, "a key is launched once, whoever has died meanwhile"
+    run = create_run_for_test(
+        waiting.instance,
+        tags={**request.tags, "dagster/run_key": request.run_key},
+        status=dg.DagsterRunStatus.FAILURE,
+    )
+    assert not waiting.tick("landed_files").run_requests
+    waiting.instance.delete_run(run.run_id)
     waiting.land(1, [order("more", 1)], "part-1.jsonl")
     (more,) = waiting.tick("landed_files").run_requests
     assert more.run_key != request.run_key
@@ -114,7 +121,7 @@ def test_a_run_that_builds_what_follows_is_left_to_it(engine, spark, tmp_path):
     pipeline = at(Pipeline(engine, tmp_path), 3)
     pipeline.land(1, [order("a", 1)])
     run = pipeline.run(1, 1, (RAW.name, "raw_orders_rejected")).dagster_run
-    asked = {r.run_key.partition(":")[0] for r in pipeline.tick("touched_days").run_requests}
+    asked = {r.run_key.split(":")[1] for r in pipeline.tick("touched_days").run_requests}
     assert "stg_orders+fact_daily_orders+fact_daily_orders_current" in asked
     pipeline.cursors.clear()
     # The same, while the run that loaded the day goes on to build late_orders.
@@ -124,7 +131,7 @@ def test_a_run_that_builds_what_follows_is_left_to_it(engine, spark, tmp_path):
     pipeline.instance.delete_run(run.run_id)
     pipeline.instance.add_run(going_on)
     assert busy(pipeline.instance) == {run.run_id: frozenset({RAW.name, LATE.name})}
-    left = {r.run_key.partition(":")[0] for r in pipeline.tick("touched_days").run_requests}
+    left = {r.run_key.split(":")[1] for r in pipeline.tick("touched_days").run_requests}
     assert not any(LATE.name in tables for tables in left)
     assert "stg_orders+fact_daily_orders+fact_daily_orders_current" in left
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import time
 from collections import Counter
 
@@ -17,19 +16,12 @@ import pytest
 
 from backfill_assets.schemas import TABLES
 from backfill_assets_tests.deployed import Deployment
-from backfill_assets_tests.killing import processes
+from backfill_assets_tests.killing import KINDS, kill_one
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 
 DAYS = int(os.environ.get("BACKFILL_TEST_KILL_DAYS", "4"))
 KILLS = int(os.environ.get("BACKFILL_TEST_KILLS", "2"))
 CHUNK = max(2, DAYS // 12)
-#: What each kind of process has in its command line.
-KINDS = {
-    "run worker": "spawn_main",
-    "engine": "SparkConnectServer",
-    "daemon": "dagster._daemon",
-    "code server": "dagster api grpc",
-}
 _LAUNCH = """mutation ($params: LaunchBackfillParams!) { launchPartitionBackfill(
   backfillParams: $params) { __typename ... on LaunchBackfillSuccess { backfillId }
   ... on PythonError { message } } }"""
@@ -38,7 +30,7 @@ _STATUS = """query ($id: String!) { partitionBackfillOrError(backfillId: $id) {
 
 
 class Killable(Deployment):
-    """A deployment in which a backfill is launched, and that loses processes."""
+    """A deployment in which a backfill is launched."""
 
     def launch(self, days: list[str]) -> str:
         """Launch a backfill of the layers over days; its id."""
@@ -57,21 +49,6 @@ class Killable(Deployment):
         if said["error"]:
             print(backfill, said["status"], said["error"]["message"])
         return said["status"]
-
-    def kill(self, kind: str, chance: random.Random) -> bool:
-        """Kill one process of a kind, if there is one."""
-        found = [
-            pid
-            for pid, command in processes(self.home).items()
-            if KINDS[kind] in command and "os.fork" not in command  # which is a group's guard
-        ]
-        if not found:
-            return False
-        try:
-            os.kill(chance.choice(found), signal.SIGKILL)
-        except ProcessLookupError:
-            return False
-        return True
 
 
 def missing(deployment: Deployment, days: list[str]) -> list[str]:
@@ -125,7 +102,7 @@ def test_killed_again_and_again(engine, spark, tmp_path):
             due = KILLS * commits(pipeline) / (len(LAYERS) * -(-DAYS // CHUNK))
             time.sleep(chance.uniform(0.5, 3))
             wanted = order_of_kills and sum(killed.values()) <= due
-            if wanted and deployment.kill(order_of_kills[-1], chance):
+            if wanted and kill_one(deployment.home, order_of_kills[-1], chance):
                 killed[order_of_kills.pop()] += 1
     finally:
         deployment.stop()

@@ -10,11 +10,13 @@ from dagster._core.execution.backfill import BulkActionStatus
 from backfill_assets import backfills, definitions, jobs
 from backfill_assets.backfills import BackfillRefusedError
 from backfill_assets.partitions import Window
-from backfill_assets.planning import Parameters, expected_seconds, target_days
+from backfill_assets.planning import Parameters, expected_seconds, plan_backfill, target_days
 from backfill_assets.provenance import Code
 from backfill_assets.records import read_ledgers
-from backfill_assets.schemas import FACT, STAGED, TABLES
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
+from backfill_assets.schemas import FACT, RAW, STAGED, TABLES, config_digests
+from backfill_assets.settings import load_settings
+from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, order
+from backfill_assets_tests.test_records import days, ledger, ledgers, record
 from backfill_assets_tests.test_undo import undo
 
 
@@ -107,6 +109,23 @@ def test_stages_one_after_another(pipeline):
     found = jobs.give_account(pipeline.settings, graph(pipeline), pipeline.instance, spark, plan.id)
     assert found.problems == []
     assert {report.table.name for report in found.reports} == set(LAYERS)
+
+
+def test_the_account_of_what_was_not_planned(pipeline):
+    """All of it is there and adds up, in all tables; a day that failed is not there."""
+    spark = pipeline.io_manager.engine.spark_session
+    given = pipeline.settings, graph(pipeline), pipeline.instance, spark
+    pipeline.run(1, 3, EVERYTHING, tags={"dagster/backfill": "goodgood"})
+    assert jobs.give_account(*given, "goodgood").problems == []
+    pipeline.folder(2).joinpath("part-1.jsonl.gz").write_bytes(b"broken")
+    pipeline.land(3, [order("x3", 3)], "part-1.jsonl")
+    run = pipeline.run(2, 3, EVERYTHING, tags={"dagster/backfill": "badbadba"}, fails=True)
+    for name in ("badbadba", run.run_id[:8]):
+        said = jobs.give_account(*given, name).problems
+        (failed,) = [text for text in said if text.startswith("raw_orders [2024-01-02]")]
+        assert "was asked for and not published" in failed
+        assert "part-1.jsonl.gz" in failed
+        assert not [text for text in said if "has" in text and "but" in text]
 
 
 def test_a_failing_pilot_leaves_the_rest_unlaunched(pipeline):
@@ -341,3 +360,66 @@ def test_the_expected_duration(past, runs, days, seconds):
 def test_days_of_no_calendar(pipeline, days):
     with pytest.raises(ValueError, match=r"the calendar is 2024-01-01\.\.\.2024-01-31"):
         planned(pipeline, days)
+
+
+def test_days_of_different_settings_do_not_meet(pipeline, engine):
+    """The window is changed, and the facts alone are rebuilt: an order could count twice."""
+    pipeline.land(6, [order("late", 3, ingested=f"{day(6)}T10:00:00Z")], "late.jsonl")
+    pipeline.run(1, 6)
+    other = Pipeline(engine, pipeline.root, land=False, window_days=3)
+    other.instance = pipeline.instance
+    before = {name: pipeline.log(name).version() for name in LAYERS}
+    result = other.run(3, 5, ["fact_daily_orders"], fails=True)
+    failed = other.failure(result)
+    for n in (3, 4, 5):
+        assert (
+            f"stg_orders[{day(n)}] was made under other settings; rebuild these days first"
+        ) in failed
+    assert {name: pipeline.log(name).version() for name in LAYERS} == before
+    # The plan says so beforehand, and is not launched.
+    plan = planned(other, "2024-01-03...2024-01-05", tables=["fact_daily_orders"])
+    assert plan.tables["fact_daily_orders"].other_settings == ("2024-01-03...2024-01-05",)
+    with pytest.raises(
+        BackfillRefusedError, match=r"fact_daily_orders \[2024-01-03...2024-01-05\]"
+    ):
+        launch(other, plan.id)
+    # With the input they can be built. The raw log is the same under any window.
+    whole = planned(other, "2024-01-03...2024-01-05")
+    assert whole.tables["raw_orders"].identical == ("2024-01-03...2024-01-05",)
+    assert whole.tables["fact_daily_orders"].other_settings == ()
+    tags = {"dagster/backfill": "again123"}
+    other.run(1, 6, ["raw_orders", "stg_orders", "fact_daily_orders"], tags=tags)
+    assert other.log("raw_orders").version() == before["raw_orders"]
+    ledgers, digests = read_ledgers(other.settings), config_digests(other.settings)
+    for name in ("raw_orders", "stg_orders", "fact_daily_orders"):
+        assert {r.config_digest for r in ledgers[name].latest.values()} == {digests[name]}
+    # What is put back says that the settings of then made it: the one day that differs.
+    undo(other, "again123")
+    for name in ("stg_orders", "fact_daily_orders"):
+        held = read_ledgers(other.settings)[name]
+        assert held.under_other_settings(digests[name]) == {day(3)}
+        assert held.latest[day(3)].made_under(day(3)) == pipeline.io_manager.config_digests[name]
+
+
+def test_a_plan_sees_the_settings_of_all_days_that_are_read(tmp_path):
+    """Of the raw log, days 5 and 6 were made under others; staging reads W days ahead."""
+    settings = load_settings(landing=str(tmp_path), window_days=2)
+    (tmp_path / "orders").mkdir()
+    digest = config_digests(settings)[RAW.name]
+    raw = ledger(
+        RAW,
+        record(0, days((1, 8)), config_digest=digest),
+        record(1, days(5, 6), config_digest="old"),
+    )
+
+    def plan(tables, window):
+        asked = Parameters(days=str(window), tables=tables)
+        wanted = {name: list(window) for name in tables}
+        return plan_backfill(settings, asked, wanted, ledgers(raw), Code("c"), "id").tables
+
+    staged = plan([STAGED.name], Window(day(1), day(8)))[STAGED.name]
+    assert staged.other_settings == ("2024-01-03...2024-01-06",)
+    assert staged.computed == ("2024-01-01...2024-01-02", "2024-01-07")
+    # Those that the plan itself rebuilds first are no hindrance, and only those.
+    both = plan([RAW.name, STAGED.name], Window(day(1), day(6)))[STAGED.name]
+    assert both.other_settings == ("2024-01-04...2024-01-05",)

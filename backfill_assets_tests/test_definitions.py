@@ -205,6 +205,7 @@ def test_jobs_schedules_and_sensors():
         "watch_days": True,
         "alerts": True,
         "planned_backfills": True,
+        "lost_retries": True,
     }
 
 

@@ -397,7 +397,8 @@ def test_the_users_engine_is_used(supervised, monkeypatch):
     assert main(["ui"]) == 0
     ((ui, environment, (code,), _),) = supervised
     assert code._environment == environment
-    assert environment == {**os.environ, PER_RUN: "31", RETRIED: "1"}
+    links = {"BACKFILL_ASSETS_UI_URL": f"http://127.0.0.1:{ui[ui.index('-p') + 1]}"}
+    assert environment == {**os.environ, PER_RUN: "31", RETRIED: "1", **links}
     assert ui[-1] == "3000"
 
 

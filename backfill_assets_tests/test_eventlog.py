@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections import Counter
+from pathlib import Path
 
 import dagster as dg
 import pytest
 from dagster._core.test_utils import instance_for_test
 
-from backfill_assets.eventlog import LocalEventLog
+from backfill_assets.eventlog import LocalEventLog, LocalStorage
 
 OURS = {"event_log_storage": {"module": "backfill_assets.eventlog", "class": "LocalEventLog"}}
 DAYS = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-03-01")
@@ -106,7 +111,53 @@ def test_threads_and_storages_side_by_side_lose_nothing(home):
         assert one.get_materialized_partitions(dg.AssetKey("numbers")) == set(keys)
 
 
+OPEN = """
+import sys
+import dagster as dg
+print("ready", flush=True)
+sys.stdin.readline()
+with dg.DagsterInstance.get() as instance:
+    assert instance.get_runs() == []
+"""
+
+
+def test_processes_that_open_a_new_home_at_once(tmp_path):
+    shutil.copy(Path(__file__).parents[1] / "dagster.yaml", tmp_path)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", OPEN],
+            env={**os.environ, "DAGSTER_HOME": str(tmp_path)},
+            text=True,
+            **pipes,
+        )
+        for _ in range(6)
+    ]
+    for process in processes:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    said = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 6, said
+
+
+def test_the_storage_of_the_project_has_dagsters_files(home):
+    storage = {
+        "storage": {"custom": {"module": "backfill_assets.eventlog", "class": "LocalStorage"}}
+    }
+    with instance_for_test(temp_dir=home, overrides=storage) as instance:
+        assert isinstance(instance.event_log_storage, LocalEventLog)
+        run = write(instance, "2024-01-01").run_id
+    with instance_for_test(temp_dir=home) as instance:
+        assert instance.get_run_by_id(run).is_success
+        assert instance.get_materialized_partitions(dg.AssetKey("numbers")) == {"2024-01-01"}
+
+
 def test_without_a_place_it_says_so(monkeypatch):
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     with pytest.raises(dg.DagsterInvariantViolationError, match="needs DAGSTER_HOME"):
         LocalEventLog.from_config_value(None, {})
+    with pytest.raises(dg.DagsterInvariantViolationError, match="needs DAGSTER_HOME"):
+        LocalStorage.from_config_value(None, {})

@@ -1,9 +1,16 @@
 """What one backfill did to a table, worked out from ledgers alone."""
 
-import msgspec
 import pytest
 
-from backfill_assets.footprints import backfills_of, belongs, footprint, written_since
+from backfill_assets.footprints import (
+    backfills_of,
+    belongs,
+    footprint,
+    found_unchanged,
+    part_of,
+    put_back,
+    written_since,
+)
 from backfill_assets.records import Foreign, Ledger, Published, Record
 from backfill_assets.schemas import FACT
 from backfill_assets.undo import undone
@@ -66,18 +73,18 @@ def test_before_and_after():
         record(2, [1, 2], written=[2], backfill_id="b"),
         record(3, [2, 4], backfill_id="b-rest"),
     )
-    found = footprint(ledger(first, mine, again), "b")
+    found = footprint(ledger(first, mine, again), part_of("b"))
     assert set(found) == {day(2), day(4)}  # day 1 was found as it was to be
     assert (found[day(2)].before, found[day(2)].after) == (1, 3)
     assert found[day(2)].previous is first
     assert (found[day(4)].before, found[day(4)].previous) == (2, None)
-    assert footprint(ledger(first, mine, again), "b", [day(4)]).keys() == {day(4)}
+    assert footprint(ledger(first, mine, again), part_of("b", [day(4)])).keys() == {day(4)}
     assert written_since(ledger(first, mine, again), found) == {}
 
 
 def test_what_was_taken_back_was_not_there_before():
     records = record(1, [1]), record(2, [], withdrawn=[1]), record(3, [1], backfill_id="b")
-    assert footprint(ledger(*records), "b")[day(1)].previous is None
+    assert footprint(ledger(*records), part_of("b"))[day(1)].previous is None
     assert ledger(*records[:2]).withdrawals == {day(1): records[1]}
     assert ledger(*records).withdrawals == {}
 
@@ -92,24 +99,68 @@ def test_others_that_wrote_since_or_between(other):
         theirs = Foreign(3, "DELETE", frozenset([day(1)]))
         known, records = (theirs,), [record(1, [1]), mine]
     since = ledger(*records, foreign=known)
-    assert written_since(since, footprint(since, "b")) == {day(1): theirs}
+    assert written_since(since, footprint(since, part_of("b"))) == {day(1): theirs}
     between = ledger(*records, again, foreign=known)
-    assert written_since(between, footprint(between, "b")) == {day(1): theirs}
+    assert written_since(between, footprint(between, part_of("b"))) == {day(1): theirs}
 
 
-def put_back(version, of, held):
-    """An undo of a version's day 1, which holds then what another version had written."""
-    days = {day(1): Published(1, f"d{held}", "ok")}
-    undo = record(version, [1], said={"undid": {str(of): ["2024-01-01"]}})
-    return msgspec.structs.replace(undo, days=days)
+def undo(version, as_of):
+    """An undo that puts day 1 back to what it held as of a version."""
+    return record(version, [1], said={"as of": {str(as_of): ["2024-01-01"]}})
 
 
 def test_days_that_were_undone():
     """By an undo, by an undo that was undone, and by one of those that was undone itself."""
     first, mine = record(1, [1]), record(2, [1, 2], backfill_id="abcdefgh-001")
-    history = [first, mine, put_back(3, 2, 1), put_back(4, 3, 2), put_back(5, 4, 1)]
+    history = [first, mine, undo(3, 1), undo(4, 2), undo(5, 3)]
     found = [undone({"t": ledger(*history[: n + 2])}, "abcdefgh")["t"] for n in range(4)]
     assert found == [{}, {day(1): mine}, {}, {day(1): mine}]
+
+
+def test_what_was_undone_and_launched_again():
+    """Only the second launch is there to undo, and the undo is nobody's work in between."""
+    again = record(4, [1], backfill_id="b")
+    history = ledger(record(1, [1]), record(2, [1], backfill_id="b"), undo(3, 1), again)
+    found = footprint(history, part_of("b"))
+    assert (found[day(1)].before, found[day(1)].after, found[day(1)].between) == (3, 4, None)
+    assert (put_back(history, found), written_since(history, found)) == (set(), {})
+    twice = ledger(*history.records, undo(5, 3))
+    assert put_back(twice, footprint(twice, part_of("b"))) == {day(1)}
+
+
+def test_what_came_later_and_was_undone_is_in_nobodys_way():
+    mine, later = record(2, [1], backfill_id="b"), record(3, [1], backfill_id="c")
+    history = ledger(record(1, [1]), mine, later, undo(4, 2))
+    found = footprint(history, part_of("b"))
+    assert written_since(history, found) == {}
+    assert put_back(history, found) == set()
+    undone_too = ledger(*history.records, undo(5, 1))
+    assert put_back(undone_too, found) == {day(1)}
+    assert put_back(undone_too, footprint(undone_too, part_of("c"))) == {day(1)}
+
+
+def test_an_undo_has_a_footprint_as_well():
+    history = [record(1, [1]), record(2, [1], backfill_id="b"), undo(3, 1)]
+    its = part_of("run-00000003")
+    there = ledger(*history)
+    assert footprint(there, its)[day(1)].before == 2
+    assert put_back(there, footprint(there, its)) == set()
+    gone = ledger(*history, undo(4, 2))
+    assert put_back(gone, footprint(gone, its)) == {day(1)}
+
+
+def test_days_that_were_found_as_they_were_to_be():
+    first, same = record(1, [1, 2, 3]), record(2, [1, 2, 3], written=[2], backfill_id="b")
+    assert {
+        d: c.previous for d, c in found_unchanged(ledger(first, same), part_of("b")).items()
+    } == {
+        day(1): first,
+        day(3): first,
+    }
+    later = ledger(first, same, record(3, [3], written=[]), foreign=[])
+    assert found_unchanged(later, part_of("b")).keys() == {day(1)}
+    others = ledger(first, same, foreign=[Foreign(3, "DELETE", frozenset([day(1)]))])
+    assert found_unchanged(others, part_of("b")).keys() == {day(3)}
 
 
 def test_the_backfill_that_a_run_is_of():

@@ -162,6 +162,16 @@ def test_a_day_that_another_writer_changed_is_told_once(table):
     assert found == told(of_old, table, 2) | told("changed by another writer", table, 9)
 
 
+# --- other settings ---
+
+
+def test_days_made_under_other_settings_are_one_incident_a_table():
+    found = incidents(situation(settings="others"))
+    assert keys(found) == {("other settings", name, "") for name in TABLES}
+    assert found[0].detail.startswith("2024-01-01...2024-01-10: published under other settings")
+    assert "Materialize these days, inputs first" in found[0].detail
+
+
 # --- the landing ----------------------------------------------------------------------------------
 
 

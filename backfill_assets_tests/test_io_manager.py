@@ -5,21 +5,28 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from decimal import Decimal
+from typing import Any
 from uuid import uuid4
 
 import dagster as dg
+import msgspec
 import pytest
 from pyspark.sql import functions as F
 
-from backfill_assets import commits
+from backfill_assets import commits, io_manager
 from backfill_assets.audit import Book, RefusedError
 from backfill_assets.commits import PublishError, Writer
-from backfill_assets.io_manager import Built, Candidate, Done, Outcome, Plan
-from backfill_assets.partitions import NotContiguousError, Window, one_window
-from backfill_assets.schemas import FACT, SchemaError
+from backfill_assets.io_manager import Built, Candidate, Done, Outcome, Plan, Source
+from backfill_assets.lateness import log_days
+from backfill_assets.partitions import DAY, NotContiguousError, Window, one_window
+from backfill_assets.records import Record
+from backfill_assets.schemas import FACT, RAW, STAGED, SchemaError, Table, config_digests
+from backfill_assets.settings import load_settings
 from backfill_assets.spark import SPARK_ERRORS
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
+from backfill_assets_tests.test_records import days, ledger, record
 
 RECORD = {"run_id": "r1", "asset": FACT.name, "code_version": "c", "config_digest": "d"}
 
@@ -53,7 +60,7 @@ def publish(
     run: str = "r1",
     due: int | None = None,
     recipe: str | None = None,
-    **how: bool,
+    **how: Any,
 ) -> list[Done]:
     record = {**RECORD, "run_id": run}
     proposed = candidate(frame, due=due, recipe=recipe)
@@ -352,7 +359,7 @@ def test_on_demand_everything_is_written_again(loaded, spark):
     frame = facts(spark, [(n, "a", n) for n in (1, 2, 3)])
     publish(loaded, frame, window(1, 3), recipe="one")
     files = set(loaded.log(FACT.name).file_uris())
-    done = publish(loaded, frame, window(1, 3), recipe="one", rewrite=True)
+    done = publish(loaded, frame, window(1, 3), recipe="one", rewrite=window(1, 3))
     assert outcomes(done) == ["written"] * 3
     assert not files & set(loaded.log(FACT.name).file_uris())
 
@@ -527,3 +534,63 @@ def test_the_run_tags_reach_the_write_path(pipeline):
         "stg_orders",
         "fact_daily_orders",
     }
+
+
+# --- what other settings made ---------------------------------------------------------------------
+
+
+def made_under(digest: str, n: int, *, by_day: bool = True) -> Source:
+    """A source of days 1 to n, which these settings made."""
+    return Source(ledger(STAGED, record(0, days((1, n)), config_digest=digest)), by_day, never)
+
+
+def lacks(manager, source: Source) -> dict[int, str]:
+    found = manager._lacking([source], window(1, 6), "r")
+    return {d.day: book.problems[0] for d, book in found.items()}
+
+
+def test_a_day_is_not_made_of_what_other_settings_made(pipeline):
+    manager = pipeline.io_manager
+    now = manager.config_digests[STAGED.name]
+    fine = made_under(now, 6)
+    assert lacks(manager, fine) == {}
+    old = made_under("old", 3)
+    mixed = replace(fine, ledger=ledger(STAGED, *fine.ledger.records, *again(old)))
+    assert lacks(manager, mixed) == {
+        n: f"stg_orders[{day(n)}] was made under other settings; rebuild these days first"
+        for n in (1, 2, 3)
+    }
+    wide = mixed.of(lambda d: log_days(Window(d, d + DAY), 1))
+    assert lacks(manager, wide) == {
+        1: "stg_orders[2024-01-01...2024-01-02] was made under other settings; rebuild these "
+        "days first",
+        2: "stg_orders[2024-01-02...2024-01-03] was made under other settings; rebuild these "
+        "days first",
+        3: "stg_orders[2024-01-03] was made under other settings; rebuild these days first",
+    }
+    assert lacks(manager, replace(mixed, by_day=False)) == {}
+    # What is not there at all goes first.
+    assert (
+        lacks(manager, made_under("old", 5))[6] == "stg_orders[2024-01-06] has never been published"
+    )
+
+
+def again(source: Source) -> list[Record]:
+    return [msgspec.structs.replace(one, version=1) for one in source.ledger.records]
+
+
+def test_a_backfill_is_kept_to_the_settings_of_each_table():
+    """The window was changed halfway: the raw log does not depend on it, staging does."""
+    before, now = (config_digests(load_settings(window_days=w)) for w in (7, 8))
+    said = {"code_version": "code", "config_digest": now[FACT.name], "backfill_id": "b"}
+
+    def read(*tables: Table) -> None:
+        made = [
+            ledger(t, record(0, days(1), backfill="b", config_digest=before[t.name]))
+            for t in tables
+        ]
+        io_manager._refuse_other_code([ledger(FACT), *made], window(1, 1), said, now)
+
+    read(RAW)
+    with pytest.raises(PublishError, match="has published 2024-01-01 of stg_orders with code code"):
+        read(RAW, STAGED)

@@ -14,24 +14,29 @@ from types import SimpleNamespace
 
 import dagster as dg
 import pytest
+import yaml
 from dagster._core.instance.config import PoolGranularity
 from dagster._core.launcher import WorkerStatus
 from dagster._core.storage.dagster_run import DagsterRunStatus
+from dagster._core.storage.tags import TagType, get_tag_type
 from dagster._core.test_utils import create_run_for_test
 from dagster._daemon.monitoring.run_monitoring import (
     execute_run_monitoring_iteration,
     monitor_started_run,
 )
 from dagster._utils.log import get_dagster_logger
+from dagster._utils.tags import TagConcurrencyLimitsCounter
 
 from backfill_assets.automation import _run_request
 from backfill_assets.definitions import build_defs
 from backfill_assets.launcher import LOCKS, PROCESS_TAG, WatchingRunLauncher, is_alive, sign_on
+from backfill_assets.night import LOAD, REBUILD
 from backfill_assets.partitions import Window
 from backfill_assets.reprocessing import Request
 from backfill_assets.settings import load_settings
 
 PROJECT = Path(__file__).parents[1]
+NIGHT = date(2024, 1, 3)
 #: A run's process: it works until its standard input ends.
 WORKER = """
 import os, subprocess, sys, time
@@ -219,7 +224,8 @@ def test_the_instance_of_the_project(instance):
 
 def test_what_goes_first_and_what_goes_alone():
     request = Request(("fact_daily_orders",), Window(date(2024, 1, 1), date(2024, 1, 3)), "key")
-    assert int(_run_request(request).tags["dagster/priority"]) > 0
+    tags = {kind: _run_request(request, kind, NIGHT).tags for kind in (LOAD, REBUILD)}
+    assert int(tags[LOAD]["dagster/priority"]) > 0
     repository = build_defs(load_settings()).get_repository_def()
     pools = {
         key.to_user_string(): assets.op.pool
@@ -227,3 +233,16 @@ def test_what_goes_first_and_what_goes_alone():
         if assets.op.pool
     }
     assert pools == {"lateness_dashboard": "lateness_dashboard"}
+    text = yaml.safe_load((PROJECT / "dagster.yaml").read_text())
+    limits = TagConcurrencyLimitsCounter(text["concurrency"]["runs"]["tag_concurrency_limits"], [])
+    loads, rebuilds = (
+        [SimpleNamespace(tags=tags[kind]) for _ in range(2)] for kind in (LOAD, REBUILD)
+    )
+    for first, second, blocked in ((*loads, True), (*rebuilds, False)):
+        assert not limits.is_blocked(first)  # type: ignore[arg-type]
+        limits.update_counters_with_launched_item(first)  # type: ignore[arg-type]
+        assert limits.is_blocked(second) is blocked  # type: ignore[arg-type]
+
+
+def test_the_tag_of_the_process_is_not_shown(instance):
+    assert get_tag_type(PROCESS_TAG) is TagType.HIDDEN

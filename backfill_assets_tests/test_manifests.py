@@ -316,16 +316,6 @@ def test_what_sources_say_of_a_day_is_neither_replaced_nor_kept():
     assert found.kept == files(2, "b")
 
 
-def test_of_a_day_without_manifest_nothing_is_known():
-    """It was published, so every file may lack what was loaded from it."""
-    found = target(day(2), None, SAME, loaded=True)
-    assert found.replaced == files(1, "a") | files(2, "b")
-    assert due(None, found)
-    assert not target(day(2), None, SAME, loaded=True, accepted=files(2, "b")).replaced & files(
-        2, "b"
-    )
-
-
 def held() -> tuple[Manifest, Listing]:
     """What the record of day 2 says after file b was replaced and held back; what lies there."""
     now = landing("a=1", "b=less")

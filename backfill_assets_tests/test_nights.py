@@ -33,9 +33,12 @@ W, DAYS = 1, 4
 
 
 def rewritten(pipeline: Pipeline, name: str, since: int | None) -> Counter[date]:
-    """How often each day was published after a version."""
+    """How often the files of each day were written after a version.
+
+    A run may also compute a day that lies between two others, and find the rows that are there.
+    """
     records = pipeline.io_manager.ledger(TABLES[name]).records
-    return Counter(d for r in records if r.version > (since or 0) for d in r.days)
+    return Counter(d for r in records if r.version > (since or 0) for d in r.wrote)
 
 
 def staged_by_day(pipeline: Pipeline, end: date) -> dict[date, list[tuple]]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from backfill_assets.partitions import (
     DAY,
+    Days,
     NotContiguousError,
     Window,
     any_of,
@@ -21,6 +22,7 @@ from backfill_assets.partitions import (
     windows,
 )
 from backfill_assets.settings import load_settings
+from backfill_assets_tests.pipeline import START, day
 
 
 def d(text: str) -> date:
@@ -126,3 +128,22 @@ def test_days_are_days_of_the_business_zone():
 def test_backfill_policy():
     assert backfill_policy(load_settings()) == dg.BackfillPolicy.single_run()
     assert backfill_policy(load_settings(partitions_per_run=5)) == dg.BackfillPolicy.multi_run(5)
+
+
+@pytest.mark.parametrize("of", [{3}, {3, 9, 10, 11, 12}, {6}, {4, 6}, set(), {5, 7, 8, 9, 10}])
+def test_days_within_a_window(of):
+    window = Window(date(2024, 1, 4), date(2024, 1, 6))
+    assert window.within({date(2024, 1, n) for n in of}) is bool(of & {4, 5})
+
+
+def test_days_with_gaps_stand_for_a_window():
+    days = [day(1), day(2), day(5), day(9)]
+    found = Days.of(days)
+    assert list(found) == days and len(found) == 4
+    assert day(5) in found and day(3) not in found
+    assert (found.start, found.end) == (day(1), day(10))
+    assert str(found) == "2024-01-01...2024-01-02, 2024-01-05, 2024-01-09"
+    wide = found.widened(before=1, after=2)
+    assert list(wide) == [START + n * DAY for n in range(-1, 11)]
+    assert type(wide) is type(Days.of([day(3)])) is Window
+    assert found.predicate("d").count("DATE'") == 6

@@ -1,10 +1,12 @@
 """Which code runs: the digest sees the source, and git's word is taken only for its own files."""
 
+import re
 import subprocess
+from importlib.metadata import version
 
 import pytest
 
-from backfill_assets.provenance import Code, running_code
+from backfill_assets.provenance import Code, running_code, time_zone_data
 
 
 @pytest.fixture
@@ -62,3 +64,29 @@ def test_without_git(package, monkeypatch):
     code = running_code(None, package)
     assert (code.commit, code.dirty) == ("", None)
     assert str(code) == f"{code.version} (commit unknown)"
+
+
+# --- the engine ---
+
+
+def java(home, head: bytes) -> str:
+    (home / "lib").mkdir(parents=True)
+    (home / "lib" / "tzdb.dat").write_bytes(head + b"\x02[\x00\x0eAfrica/Abidjan")
+    return str(home)
+
+
+def test_the_time_zone_data_is_that_of_java(tmp_path, monkeypatch):
+    head = b"\x01\x00\x04TZDB\x00\x01\x00\x052031c"
+    monkeypatch.setenv("JAVA_HOME", java(tmp_path / "jdk", head))
+    assert time_zone_data() == "2031c"
+
+
+def test_the_time_zone_data_of_the_java_on_the_path(monkeypatch):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    assert re.fullmatch(r"20\d\d[a-z]", time_zone_data())
+
+
+@pytest.mark.parametrize("head", [b"", b"\x01\x00\x04ABCD\x00\x01\x00\x052031c"])
+def test_without_those_the_time_zone_data_is_the_package_s(tmp_path, monkeypatch, head):
+    monkeypatch.setenv("JAVA_HOME", java(tmp_path / "jdk", head))
+    assert time_zone_data() == version("tzdata")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from backfill_assets import definitions
-from backfill_assets.io_manager import REWRITE_TAG, same_days, why
+from backfill_assets.io_manager import REWRITE_TAG, why
 from backfill_assets.planning import BackfillPlan, Outlook, in_lines
 from backfill_assets.provenance import Code
 from backfill_assets.records import Foreign, Ledger, Record, read_ledgers
@@ -53,7 +53,6 @@ STAGING = ledger(STAGED, made(record(1, days(1))))
 def test_the_reason(reason):
     of = LEDGERS[reason]
     assert why(of, day(1), *NOW, inputs=[STAGING]) == reason
-    assert same_days(of, {day(1): NOW[0]}, *NOW[1:]) == ({day(1)} if reason is None else set())
 
 
 @pytest.mark.parametrize("reason", LEDGERS)

@@ -78,6 +78,7 @@ def record(
     backfill: str | None = None,
     rows: int = 1,
     digest: str = "",
+    config_digest: str = "config",
     **said: Any,
 ) -> Record:
     """What a commit says of itself; sets of days in `said` are packed as the assets do it."""
@@ -88,7 +89,7 @@ def record(
         backfill_id=backfill,
         launched_by=by,
         code_version="code",
-        config_digest="config",
+        config_digest=config_digest,
         inputs=inputs or {},
         days=dict.fromkeys(sorted(published), told),
         final=frozenset(final),
@@ -212,7 +213,7 @@ def test_a_record_comes_back_whole(url):
             "config_digest": "config",
             "inputs": {"stg_orders": 4},
             "audit": {"2024-01-01": told, "2024-01-03": {**told, "rows": 2}},
-            "not_published": {"2024-01-02": ["unique_key: 2 rows"]},
+            "not_published": {"2024-01-02": "unique_key: 2 rows"},
             "final": ["2024-01-01"],
             "said": said,
             "days": ["2024-01-01", "2024-01-03"],
@@ -233,6 +234,7 @@ def test_a_record_comes_back_whole(url):
         },
         final=days(1),
         said=said,
+        failed={day(2): "unique_key: 2 rows"},
     )
     assert found.days_said("event_days") == days((1, 3))
     assert found.days_said("log_days") == frozenset()
@@ -452,8 +454,7 @@ def test_a_removal_that_does_not_tell_its_partition(url):
     ours(url, 1)
     info = {"commitInfo": {"operation": "DELETE", "timestamp": 1}}
     commit_by_hand(url, info, removal(added(url)))
-    (found,) = read(url).foreign
-    assert found.operation == "DELETE"
+    assert read(url).foreign == [Foreign(1, "DELETE", days(1))]
 
 
 def test_a_file_without_statistics(url):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -17,12 +18,14 @@ from backfill_assets.records import Foreign, Ledger, Record
 from backfill_assets.reprocessing import (
     BY_EVENT_DAY,
     BY_LOG_DAY,
+    HANDFUL,
     Arrivals,
     Backlog,
     Behind,
     Request,
     arrivals,
     backlog,
+    handful,
     load_requests,
     rebuild_requests,
 )
@@ -879,6 +882,74 @@ def test_the_key_tells_inputs_apart():
     )
     corrections = Backlog({CURRENT.name: {day(1): Behind({CORRECTIONS.name: record(3, ())})}})
     assert len(keys(facts) | keys(both) | keys(corrections)) == 3
+
+
+def test_the_key_moves_with_the_commit_though_the_version_is_the_same():
+    """A table that was made anew begins with version 0 again."""
+    anew = msgspec.structs.replace
+    first, second = (
+        late(stg={day(1): anew(record(0, ()), commit_id=commit)}) for commit in ("a", "b")
+    )
+    assert not keys(first) & keys(second)
+
+
+def test_fourteen_landed_days_are_a_handful_of_requests():
+    """Each of them has lines for days before, and one day of three is behind in every table."""
+    names = (STAGED, FACT, CURRENT, LATE, CORRECTIONS, LATENESS)
+    behind = Backlog(
+        {
+            table.name: {d: Behind({"in": record(1, ())}) for d in list(days((1, 14)))[n % 3 :: 3]}
+            for n, table in enumerate(names)
+        }
+    )
+    assert len(rebuild_requests(behind, None)) > 20, "the case shows something"
+    found = rebuild_requests(behind, None, bridge=lambda _table, _day: True)
+    assert len(found) <= HANDFUL
+    for table in names:
+        built = {d for r in found if table.name in r.tables for d in r.window}
+        assert built >= behind.open[table.name].keys()
+
+
+SCATTERED = [day(1) + 3 * n * DAY for n in range(500)]
+
+
+def test_five_hundred_scattered_days_are_a_handful_of_requests():
+    raw = Arrivals(dict.fromkeys(SCATTERED, "x"), [], frozenset())
+    behind = late(current=dict.fromkeys(SCATTERED, record(1, ())))
+
+    def bridge(_table: str, _day: date) -> bool:
+        return True
+
+    (load,) = load_requests(raw, None, bridge)
+    (rebuild,) = rebuild_requests(behind, None, bridge=bridge)
+    assert load.window == rebuild.window == Window(SCATTERED[0], SCATTERED[-1] + DAY)
+    # A limit of days makes more, and no more than it must; the cut ones are one of the handful.
+    found = rebuild_requests(behind, 31, bridge=bridge)
+    assert {d for request in found for d in request.window} >= set(SCATTERED)
+    assert len(found) == math.ceil(len(SCATTERED) / 11)
+    assert handful(found) == found
+    assert len(rebuild_requests(late(stg=since(1, 1, 900)), 31, bridge=bridge)) == 2
+
+
+def test_a_gap_that_may_not_be_built_is_not_bridged():
+    behind = late(current=since(1, 1, 3, 5, 7))
+    found = rebuild_requests(behind, None, bridge=lambda _table, d: d != day(4))
+    assert [str(r.window) for r in found] == [
+        "2024-01-01...2024-01-03",
+        "2024-01-05...2024-01-07",
+    ]
+    # All tables of the run must allow it.
+    behind = late(stg=since(1, 1, 3))
+    assert len(rebuild_requests(behind, None, bridge=lambda table, _: table != FACT.name)) == 2
+
+
+def test_a_wave_is_a_handful_and_the_next_one_goes_on():
+    behind = late(current=dict.fromkeys(SCATTERED, record(1, ())))
+    found = rebuild_requests(behind, None)
+    assert len(found) == 500
+    assert [r.window.start for r in handful(found)] == SCATTERED[:HANDFUL]
+    rest = [r for r in found if r not in handful(found)]
+    assert [r.window.start for r in handful(rest)] == SCATTERED[HANDFUL : 2 * HANDFUL]
 
 
 CHAINED, OTHERS = frozenset(CHAIN), frozenset({RAW.name, *BY_LOG_DAY})

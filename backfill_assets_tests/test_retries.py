@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import signal
 import socket
@@ -10,7 +11,10 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import dagster as dg
 import grpc
@@ -19,8 +23,19 @@ from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import execute_run
 from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 from dagster._core.storage.dagster_run import DagsterRunStatus
-from dagster._core.storage.tags import PARENT_RUN_ID_TAG, ROOT_RUN_ID_TAG
+from dagster._core.storage.tags import (
+    AUTO_RETRY_RUN_ID_TAG,
+    BACKFILL_ID_TAG,
+    PARENT_RUN_ID_TAG,
+    PRIORITY_TAG,
+    RETRY_NUMBER_TAG,
+    ROOT_RUN_ID_TAG,
+    TAGS_TO_MAYBE_OMIT_ON_RETRY,
+    WILL_RETRY_TAG,
+)
+from dagster._core.test_utils import create_run_for_test
 from dagster._core.utils import make_new_backfill_id
+from dagster._daemon.auto_run_reexecution import auto_run_reexecution
 from dagster._time import get_current_timestamp
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import AnalysisException, PySparkRuntimeError, PySparkValueError
@@ -31,7 +46,15 @@ from backfill_assets import spark as engines
 from backfill_assets.commits import PublishError
 from backfill_assets.executor import one_process_executor
 from backfill_assets.launcher import PROCESS_TAG
-from backfill_assets.retries import LOST_TAG, RETRY_ON_FAILURE, engine_lost, retry_later
+from backfill_assets.retries import (
+    ATTEMPTS,
+    LOST_TAG,
+    PATIENCE,
+    RETRY_ON_FAILURE,
+    engine_lost,
+    launch_lost_retries,
+    retry_later,
+)
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.killing import kill
 from backfill_assets_tests.test_daemon import BIN, PROJECT
@@ -200,6 +223,108 @@ def test_a_retry_is_judged_by_its_own_failure(instance):
     assert again(instance, lost, ValueError("bad")).tags["dagster/will_retry"] == "false"
     lost_again = again(instance, lost, BrokenPipeError(32, "Broken pipe"))
     assert lost_again.tags[LOST_TAG] == lost_again.run_id
+
+
+def test_a_retry_does_not_go_behind_the_whole_queue(instance):
+    """It inherits the tags of the run before."""
+    lost = run(instance, ConnectionRefusedError(111, "Connection refused"))
+    assert lost.tags["dagster/priority"] == "1"
+    assert PRIORITY_TAG not in TAGS_TO_MAYBE_OMIT_ON_RETRY
+    nightly = run(instance, BrokenPipeError(32, "Broken pipe"), {"dagster/priority": "1"})
+    assert nightly.tags["dagster/priority"] == "2"
+    odd = run(instance, BrokenPipeError(32, "Broken pipe"), {"dagster/priority": "high"})
+    assert odd.tags["dagster/priority"] == "1"
+
+
+def lost_run(instance: dg.DagsterInstance, **tags: str) -> dg.DagsterRun:
+    return run(instance, ConnectionRefusedError(111, "Connection refused"), tags)
+
+
+def failures(instance: dg.DagsterInstance, of: dg.DagsterRun) -> int:
+    return len(instance.all_logs(of.run_id, of_type=dg.DagsterEventType.RUN_FAILURE))
+
+
+LATER = datetime.now(timezone.utc) + PATIENCE + timedelta(minutes=5)
+
+
+@pytest.mark.parametrize("how", ["not looked at", "could not be launched"])
+def test_a_lost_retry_is_asked_for_again(instance, how):
+    found = lost_run(instance)
+    if how == "could not be launched":
+        # What Dagster does where the code server is down at that moment.
+        instance.add_run_tags(found.run_id, {WILL_RETRY_TAG: "false"})
+    assert launch_lost_retries(instance, {}, datetime.now(timezone.utc)) == {}, "it has time"
+    attempts = launch_lost_retries(instance, {}, LATER)
+    assert attempts == {found.run_id: 1}
+    # The daemon follows these events, and the tag.
+    assert failures(instance, found) == 2
+    again = instance.get_run_by_id(found.run_id)
+    assert again.tags[WILL_RETRY_TAG] == "true"
+    assert again.is_complete_and_waiting_to_retry
+
+
+def test_in_the_end_a_lost_retry_is_given_up(instance):
+    """So that a backfill ends."""
+    found, attempts = lost_run(instance), {}
+    for n in range(ATTEMPTS + 3):
+        attempts = launch_lost_retries(instance, attempts, LATER)
+        assert attempts == {found.run_id: n + 1}
+    assert failures(instance, found) == 1 + ATTEMPTS
+    assert not instance.get_run_by_id(found.run_id).is_complete_and_waiting_to_retry
+
+
+def test_a_retry_that_was_created_and_never_queued_ends(instance):
+    found = create_run_for_test(
+        instance, status=DagsterRunStatus.NOT_STARTED, tags={RETRY_NUMBER_TAG: "1"}
+    )
+    waiting = create_run_for_test(instance, status=DagsterRunStatus.NOT_STARTED)
+    assert launch_lost_retries(instance, {}, LATER).keys() == {found.run_id}
+    assert instance.get_run_by_id(found.run_id).status is DagsterRunStatus.FAILURE
+    assert instance.get_run_by_id(waiting.run_id).status is DagsterRunStatus.NOT_STARTED
+
+
+def test_what_is_retried_or_is_not_to_be_is_left_alone(instance):
+    run(instance, ValueError("bad"))
+    done = lost_run(instance)
+    instance.add_run_tags(done.run_id, {AUTO_RETRY_RUN_ID_TAG: "other"})
+    by_hand = lost_run(instance)
+    instance.add_run_tags(by_hand.run_id, {WILL_RETRY_TAG: "false"})
+    again(instance, by_hand, ValueError("bad"))
+    lost_run(instance, **{BACKFILL_ID_TAG: "gone"})
+    assert launch_lost_retries(instance, {}, LATER) == {}
+
+
+def test_the_daemon_takes_up_a_lost_retry(instance):
+    """Its own look at runs, with a code server that is down the first time."""
+    found = lost_run(instance)
+    tried = []
+
+    def look(works: bool) -> None:
+        cursor = look.cursor
+        events = instance.event_log_storage.get_logs_for_all_runs_by_log_id(
+            after_cursor=cursor, dagster_event_type={dg.DagsterEventType.RUN_FAILURE}
+        )
+        look.cursor = max(events, default=cursor)
+        ids = [event.run_id for event in events.values()]
+        records = instance.get_run_records(dg.RunsFilter(run_ids=ids)) if ids else []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(auto_run_reexecution, "retry_run", partial(retry, works))
+            context = SimpleNamespace(instance=instance)
+            consume = auto_run_reexecution.consume_new_runs_for_automatic_reexecution
+            list(consume(context, records, logging.getLogger()))
+
+    def retry(works: bool, run: dg.DagsterRun, _context: object) -> None:
+        if not works:
+            raise ConnectionRefusedError(111, "the code server is down")
+        tried.append(run.run_id)
+
+    look.cursor = 0
+    look(works=False)
+    look(works=True)
+    assert tried == [], "Dagster itself looks once"
+    launch_lost_retries(instance, {}, LATER)
+    look(works=True)
+    assert tried == [found.run_id]
 
 
 def test_the_wish_of_a_person_stands(instance):

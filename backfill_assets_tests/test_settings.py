@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from datetime import date
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
 
+from backfill_assets import provenance
+from backfill_assets import settings as module
+from backfill_assets.schemas import TABLES, config_digests
 from backfill_assets.settings import Settings, SettingsError, is_secret, load_settings
+from backfill_assets.spark import spark_config
+from backfill_assets_tests.conftest import LASTING
 
 
 @pytest.fixture(autouse=True)
@@ -240,6 +246,75 @@ def test_digest_knows_only_what_decides_the_rows():
         assert load_settings(**{name: value}).digest == digest, name
     for name, value in [*deciding.items(), ("spark_conf", {"spark.sql.ansi.enabled": "false"})]:
         assert load_settings(**{name: value}).digest != digest, name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "spark.sql.ansi.enabled",
+        "spark.sql.files.ignoreInvalidPartitionPaths",
+        "spark.sql.shuffle.partitionsOrSo",
+        "spark.databricks.delta.stalenessLimit",
+    ],
+)
+def test_what_is_not_known_to_tune_may_decide_rows(name):
+    assert load_settings(spark_conf={name: "x"}).digest != load_settings().digest
+
+
+def test_the_suite_itself_only_tunes():
+    assert load_settings(spark_conf=LASTING).digest == load_settings().digest
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fine"),
+    [
+        ("spark.sql.files.ignoreCorruptFiles", "true", "FALSE"),
+        ("spark.sql.files.ignoreMissingFiles", "true", "false"),
+        ("spark.sql.session.timeZone", "Asia/Tokyo", "UTC"),
+    ],
+)
+def test_what_would_lose_rows_in_silence_is_refused(monkeypatch, name, value, fine):
+    monkeypatch.setenv("BACKFILL_ASSETS_SPARK_CONF", json.dumps({name: value}))
+    with pytest.raises(SettingsError, match=rf"SPARK_CONF=.*: {name} must be .* or left out"):
+        load_settings()
+    monkeypatch.setenv("BACKFILL_ASSETS_SPARK_CONF", json.dumps({name: fine}))
+    assert spark_config(load_settings())[name].lower() == fine.lower()
+
+
+def test_the_engine_is_part_of_the_configuration(monkeypatch):
+    digests = {load_settings().digest}
+    for name in ("pyspark", "delta-spark"):
+        versions = {**provenance.engine_versions(), name: "9.9.9"}
+        monkeypatch.setattr(module, "engine_versions", lambda versions=versions: versions)
+        digests.add(load_settings().digest)
+    assert len(digests) == 3
+
+
+def test_time_zone_data_matters_where_days_are_not_those_of_utc(monkeypatch):
+    def digests():
+        return [load_settings(timezone=zone).digest for zone in ("UTC", "Europe/Berlin")]
+
+    monkeypatch.setattr(module, "time_zone_data", lambda: "2025a")
+    before = digests()
+    monkeypatch.setattr(module, "time_zone_data", lambda: "2025b")
+    assert [a == b for a, b in zip(before, digests(), strict=True)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("changed", "decides"),
+    [
+        ({"landing": "/elsewhere"}, set()),
+        ({"timezone": "Asia/Tokyo"}, set(TABLES)),
+        ({"window_days": 6}, set(TABLES) - {"raw_orders", "raw_orders_rejected"}),
+        (
+            {"late_lines": "drop"},
+            {"late_orders", "fact_order_corrections", "fact_daily_orders_current"},
+        ),
+    ],
+)
+def test_which_setting_decides_which_table(changed, decides):
+    before, after = config_digests(load_settings()), config_digests(load_settings(**changed))
+    assert {name for name in TABLES if before[name] != after[name]} == decides
 
 
 def test_the_deadline_is_after_the_nightly_run(monkeypatch):

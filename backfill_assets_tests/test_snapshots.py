@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from backfill_assets.partitions import any_of, windows
 from backfill_assets.schemas import FACT
 from backfill_assets.snapshots import rows_as_of
+from backfill_assets_tests.test_evolution import WIDER
 from backfill_assets_tests.test_records import commit, days, facts
 
 TWO = days(1, 3)
@@ -67,6 +68,13 @@ def test_a_version_that_lacks_a_column(spark, tmp_path):
     write_deltalake(url, facts(TWO).drop_columns(["orders"]), partition_by=["run_date"])
     with pytest.raises(AnalysisException, match="orders"):
         rows_as_of(spark, url, FACT, 0, TWO).collect()
+
+
+def test_a_version_from_before_a_column_was_added(spark, tmp_path):
+    url = made(tmp_path / "t")
+    found = rows_as_of(spark, url, WIDER, 2, TWO).collect()
+    assert [row["channel"] for row in found] == [None] * 3
+    assert list(found[0].asDict()) == list(WIDER.columns)
 
 
 def test_a_version_that_is_not_there(spark, tmp_path):

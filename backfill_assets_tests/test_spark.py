@@ -361,3 +361,71 @@ def test_secrets_come_back_for_the_session(monkeypatch):
     engine._init_session()
     assert seen["spark.hadoop.fs.s3a.secret.key"] == "hush"
     assert seen["spark.x"] == "y"
+
+
+# A server that would compute something else.
+
+
+class FakeServer:
+    """Stands for the session that Spark's client gives: a version and settings."""
+
+    def __init__(self, monkeypatch, *, spark: str = version("pyspark"), **conf: str) -> None:
+        self.version, self.own, self.conf = spark, conf, self
+        monkeypatch.setattr(module, "_await_server", lambda _: None)
+        monkeypatch.setattr(module, "spark_session_from_config", self._begin)
+
+    def _begin(self, config):
+        self.asked = config
+        return self
+
+    def get(self, name, default=None):
+        return self.own.get(name, self.asked.get(name, default))
+
+
+def connect(**conf: str):
+    return Engine.of(load_settings(spark_remote="sc://h:1/;token=hush", spark_conf=conf))
+
+
+def test_a_server_that_takes_the_settings_of_the_session(monkeypatch):
+    server = FakeServer(monkeypatch, **{"spark.sql.shuffle.partitions": "7"})
+    assert connect().spark_session is server
+    assert server.asked["spark.sql.files.ignoreCorruptFiles"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("spark.sql.files.ignoreCorruptFiles", "true"),
+        ("spark.sql.files.ignoreMissingFiles", "true"),
+        ("spark.sql.session.timeZone", "Asia/Tokyo"),
+        ("spark.sql.ansi.enabled", "false"),
+        ("spark.sql.own", "2"),
+    ],
+)
+def test_a_server_that_keeps_to_its_own_settings(monkeypatch, name, value):
+    FakeServer(monkeypatch, **{name: value})
+    engine = connect(**{"spark.sql.own": "1"})
+    for _ in range(2):  # nor is it taken the second time
+        with pytest.raises(EngineError) as caught:
+            engine.spark_session  # noqa: B018
+        said = one_sentence(caught)
+        assert "SPARK_REMOTE=sc://h:1/;token=*** runs with other settings than it must" in said
+        assert f"{name} ({value} and not " in said
+
+
+def test_a_secret_that_the_server_has_otherwise_is_not_shown(monkeypatch):
+    FakeServer(monkeypatch, **{"spark.sql.catalog.x.token": "theirs"})
+    with pytest.raises(EngineError, match=r"spark\.sql\.catalog\.x\.token\. Set them") as caught:
+        connect(**{"spark.sql.catalog.x.token": "ours"}).spark_session  # noqa: B018
+    assert "theirs" not in str(caught.value)
+    assert "ours" not in str(caught.value)
+
+
+def test_a_server_of_another_spark(monkeypatch):
+    FakeServer(monkeypatch, spark="3.5.7")
+    with pytest.raises(EngineError, match=r"runs Spark 3\.5\.7, and pyspark here is 4\."):
+        connect().spark_session  # noqa: B018
+    minor = ".".join(version("pyspark").split(".")[:2])
+    assert connect().spark_config["spark.remote"]
+    FakeServer(monkeypatch, spark=f"{minor}.99")
+    connect().spark_session  # noqa: B018

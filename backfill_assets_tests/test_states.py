@@ -19,12 +19,16 @@ from backfill_assets.schemas import (
     CORRECTIONS,
     CURRENT,
     FACT,
+    LATE,
+    LATENESS,
     RAW,
     REJECTED,
     STAGED,
     TABLES,
     Table,
+    config_digests,
 )
+from backfill_assets.settings import load_settings
 from backfill_assets.states import (
     MEANING,
     Situation,
@@ -82,6 +86,22 @@ def appended(table: Table, *to: int) -> dict[str, Ledger]:
     return found | {table.name: ledger(table, record, foreign=[other])}
 
 
+def withdrawn(table: Table, *of: int) -> dict[str, Ledger]:
+    """Healthy tables; an undo has taken days of one back, and has not come to the others."""
+    found = healthy()
+    log = (
+        dict.fromkeys(("event_days", "current_days", "log_days"), days(*of)) if table is RAW else {}
+    )
+    undo = msgspec.structs.replace(record(1, (), **log), withdrawn=days(*of))
+    return found | {table.name: without_rows(ledger(table, *found[table.name].records, undo))}
+
+
+def without_rows(found: Ledger) -> Ledger:
+    """The ledger, where days that were withdrawn have no files."""
+    rows = {day: rows for day, rows in found.measured.items() if day in found.latest}
+    return replace(found, measured=rows)
+
+
 def situation(
     found: Mapping[str, Ledger] | None = None,
     *,
@@ -93,6 +113,7 @@ def situation(
     policy: Policy = POLICY,
     today: date = TODAY,
     in_time: bool = False,
+    settings: str = "config",
 ) -> Situation:
     found = healthy() if found is None else found
     return Situation(
@@ -105,6 +126,7 @@ def situation(
         ),
         failed=failed or {},
         policy=policy,
+        config_digests=dict.fromkeys(TABLES, settings),
         today=today,
         in_time=in_time,
     )
@@ -282,13 +304,82 @@ def test_changed_by_another_writer(table):
     assert not State.FOREIGN.good
 
 
+@each_table
+def test_made_under_other_settings(table):
+    """Final days too; a day that was made again since is no longer among them."""
+    now = situation(settings="others")
+    assert set(states(table, now).values()) == {State.OTHER_SETTINGS}
+    assert not State.OTHER_SETTINGS.good
+    again = record(1, days((2, 3)), config_digest="others")
+    mended = healthy()[table.name]
+    found = healthy() | {table.name: ledger(table, *mended.records, again)}
+    unlike = {
+        n
+        for n, s in states(table, situation(found, behind=Backlog(), settings="others")).items()
+        if s is State.OTHER_SETTINGS
+    }
+    assert unlike == {1, *range(4, 11)}
+
+
+def test_only_the_tables_that_a_setting_decides_are_made_under_others():
+    before, after = (config_digests(load_settings(window_days=w)) for w in (7, 8))
+    found = {
+        name: ledger(
+            TABLES[name],
+            *(msgspec.structs.replace(r, config_digest=before[name]) for r in one.records),
+        )
+        for name, one in healthy().items()
+    }
+    now = replace(situation(found), config_digests=after)
+    unlike = {name for name in TABLES if State.OTHER_SETTINGS in day_states(name, now).values()}
+    assert unlike == set(TABLES) - {RAW.name, REJECTED.name}
+
+
+def test_an_undo_puts_days_back_as_the_settings_of_then_made_them():
+    (one,) = healthy()[FACT.name].records
+    put_back = msgspec.structs.replace(one.days[day(4)], made_under="old")
+    undo = msgspec.structs.replace(one, version=1, days={day(4): put_back})
+    found = healthy() | {FACT.name: ledger(FACT, one, undo)}
+    now = states(FACT, situation(found, behind=Backlog()))
+    assert unlike(now, usual(FACT)) == {4: State.OTHER_SETTINGS}
+
+
+def test_what_is_made_of_what_was_taken_back():
+    """No table that was made of it is good, by way of others neither; and nothing else is bad."""
+    now = situation(withdrawn(RAW, 9))
+    assert not State.INPUT_WITHDRAWN.good
+    for table in (STAGED, FACT, CURRENT, LATE, LATENESS):
+        assert unlike(states(table, now), usual(table)) == {9: State.INPUT_WITHDRAWN}, table.name
+    assert states(RAW, now)[9] is State.MISSING
+    assert unlike(states(CORRECTIONS, now), usual(CORRECTIONS)) == {9: State.INPUT_WITHDRAWN}
+    # Until it has been taken back as well, or was made of what is there now.
+    undone = now.ledgers[STAGED.name].records[-1]
+    undone = msgspec.structs.replace(
+        undone, version=1, days={}, inputs={RAW.name: 1}, withdrawn=days(9)
+    )
+    mended = without_rows(ledger(STAGED, *now.ledgers[STAGED.name].records, undone))
+    later = situation(now.ledgers | {STAGED.name: mended})
+    assert states(STAGED, later)[9] is State.MISSING
+    assert states(FACT, later)[9] is State.INPUT_WITHDRAWN
+
+
+def test_the_window_of_what_was_taken_back():
+    """Also where all days of the window are rebuilt: the days before have newer input."""
+    policy = replace(POLICY, only_touched=False)
+    found = states(STAGED, situation(withdrawn(RAW, 10), policy=policy))
+    assert [n for n, state in found.items() if not state.good] == [8, 9, 10]
+
+
 # --- which one applies ----------------------------------------------------------------------------
 
 #: In the order of precedence, for day 9 of the facts: what brings it about.
 CAUSES: dict[State, dict[str, Any]] = {
     State.CHECK_FAILED: {"failed": {FACT.name: days(9)}},
     State.MISSING: {"found": healthy() | {FACT.name: healthy(ALL - days(9))[FACT.name]}},
+    State.UNRECORDED: {"found": healthy() | {FACT.name: replace(healthy()[FACT.name], lost=[99])}},
     State.FOREIGN: {"found": appended(FACT, 9)},
+    State.OTHER_SETTINGS: {"settings": "others"},
+    State.INPUT_WITHDRAWN: {"found": withdrawn(STAGED, 9)},
     State.INPUT_NEWER: {"behind": lacking(day(9), table=FACT)},
     State.INPUT_MISSING: {"absent": days(9)},
     State.OPEN: {},
@@ -410,7 +501,10 @@ def test_summary_counts_every_state():
     assert summary(by_day(fresh=[1, 2], missing=[3])) == {
         "check failed": 0,
         "missing": 1,
+        "unrecorded": 0,
         "changed by another writer": 0,
+        "made under other settings": 0,
+        "input taken back": 0,
         "input newer than output": 0,
         "replaced file waits": 0,
         "input missing": 0,

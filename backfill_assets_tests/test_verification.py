@@ -23,7 +23,7 @@ from backfill_assets.cli import main
 from backfill_assets.partitions import DAY, Window
 from backfill_assets.provenance import Code
 from backfill_assets.records import Foreign
-from backfill_assets.schemas import CURRENT, FACT, RAW, REJECTED, STAGED, TABLES
+from backfill_assets.schemas import CURRENT, FACT, LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.settings import Settings
 from backfill_assets.verification import (
     Content,
@@ -114,7 +114,7 @@ def test_all_days_match_and_nothing_is_written(pipeline, engine, tmp_path, monke
 def test_what_has_changed_without_changing_a_row(pipeline, engine, monkeypatch):
     monkeypatch.setattr(definitions, "running_code", lambda *_: Code("other"))
     settings = pipeline.settings.model_copy(update={"late_lines": "drop"})
-    (found,) = verify(settings, Window(day(30), day(31)), [FACT.name], engine=engine)
+    (found,) = verify(settings, Window(day(30), day(31)), [LATE.name], engine=engine)
     assert found.outcome is Outcome.MATCHES
     code, configuration = found.why.split(" and ")
     assert code == "although it was computed by other code: this (commit c0de)"

@@ -129,9 +129,9 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
 
             def plan(window: Window) -> Plan:
                 log = raw_orders.now()
+                logged = deciding(log.ledger)
 
                 def build(days: Window) -> Built:
-                    logged = deciding(log.ledger)
                     wanted = windows({d for day in days for d in logged(day)})
                     lines = log.whole.where(any_of(wanted, RAW.partition))
                     raw = with_event_day(lines, settings.timezone)
@@ -140,7 +140,7 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
                     return Built(current_orders(rows), books, scattered=True)
 
                 recipes = made_of(CURRENT.name, {RAW.name: log.ledger}, window, policy)
-                return Plan(recipes, build, [log])
+                return Plan(recipes, build, [log.of(logged)])
 
             yield from publish(context, [Candidate(CURRENT, plan)])
 

@@ -29,10 +29,10 @@ from backfill_assets.io_manager import (
 from backfill_assets.landing import Landing, read_lines, readable, survey
 from backfill_assets.lateness import Policy
 from backfill_assets.listing import CONTROL_FILE, Entry, Listing, list_landing
-from backfill_assets.manifests import Loaded, Manifest, Target, due, news, target
+from backfill_assets.manifests import Loaded, Manifest, Target, due, news
 from backfill_assets.partitions import DAY, Window
 from backfill_assets.records import Ledger, packed, read_ledger
-from backfill_assets.reprocessing import manifests, settled_days
+from backfill_assets.reprocessing import manifests, settled_days, targets
 from backfill_assets.schemas import RAW, REJECTED, Table
 from backfill_assets.settings import Settings
 from backfill_assets.snapshots import rows_as_of
@@ -411,20 +411,12 @@ class Work:
         log = self.log
         before = {**self._of_old(log, window), **manifests(log)}
         listing = list_landing(self.settings.landing, window.widened(before=1))
-        targets = {
-            day: target(
-                day,
-                before.get(day),
-                listing,
-                accepted=self.accepted,
-                close=self.close,
-            )
-            for day in window
-        }
+        policy = Policy.of(self.settings)
+        first = targets(before, listing, window, policy, accepted=self.accepted, close=self.close)
 
         def build(days: Window) -> Built:
             reading = self.read(days, listing)
-            wanted = self.decide(reading, {day: targets[day] for day in days}, before, log)
+            wanted = self.decide(reading, {day: first[day] for day in days}, before, log)
             ledger = log if table is RAW else read_ledger(self.settings.table(table.name), table)
             kept = self.kept(wanted, ledger)
             rows = _selected(reading, wanted, table, days)
@@ -443,9 +435,9 @@ class Work:
             return Built(rows, books, made_of=made_of, remarks=remarks)
 
         return Plan(
-            {day: one.manifest.recipe() for day, one in targets.items()},
+            {day: one.manifest.recipe() for day, one in first.items()},
             build,
-            news={day: news(before.get(day), one) for day, one in targets.items()},
+            news={day: news(before.get(day), one) for day, one in first.items()},
         )
 
     def read(self, days: Window, listing: Listing) -> Reading:
@@ -568,7 +560,7 @@ class Work:
         folders = {folder for day in near for folder in (day - DAY, day)} - listing.asked
         others = list_landing(self.settings.landing, sorted(folders))
         whole = replace(listing, folders={**others.folders, **listing.folders})
-        wanted = {day: target(day, known[day], whole) for day in near}
+        wanted = targets(known, whole, near, policy)
         now = {
             day
             for day, one in wanted.items()

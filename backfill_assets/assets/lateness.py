@@ -40,9 +40,7 @@ def arrival_lateness(
     unread = rejected.groupBy(F.col("arrival_date").alias("log_date")).agg(
         F.count(F.lit(1)).alias("rejected_lines")
     )
-    days = raw.sparkSession.range(len(window)).select(
-        F.date_add(F.lit(window.start), F.col("id").cast("int")).alias("log_date")
-    )
+    days = raw.sparkSession.createDataFrame([(day,) for day in window], "log_date DATE")
     parts = (
         _by_delay(logged, window_days),
         _percentiles(logged),

@@ -16,7 +16,7 @@ from backfill_assets.assets.versions import in_time, ranked, staged_orders, with
 from backfill_assets.audit import Book, Severity, Verdict
 from backfill_assets.io_manager import Built, Candidate, Input, Plan, Remarks, Source
 from backfill_assets.lateness import Policy, log_days, log_days_mapping
-from backfill_assets.partitions import Window
+from backfill_assets.partitions import DAY, Window
 from backfill_assets.recipes import made_of
 from backfill_assets.reprocessing import closings
 from backfill_assets.schemas import LATE, RAW, STAGED
@@ -123,7 +123,7 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
         with keeping() as keep:
 
             def plan(window: Window) -> Plan:
-                log = raw_orders.now()
+                log = raw_orders.now().of(lambda d: log_days(Window(d, d + DAY), window_days))
 
                 def build(days: Window) -> Built:
                     logged = log.days(log_days(days, window_days))

@@ -1,0 +1,302 @@
+"""What a night asks for: the runs that load what has landed, then those that rebuild what it moved.
+
+The schedule, the sensors and the command `backfill-assets night` all ask here. What is to be built
+is decided in `reprocessing`; here it meets tables, landing and Dagster's instance.
+Without a daemon, `run_night` does what schedule and sensors would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta, timezone
+from functools import cache
+
+import dagster as dg
+from dagster._core.execution.backfill import BulkActionStatus
+from dagster._core.storage.dagster_run import FINISHED_STATUSES
+from dagster._core.storage.tags import RUN_KEY_TAG, WILL_RETRY_TAG
+
+from backfill_assets.dashboard import DASHBOARD
+from backfill_assets.io_manager import why
+from backfill_assets.lateness import Policy
+from backfill_assets.launcher import is_alive
+from backfill_assets.listing import list_landing
+from backfill_assets.partitions import DAY
+from backfill_assets.provenance import running_code
+from backfill_assets.recipes import made_of
+from backfill_assets.records import Ledger, Ledgers, read_ledger, read_ledgers
+from backfill_assets.reprocessing import (
+    BY_EVENT_DAY,
+    BY_LOG_DAY,
+    Backlog,
+    Bridge,
+    Request,
+    arrivals,
+    backlog,
+    final_days,
+    handful,
+    load_requests,
+    manifests,
+    rebuild_requests,
+    targets,
+)
+from backfill_assets.schemas import (
+    LATENESS,
+    RAW,
+    REJECTED,
+    TABLES,
+    config_digests,
+)
+from backfill_assets.settings import PREFIX, Settings
+
+#: The tag of a run of a wave: `load` or `rebuild`. The queue lets one load go at a time.
+WAVE_TAG = "backfill_assets/wave"
+LOAD, REBUILD = "load", "rebuild"
+#: The page is made anew with the figures that it shows.
+_WITH = {LATENESS.name: (DASHBOARD,)}
+#: For so long a run that failed counts as under way while its retry is still to come.
+_RETRIED_WITHIN = timedelta(minutes=10)
+
+Fresh = Callable[[Sequence[Request]], list[Request]]
+
+
+class Night:
+    """What there is to do as of a business day."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.policy = Policy.of(settings)
+        self._code = running_code(settings.git_commit).version
+        self._configs = config_digests(settings)
+
+    def of(self, moment: datetime) -> date:
+        """The day on which the night before a moment began its work."""
+        local = moment.astimezone(self.settings.zone)
+        began = local.strftime("%H:%M") >= self.settings.nightly_at
+        return local.date() if began else local.date() - DAY
+
+    def loads(self, today: date) -> list[Request]:
+        """The runs that load what has landed, in ascending order of their days."""
+        settings = self.settings
+        ledgers = {
+            table.name: read_ledger(settings.table(table.name), table) for table in (RAW, REJECTED)
+        }
+        listed = list_landing(settings.landing)
+        found = arrivals(
+            ledgers[RAW.name], listed, self.policy, today, rejected=ledgers[REJECTED.name]
+        )
+
+        @cache
+        def same() -> set[date]:
+            before, days = manifests(ledgers[RAW.name]), self.policy.logged(today)
+            wanted = targets(before, listed, days, self.policy)
+            recipes = {day: one.manifest.recipe() for day, one in wanted.items()}
+            raw, rejected = (
+                _same(ledger, recipes, self._code, self._configs[name])
+                for name, ledger in ledgers.items()
+            )
+            return raw & rejected
+
+        return load_requests(found, settings.partitions_per_run, lambda _, day: day in same())
+
+    def rebuilds(self, today: date, busy: Mapping[str, Collection[str]]) -> list[Request]:
+        """The runs that bring open days up to date.
+
+        Args:
+            today: the business day.
+            busy: what is under way, as `busy` says it, looked at before.
+        """
+        ledgers = read_ledgers(self.settings)
+        behind = backlog(ledgers, self.policy, today)
+        if not any(behind.open.values()):
+            return []
+        may = bridge(ledgers, behind, self.policy, self._code, self._configs)
+        return rebuild_requests(behind, self.settings.partitions_per_run, busy, may)
+
+    def wave(
+        self, today: date, busy: Mapping[str, Collection[str]], fresh: Fresh
+    ) -> tuple[str, list[Request]]:
+        """What is to be run next, and its kind: loads, or once there are none, rebuilds.
+
+        Loads are asked for all at once, as they follow each other in the queue. Between two ranges
+        of them that are not one lies a day that cannot be loaded.
+
+        Args:
+            today: the business day.
+            busy: what is under way, as `busy` says it.
+            fresh: takes away what was asked for before.
+        """
+        if loads := fresh(self.loads(today)):
+            return LOAD, loads
+        return REBUILD, handful(fresh(self.rebuilds(today, busy)))
+
+
+def _same(ledger: Ledger, recipes: Mapping[date, str], code: str, config: str) -> set[date]:
+    """The days that are published as this code and these settings would make them now."""
+    by = (code, config)
+    return {day for day, recipe in recipes.items() if why(ledger, day, recipe, *by) is None}
+
+
+def bridge(
+    ledgers: Ledgers, behind: Backlog, policy: Policy, code: str, configs: Mapping[str, str]
+) -> Bridge:
+    """Tells the days that a run may take in although nothing asks for them.
+
+    Those that are published, from these settings, with nothing new in their inputs: to compute them
+    anew changes no row, and where nothing at all has changed they are not even computed. A final
+    day only if it would not be computed: no scheduled run may write it.
+
+    Args:
+        ledgers: those of all tables.
+        behind: the days that are behind.
+        policy: the late-data policy.
+        code: of the runs.
+        configs: by table, the digest of the settings that decide it.
+    """
+    closed = final_days(ledgers, policy)
+
+    @cache
+    def there(table: str) -> frozenset[date]:
+        """The days on which the table and what it is made of are published."""
+        chain = next(chain for chain in (BY_LOG_DAY, BY_EVENT_DAY) if table in chain)
+        before = chain[: chain.index(table)] if chain is BY_EVENT_DAY else (REJECTED.name,)
+        return frozenset.intersection(
+            *(ledgers[name].published for name in (RAW.name, *before, table))
+        ) - behind.days(table)
+
+    @cache
+    def frozen(table: str) -> set[date]:
+        days = closed.get(table, set())
+        recipes = made_of(table, ledgers, days, policy)
+        return days - _same(ledgers[table], recipes, code, configs[table])
+
+    def may(table: str, day: date) -> bool:
+        if day not in there(table) or day in frozen(table):
+            return False
+        ledger = ledgers[table]
+        return (
+            ledger.stands(day) is not None and ledger.latest[day].made_under(day) == configs[table]
+        )
+
+    return may
+
+
+def assets_of(request: Request) -> list[str]:
+    """The assets that a request's run is to select: the tables, and what is made of them."""
+    return [*request.tables, *(page for name in request.tables for page in _WITH.get(name, ()))]
+
+
+def command(request: Request) -> list[str]:
+    """Dagster's own command for a request's run."""
+    materialize = ["dagster", "asset", "materialize", "-m", "backfill_assets.definitions"]
+    first, last = request.window.start, request.window.end - DAY
+    selected = ",".join(assets_of(request))
+    return [*materialize, "--select", selected, "--partition-range", f"{first}...{last}"]
+
+
+#: Dagster's command takes a range only where a run may; a request is cut to the limit already.
+UNLIMITED = {f"{PREFIX}PARTITIONS_PER_RUN": ""}
+
+
+@dataclass
+class Result:
+    """What a night without a daemon did.
+
+    Attributes:
+        done: the requests whose runs succeeded.
+        failed: those whose runs failed.
+        waiting: those that are left to runs that others have launched.
+    """
+
+    done: list[Request] = field(default_factory=list)
+    failed: list[Request] = field(default_factory=list)
+    waiting: list[Request] = field(default_factory=list)
+
+
+def run_night(
+    night: Night,
+    today: date,
+    look: Callable[[], Mapping[str, Collection[str]]],
+    run: Callable[[str, Request], bool],
+) -> Result:
+    """Run wave after wave, looking again after each, until nothing is asked for.
+
+    What failed is not tried again; the rest goes on, as at night.
+
+    Args:
+        night: what there is to do.
+        today: the business day.
+        look: what is under way besides, as `busy` says it.
+        run: runs a request of a kind, and tells whether that succeeded.
+    """
+    result = Result()
+
+    def fresh(requests: Sequence[Request]) -> list[Request]:
+        tried = {request.key for request in (*result.done, *result.failed)}
+        return [request for request in requests if request.key not in tried]
+
+    while True:
+        kind, requests = night.wave(today, look(), fresh)
+        if not requests:
+            break
+        for request in requests:
+            (result.done if run(kind, request) else result.failed).append(request)
+    result.waiting = fresh(night.rebuilds(today, {}))
+    return result
+
+
+def busy(instance: dg.DagsterInstance, *, daemon: bool = True) -> dict[str, frozenset[str]]:
+    """What waits for the runs and backfills that are under way: tables, by the id of each.
+
+    Args:
+        instance: where they run.
+        daemon: whether a daemon is at work. Without one nobody launches what is queued, and nobody
+            gives up or repeats a run whose process is gone.
+    """
+    found = {
+        run.run_id: _names(run.asset_selection)
+        for run in instance.get_runs(dg.RunsFilter(statuses=_UNFINISHED))
+        if daemon or (run.status not in _WAITING and is_alive(instance, run) is not False)
+    }
+    for status in (BulkActionStatus.REQUESTED, BulkActionStatus.CANCELING):
+        for backfill in instance.get_backfills(status=status) if daemon else ():
+            # All that follows: until it has ended, its next run may change the inputs again.
+            found[backfill.backfill_id] = frozenset(TABLES)
+    return found
+
+
+_UNFINISHED = [status for status in dg.DagsterRunStatus if status not in FINISHED_STATUSES]
+_WAITING = (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED)
+
+
+def waves_under_way(
+    instance: dg.DagsterInstance, kinds: Sequence[str] = (LOAD, REBUILD)
+) -> list[str]:
+    """The runs of waves before that have not ended, or are about to be retried; their ids."""
+    of = {WAVE_TAG: list(kinds)}
+    unfinished = instance.get_runs(dg.RunsFilter(tags=of, statuses=_UNFINISHED))
+    failed = instance.get_runs(
+        dg.RunsFilter(
+            tags={**of, WILL_RETRY_TAG: "true"},
+            statuses=[dg.DagsterRunStatus.FAILURE],
+            updated_after=datetime.now(timezone.utc) - _RETRIED_WITHIN,
+        )
+    )
+    again = [run for run in failed if run.is_complete_and_waiting_to_retry]
+    return [run.run_id for run in (*unfinished, *again)]
+
+
+def not_launched(instance: dg.DagsterInstance, keys: Collection[str]) -> set[str]:
+    """The run keys that no run has had."""
+    if not keys:
+        return set()
+    runs = instance.get_runs(dg.RunsFilter(tags={RUN_KEY_TAG: sorted(keys)}))
+    return {*keys} - {run.tags[RUN_KEY_TAG] for run in runs}
+
+
+def _names(selection: Collection[dg.AssetKey] | None) -> frozenset[str]:
+    """The selected assets; without a selection, all."""
+    if selection is None:
+        return frozenset(TABLES)
+    return frozenset(key.to_user_string() for key in selection)

@@ -1,0 +1,179 @@
+"""`make soak`: a deployment that lives through weeks of arrivals and kills, with nobody's help.
+
+A source that does what it should not (see `arriving`), the deployment as a user has it
+(`backfill-assets ui`, whose sensors are told the time by a file), and a process of it killed now
+and then. When nothing is left to do, the tables are held against the model, day after day.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Collection
+from datetime import date, timedelta
+from pathlib import Path
+
+import dagster as dg
+from dagster._core.storage.dagster_run import FINISHED_STATUSES
+
+from backfill_assets.lateness import Policy
+from backfill_assets.listing import list_landing
+from backfill_assets.records import read_ledgers
+from backfill_assets.reprocessing import arrivals, backlog
+from backfill_assets.schemas import RAW, REJECTED
+from backfill_assets.settings import Settings, load_settings
+from backfill_assets_tests.arriving import DAY, Source, Truth
+from backfill_assets_tests.deployed import Deployment
+from backfill_assets_tests.killing import KINDS, kill_one
+from backfill_assets_tests.whatever import differences
+
+#: A day that is not done after so many seconds is a finding.
+_PATIENCE = 1800
+
+
+def soak(root: Path, days: int, kills: float, seed: int, window_days: int, late_lines: str) -> None:
+    """Let a deployment live.
+
+    Args:
+        root: a folder for everything.
+        days: simulated days.
+        kills: the share of days on which a process is killed.
+        seed: of all chances.
+        window_days: the reprocessing window W.
+        late_lines: `correct` or `drop`.
+
+    Raises:
+        AssertionError: a table is not as the model says, or a run ended failed that did not lose
+            its process.
+    """
+    start, chance = date.today() - (days + 30) * DAY, random.Random(seed)  # noqa: DTZ011
+    settings = load_settings(
+        landing=str(root / "landing"),
+        warehouse=str(root / "warehouse"),
+        start=start,
+        end=start + (days + 1) * DAY,
+        window_days=window_days,
+        late_lines=late_lines,
+        rejected_hold=1,
+        absent_days=36500,
+    )
+    source = Source(root / "landing", start, seed)
+    truth = Truth(source, root / "truth", window_days=window_days, drop=late_lines == "drop")
+    clock = root / "clock"
+    deployment = Deployment(root, settings, hurried=True)
+    deployment.environment |= {
+        "BACKFILL_TEST_CLOCK": str(clock),
+        "BACKFILL_ASSETS_WINDOW_DAYS": str(window_days),
+        "BACKFILL_ASSETS_LATE_LINES": late_lines,
+        "BACKFILL_ASSETS_REJECTED_HOLD": "1",
+        "BACKFILL_ASSETS_ABSENT_DAYS": "36500",
+    }
+    clock.write_text(f"{start}T02:00:00+00:00")
+    killed: Counter[str] = Counter()
+    try:
+        for n in range(days):
+            source.day(start + n * DAY)
+            today = start + (n + 1) * DAY
+            clock.write_text(f"{today}T02:00:00+00:00")
+            began = time.monotonic()
+            victim = chance.choice(sorted(KINDS)) if chance.random() < kills else None
+            _settle(deployment, settings, today, victim, chance, killed)
+            truth.load(today)
+            wrong = differences(settings, truth)
+            assert not wrong, f"{today}: {wrong}"
+            print(f"{today}: as the model says, {time.monotonic() - began:.0f} s", flush=True)
+        _report(deployment, killed)
+    finally:
+        deployment.stop()
+
+
+def _settle(
+    deployment: Deployment,
+    settings: Settings,
+    today: date,
+    victim: str | None,
+    chance: random.Random,
+    killed: Counter[str],
+) -> None:
+    """Wait until nothing is left to do, and kill a process meanwhile."""
+    began, quiet, strike = time.monotonic(), 0, chance.uniform(2, 25)
+    while quiet < 2:
+        deployment.tend()
+        if (
+            victim
+            and time.monotonic() - began > strike
+            and kill_one(deployment.home, victim, chance)
+        ):
+            killed[victim] += 1
+            victim = None
+        quiet = 0 if _left(deployment, settings, today) else quiet + 1
+        if time.monotonic() - began > _PATIENCE:
+            raise AssertionError(f"{today}: not done: {_left(deployment, settings, today)}")
+        time.sleep(1)
+
+
+def _left(deployment: Deployment, settings: Settings, today: date) -> list[str]:
+    """What is still to be done."""
+    with deployment.instance() as instance:
+        runs = instance.get_runs(dg.RunsFilter(statuses=_unfinished()))
+    ledgers, policy = read_ledgers(settings), Policy.of(settings)
+    landed = list_landing(settings.landing)
+    found = arrivals(ledgers[RAW.name], landed, policy, today, ledgers[REJECTED.name])
+    behind = backlog(ledgers, policy, today).open
+    return [
+        *(f"run {run.run_id} {run.status.value}" for run in runs),
+        *(f"load {day}" for day in found.load),
+        *(f"build {table} {sorted(days)}" for table, days in behind.items() if days),
+    ]
+
+
+def _unfinished() -> Collection[dg.DagsterRunStatus]:
+    return [status for status in dg.DagsterRunStatus if status not in FINISHED_STATUSES]
+
+
+def _report(deployment: Deployment, killed: Counter[str]) -> None:
+    """Say how the runs ended; a run may fail only because its process or the engine was lost."""
+    with deployment.instance() as instance:
+        runs = instance.get_runs()
+        failed = [run for run in runs if run.status is dg.DagsterRunStatus.FAILURE]
+        unexplained = [run.run_id for run in failed if not _lost(instance, run)]
+    ended = Counter(run.status.value for run in runs)
+    print(f"runs: {dict(ended)}; killed: {dict(killed)}")
+    assert not unexplained, f"failed without losing a process: {unexplained}"
+    assert len(failed) <= 8 * sum(killed.values()), "more failures than kills explain"
+
+
+def _lost(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """Whether a run failed as its process or the engine was lost, as its events say."""
+    said = " ".join(
+        str(entry.get_dagster_event().message) + str(entry.get_dagster_event().event_specific_data)
+        for entry in instance.all_logs(run.run_id)
+        if entry.is_dagster_event and "FAILURE" in entry.get_dagster_event().event_type_value
+    )
+    signs = ("process", "engine", "UNAVAILABLE", "Connection", "heartbeat", "crash", "code server")
+    return any(sign.lower() in said.lower() for sign in signs)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--days", type=int, default=60)
+    parser.add_argument("--kills", type=float, default=0.3, help="share of days with a kill")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--window-days", type=int, default=3)
+    parser.add_argument("--late-lines", choices=["correct", "drop"], default="correct")
+    parser.add_argument("--root", type=Path, help="keep everything in this (new) folder")
+    asked = parser.parse_args()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        root = asked.root or Path(scratch)
+        root.mkdir(parents=True, exist_ok=True)
+        soak(root, asked.days, asked.kills, asked.seed, asked.window_days, asked.late_lines)
+    print(f"{asked.days} days in {timedelta(seconds=round(time.monotonic() - began))}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+"""Models change while their tables are there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import ClassVar
+
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pandera.pyspark import Field
+
+from backfill_assets.audit import Measured
+from backfill_assets.commits import PublishError
+from backfill_assets.evolution import differences, lacking, refuse
+from backfill_assets.incidents import incidents
+from backfill_assets.io_manager import Built, Candidate, Outcome, Plan
+from backfill_assets.maintenance import maintain
+from backfill_assets.records import Metadata, load_log, metadata_of, read_ledger
+from backfill_assets.reprocessing import Backlog
+from backfill_assets.schemas import CORRECTIONS, FACT, RAW, DailyOrders, SchemaError, Table
+from backfill_assets.verification import read_test
+from backfill_assets_tests.pipeline import Pipeline, day
+from backfill_assets_tests.test_commit_files import (
+    add,
+    append,
+    info,
+    log_file,
+    made,
+    ours,
+    read,
+    read_by_another_process,
+    theirs,
+)
+from backfill_assets_tests.test_io_manager import (
+    RECORD,
+    content,
+    facts,
+    outcomes,
+    publish,
+    together,
+    window,
+)
+from backfill_assets_tests.test_records import days
+from backfill_assets_tests.test_states import healthy, situation
+
+_OPTIONAL = {"null_warn": 1.0, "null_error": 1.0}
+
+
+class Wider(DailyOrders):
+    """Two columns more, both of which may be null."""
+
+    channel: T.StringType = Field(nullable=True, description="Where it's from.", metadata=_OPTIONAL)
+    items: T.LongType = Field(nullable=True, ge=1, description="Items.", metadata=_OPTIONAL)
+
+    class Config(DailyOrders.Config):
+        """As it is."""
+
+
+class Stricter(DailyOrders):
+    """A required column more."""
+
+    channel: T.StringType = Field(description="Where from.")
+
+    class Config(DailyOrders.Config):
+        """As it is."""
+
+
+class Other(pa.DataFrameModel):
+    """Another partition column, another type, a column gone, one that may be null."""
+
+    log_date: T.DateType = Field(description="Day.")
+    customer_id: T.StringType = Field(nullable=True, description="", metadata=_OPTIONAL)
+    orders: T.IntegerType = Field(description="")
+
+    class Config:
+        """As a table has it."""
+
+        strict = True
+        metadata: ClassVar = {"partition": "log_date"}
+
+
+WIDER, STRICTER, OTHER = (Table(FACT.name, model) for model in (Wider, Stricter, Other))
+
+
+def metadata(table: Table) -> Metadata:
+    return Metadata(table.struct, (table.partition,))
+
+
+# --- what is different ----------------------------------------------------------------------------
+
+
+def test_a_table_that_its_model_describes():
+    assert differences(FACT, metadata(FACT)) == []
+    assert lacking(FACT, metadata(FACT)) == []
+    # The order is none of it, nor is whether something in an array may be null.
+    turned = T.StructType(list(reversed(FACT.struct.fields)))
+    assert differences(FACT, replace(metadata(FACT), struct=turned)) == []
+
+
+def test_columns_that_may_be_null_can_be_added():
+    assert differences(WIDER, metadata(FACT)) == []
+    assert [column.name for column in lacking(WIDER, metadata(FACT))] == ["channel", "items"]
+
+
+@pytest.mark.parametrize(
+    ("model", "there", "said"),
+    [
+        (STRICTER, FACT, ["column channel (string, required) is missing"]),
+        (FACT, WIDER, ["column channel is not in the model", "column items is not in the model"]),
+        (
+            OTHER,
+            FACT,
+            [
+                "it is partitioned by run_date, not by log_date",
+                "column log_date (date, required) is missing",
+                "column customer_id is required there, and may be null in the model",
+                "column orders is bigint, not int",
+                "column run_date is not in the model",
+                "column revenue is not in the model",
+            ],
+        ),
+    ],
+)
+def test_everything_else_is_a_difference(model, there, said):
+    assert differences(model, metadata(there)) == said
+
+
+def test_a_column_that_a_constraint_requires():
+    properties = {"delta.constraints.channel_required": "channel IS NOT NULL"}
+    there = replace(metadata(WIDER), properties=properties)
+    assert differences(WIDER, there) == [
+        "column channel is required there, and may be null in the model"
+    ]
+
+
+def test_what_is_said_of_a_table_of_another_form(tmp_path):
+    """A warehouse from when corrections were partitioned otherwise."""
+    url = made(tmp_path / FACT.name)
+    ours(url, 1, 2)
+    moved = replace(FACT, model=Other)
+    ledger = read_ledger(str(url), moved)
+    assert (ledger.version, ledger.records, ledger.published) == (1, (), frozenset())
+    with pytest.raises(SchemaError) as error:
+        refuse(ledger, str(url), ["stg_orders"])
+    for part in (
+        f"{FACT.name}: the table at {url} ",
+        "it is partitioned by run_date, not by log_date",
+        "Nothing was written; the table is as it was",
+        f"move its folder away and materialize all days of {FACT.name}",
+        "they are rebuilt from stg_orders.",
+    ):
+        assert part in str(error.value)
+    with pytest.raises(SchemaError, match="the landing, as far as its files are still there"):
+        refuse(ledger, str(url), [])
+    # Read as what it is, it is what it was.
+    assert read(url).published == days(1, 2)
+
+
+def test_a_person_is_told_once_of_a_table_of_another_form(tmp_path):
+    url = tmp_path / CORRECTIONS.name
+    write_deltalake(url, DeltaTable.create(tmp_path / "x", _arrow()).to_pyarrow_table())
+    found = healthy() | {CORRECTIONS.name: read_ledger(str(url), CORRECTIONS)}
+    (told,) = incidents(situation(found, behind=Backlog()))
+    assert told.key == ("table is not that of the code", CORRECTIONS.name, "")
+    assert "it is partitioned by nothing" in told.detail
+    assert f"rebuilt from {RAW.name}" in told.detail
+
+
+def _arrow():
+    import pyarrow
+
+    return pyarrow.schema([("x", pyarrow.int64())])
+
+
+# --- figures from the log -------------------------------------------------------------------------
+
+
+def with_columns(url: Path, *names: str) -> dict:
+    """The table's metadata with more columns, as a commit has them."""
+    lines = log_file(url, 0).read_text().splitlines()
+    (said,) = [a["metaData"] for a in map(json.loads, lines) if "metaData" in a]
+    struct = json.loads(said["schemaString"])
+    types = {column.name: column.dataType.typeName() for column in WIDER.struct}
+    struct["fields"] += [
+        {"name": name, "type": types[name], "nullable": True, "metadata": {}} for name in names
+    ]
+    return {**said, "schemaString": json.dumps(struct)}
+
+
+def test_files_from_before_a_column_have_nulls_in_it(tmp_path):
+    url = made(tmp_path / FACT.name)
+    ours(url, 1, 2)
+    found = read_ledger(str(url), WIDER)
+    nulls = {"run_date": 0, "customer_id": 0, "orders": 1, "revenue": 0, "channel": 2, "items": 2}
+    assert found.measured[day(1)] == Measured(2, nulls, 0, {}, "")
+    # Files of since then say themselves how many.
+    append(url, info("ADD COLUMNS"), {"metaData": with_columns(url, "channel", "items")})
+    stats = json.dumps({"numRecords": 5, "nullCount": {"channel": 1}})
+    append(url, info(), add(3, "new", stats=stats))
+    new = read_ledger(str(url), WIDER).measured[day(3)]
+    assert (new.nulls["channel"], new.nulls["items"]) == (1, 5)
+
+
+def test_a_ledger_knows_which_records_are_from_before_a_column(tmp_path):
+    url = made(tmp_path / FACT.name)
+    ours(url, 1)
+    ours(url, 2)
+    added = append(url, info("ADD COLUMNS"), {"metaData": with_columns(url, "channel")})
+    foreign = theirs(url, 7)
+    ours(url, 3)
+    for found in (read_by_another_process(url), read_ledger(str(url), WIDER)):
+        assert found.added == {"channel": added}
+        lacked = [found.lacked(record) for record in found.records]
+        assert lacked == [{"channel"}, {"channel"}, frozenset()]
+        assert [other.version for other in found.foreign] == [foreign]
+
+
+# --- with Spark -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def loaded(pipeline, spark) -> Pipeline:
+    publish(pipeline, facts(spark, [(1, "a", 1), (2, "a", 2)]), window(1, 2))
+    return pipeline
+
+
+def wider(spark, n: int, items: int | None = 3) -> Candidate:
+    """A day with a row of the wider model."""
+    rows = spark.createDataFrame([(day(n), "b", 9, Decimal(9), "web", items)], WIDER.struct)
+    plan = Plan({day(n): f"wide {n} {items}"}, lambda _: Built(rows, {}))
+    return Candidate(WIDER, lambda _: plan)
+
+
+def test_a_column_that_may_be_null_is_added_before_the_commit(loaded, spark, monkeypatch):
+    files = set(loaded.log(FACT.name).file_uris())
+    before = loaded.log(FACT.name).version()
+    io = loaded.io_manager
+
+    def publish_wide(n: int, **how: bool) -> list:
+        return io.publish(wider(spark, n), window(n, n), {**RECORD, "run_id": f"w{n}"}, **how)
+
+    # Two at once, of which one may come second to each statement.
+    results: list = []
+    work = [lambda n=n: results.extend(publish_wide(n)) for n in (2, 3)]
+    assert together(*work) == []
+    assert [one.outcome for one in results] == [Outcome.WRITTEN] * 2
+    table = loaded.log(FACT.name)
+    assert [f.name for f in table.schema().fields] == list(WIDER.columns)
+    assert table.version() == before + 5, "two columns, a rule, two commits"
+    assert len(files & set(table.file_uris())) == 1, "no file was written for the column"
+    rows = {(r["run_date"].day, r["channel"], r["items"]) for r in loaded.rows(FACT.name)}
+    assert rows == {(1, None, None), (2, "web", 3), (3, "web", 3)}
+    # The next finds nothing to do, and the rule holds where there is something to hold.
+    io.publish(wider(spark, 4, None), window(4, 4), {**RECORD, "run_id": "w4"})
+    assert loaded.log(FACT.name).version() == before + 6
+    with pytest.raises(PublishError, match="the table is as it was"):
+        io.publish(wider(spark, 5, 0), window(5, 5), {**RECORD, "run_id": "w5"})
+    # A merge, and who reads the days of then.
+    assert outcomes(publish_wide(4, merge=True)) == ["written"]
+    ledger = io.ledger(WIDER)
+    assert ledger.stands(day(1)) is not None
+    assert ledger.lacked(ledger.latest[day(1)]) == {"channel", "items"}
+    old = io.source(ledger, False).days(window(1, 1)).collect()
+    assert [(r["customer_id"], r["channel"]) for r in old] == [("a", None)]
+    read = read_test(loaded.settings, WIDER, days((1, 4)))
+    assert read.problems == []
+    # A compaction of a day from before finds what was there, though not in the record's words.
+    url = f"delta.`{io.url(FACT)}`"
+    monkeypatch.setattr("backfill_assets.maintenance.TABLES", {FACT.name: WIDER})
+    spark.sql(f"INSERT INTO {url} SELECT * FROM {url} WHERE run_date = DATE'{day(1)}' AND false")
+    (kept,) = maintain(spark, loaded.settings)
+    assert kept.problems == []
+
+
+def test_rules_are_added_even_if_who_added_the_column_was_killed(loaded, spark):
+    url = loaded.io_manager.url(FACT)
+    spark.sql(f"ALTER TABLE delta.`{url}` ADD COLUMNS (channel STRING, items BIGINT)")
+    loaded.io_manager.publish(wider(spark, 3), window(3, 3), RECORD)
+    there = loaded.log(FACT.name).metadata().configuration
+    assert "delta.constraints.items_greater_than_or_equal_to" in there
+
+
+@pytest.mark.parametrize("table", [STRICTER, OTHER], ids=["required", "another form"])
+def test_other_changes_are_refused_before_anything_is_computed(loaded, spark, table):
+    def never(_):
+        raise AssertionError("computed, although it can't be published")
+
+    plan = Plan({day(2): "new"}, never)
+    before, rows = loaded.log(FACT.name).version(), content(loaded)
+    with pytest.raises(SchemaError, match="Nothing was written; the table is as it was"):
+        loaded.io_manager.publish(Candidate(table, lambda _: plan), window(2, 2), RECORD)
+    assert (loaded.log(FACT.name).version(), content(loaded)) == (before, rows)
+
+
+def test_maintenance_leaves_a_table_of_another_form(loaded, spark, monkeypatch):
+    monkeypatch.setattr("backfill_assets.maintenance.TABLES", {FACT.name: OTHER})
+    (found,) = maintain(spark, loaded.settings)
+    assert "it is partitioned by run_date, not by log_date" in found.problems[0]
+    assert metadata_of(load_log(loaded.io_manager.url(FACT))).partitioned_by == ("run_date",)

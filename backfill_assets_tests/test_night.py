@@ -1,0 +1,254 @@
+"""What a night asks for, by schedule and sensors or by the command; and until it rests."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import date, datetime, timedelta, timezone
+from pathlib import Path
+
+import dagster as dg
+import msgspec
+import pytest
+from dagster._core.storage.dagster_run import DagsterRunStatus
+from dagster._core.test_utils import create_run_for_test
+
+from backfill_assets.cli import main
+from backfill_assets.night import LOAD, REBUILD, Night, bridge, busy, run_night, waves_under_way
+from backfill_assets.recipes import made_of
+from backfill_assets.records import read_ledgers
+from backfill_assets.reprocessing import HANDFUL, Backlog, Behind
+from backfill_assets.schemas import CURRENT, FACT, RAW, STAGED, TABLES
+from backfill_assets.settings import load_settings
+from backfill_assets_tests import conftest
+from backfill_assets_tests.pipeline import Pipeline, day, order
+from backfill_assets_tests.test_records import days, ledger, ledgers, record
+from backfill_assets_tests.test_reprocessing import POLICY, loaded
+
+
+def assets(command: str) -> list[str]:
+    words = shlex.split(command)
+    return words[words.index("--select") + 1].split(",")
+
+
+# --- under way ------------------------------------------------------------------------------------
+
+
+def run(instance: dg.DagsterInstance, status: DagsterRunStatus, **tags: str) -> str:
+    tags = {key.replace("__", "/"): value for key, value in tags.items()}
+    return create_run_for_test(instance, status=status, tags=tags).run_id
+
+
+def test_rebuilds_wait_for_the_wave_before(engine, tmp_path):
+    pipeline = Pipeline(engine, tmp_path)
+    instance = pipeline.instance
+    run(instance, DagsterRunStatus.STARTED)  # somebody else's
+    run(instance, DagsterRunStatus.SUCCESS, backfill_assets__wave=LOAD)
+    run(instance, DagsterRunStatus.FAILURE, backfill_assets__wave=LOAD)
+    assert waves_under_way(instance) == []
+    going = {
+        run(instance, DagsterRunStatus.NOT_STARTED, backfill_assets__wave=LOAD),
+        run(instance, DagsterRunStatus.STARTED, backfill_assets__wave=REBUILD),
+        # It will be retried.
+        run(
+            instance,
+            DagsterRunStatus.FAILURE,
+            backfill_assets__wave=LOAD,
+            dagster__will_retry="true",
+        ),
+    }
+    assert set(waves_under_way(instance)) == going
+    assert len(waves_under_way(instance, [REBUILD])) == 1
+    assert "3 run(s)" in str(pipeline.tick("touched_days").skip_message)
+    assert "2 load(s)" in str(pipeline.tick("landed_files").skip_message)
+
+
+def test_without_a_daemon_nobody_works_on_what_is_queued():
+    with dg.DagsterInstance.ephemeral() as instance:
+        queued = run(instance, DagsterRunStatus.NOT_STARTED)
+        started = run(instance, DagsterRunStatus.STARTED)
+        assert busy(instance).keys() == {queued, started}
+        assert busy(instance, daemon=False).keys() == {started}
+
+
+@pytest.mark.parametrize(
+    ("hour", "expected"), [(0, "2024-01-04"), (1, "2024-01-04"), (2, "2024-01-05")]
+)
+def test_the_night_of_a_moment(hour, expected):
+    night = Night(load_settings(timezone="Europe/Berlin", nightly_at="02:30"))
+    moment = datetime(2024, 1, 5, hour, tzinfo=timezone.utc)  # an hour earlier than in Berlin
+    assert str(night.of(moment)) == expected
+
+
+# --- which days a run may take in ---------------------------------------------------------------
+
+
+def test_days_that_a_run_may_take_in():
+    """Published ones with nothing new; a final one only if it would not be computed."""
+    policy = replace(POLICY, end=day(9), window_days=1)
+    raw = ledger(RAW, loaded(0, days((1, 3))))
+    staged = ledger(
+        STAGED,
+        record(0, days((1, 3)), inputs={RAW.name: 0}, final=days((1, 2))),
+    )
+    found = ledgers(raw, staged)
+    recipes = made_of(STAGED.name, found, days((1, 3)), policy)
+    (old,) = staged.records
+    made = {d: msgspec.structs.replace(p, made_of=recipes[d]) for d, p in old.days.items()}
+
+    def may(code: str, config: str, behind: set = frozenset(), **changed) -> set[int]:
+        again = msgspec.structs.replace(old, days={**made, **changed.get("made", {})})
+        now = ledgers(raw, ledger(STAGED, again))
+        waiting = Backlog({STAGED.name: dict.fromkeys(behind, Behind({}))})
+        ask = bridge(now, waiting, policy, code, dict.fromkeys(TABLES, config))
+        return {n for n in range(1, 8) if ask(STAGED.name, day(n))}
+
+    by = (old.code_version, old.config_digest)
+    assert may(*by) == {1, 2, 3}
+    assert may(*by, behind=days(2)) == {1, 3}
+    assert may("other code", by[1]) == {3}, "final days would be computed by it"
+    assert may(by[0], "other settings") == set()
+    # Made of something else though not behind: lines that touch other days of its window.
+    odd = {d: msgspec.structs.replace(p, made_of="x") for d, p in made.items() if d != day(1)}
+    assert may(*by, made=odd) == {1, 3}
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def landed(engine, tmp_path, monkeypatch) -> Pipeline:
+    """Two weeks have landed; the command sees them."""
+    pipeline = Pipeline(engine, tmp_path, end=day(15))
+    for n in range(1, 15):
+        pipeline.land(n, [order(f"o{n}", n)])
+    for name in ("landing", "warehouse", "start", "end"):
+        monkeypatch.setenv(f"BACKFILL_ASSETS_{name.upper()}", str(getattr(pipeline.settings, name)))
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    return pipeline
+
+
+def test_it_prints_what_the_schedule_asks_for(landed, capsys):
+    landed.now = datetime(2024, 1, 15, 2, tzinfo=timezone.utc)
+    (request,) = landed.tick_schedule()
+    assert main(["night", "--as-of", "2024-01-15"]) == 0
+    said, command = capsys.readouterr().out.splitlines()
+    assert said.startswith("# As of 2024-01-15: load")
+    assert command.startswith("dagster asset materialize -m backfill_assets.definitions --select ")
+    assert command.endswith(" --partition-range 2024-01-01...2024-01-14")
+    assert assets(command) == [key.to_user_string() for key in request.asset_selection]
+    assert main(["night", "--as-of", "2024-01-01"]) == 0
+    assert capsys.readouterr().out.startswith("# As of 2024-01-01 all that has landed is loaded")
+
+
+def test_it_is_cut_as_the_schedule_is(landed, monkeypatch, capsys):
+    monkeypatch.setenv("BACKFILL_ASSETS_PARTITIONS_PER_RUN", "10")
+    assert main(["night", "--as-of", "2024-01-15"]) == 0
+    _, *commands = capsys.readouterr().out.splitlines()
+    assert [c.rpartition(" ")[2] for c in commands] == [
+        "2024-01-01...2024-01-10",
+        "2024-01-11...2024-01-14",
+    ]
+    # Dagster's command takes no range where a run may take only so many days.
+    assert all(c.startswith("BACKFILL_ASSETS_PARTITIONS_PER_RUN= dagster ") for c in commands)
+
+
+def test_waves_until_it_rests(engine, spark, landed):
+    """The same runs as the daemon's, a handful, and again after the warehouse was wiped."""
+    settings = landed.settings
+    asked: list[tuple[str, str, str]] = []
+
+    def launch(kind, request):
+        asked.append((kind, request.tables[0], str(request.window)))
+        landed.run(request.window.start, request.window.end - timedelta(days=1), request.tables)
+        return True
+
+    def live(n: int):
+        asked.clear()
+        look = dict[str, frozenset[str]]
+        return run_night(Night(settings), day(n), look, launch)
+
+    result = live(15)
+    assert not result.failed and not result.waiting
+    assert [kind for kind, *_ in asked] == [LOAD, *[REBUILD] * (len(asked) - 1)]
+    assert len(asked) <= 1 + HANDFUL, asked
+    ledgers = read_ledgers(settings)
+    assert all(len(ledgers[name].published) == 14 for name in TABLES)
+    assert live(15).done == []
+
+    # Late lines for scattered days: one run, which leaves the days between as they are.
+    stamp = f"{day(14)}T20:00:00Z"
+    late = [order(f"late{n}", n, ingested=stamp) for n in (8, 10, 14)]
+    landed.land(14, late, "late.jsonl")
+    live(15)
+    assert asked[0][::2] == (LOAD, "2024-01-14")
+    staged = [window for _, table, window in asked if table == STAGED.name]
+    assert len(staged) == 1, asked
+    assert len(asked) <= 1 + HANDFUL
+    assert {r["order_id"] for r in landed.rows(STAGED.name)} >= {"late8", "late10", "late14"}
+
+
+def test_after_a_wiped_warehouse_the_same_runs_are_launched_again(engine, spark, tmp_path):
+    """With the same Dagster home: the keys of what was there before are used."""
+    pipeline = Pipeline(engine, tmp_path, window_days=0)
+    pipeline.land(1, [order("a", 1)])
+    pipeline.night(day(2))
+    before = pipeline.digests()
+    assert before[CURRENT.name]
+    shutil.rmtree(pipeline.warehouse)
+    pipeline.night(day(3))
+    after = pipeline.digests()
+    assert {name: days["2024-01-01"] for name, days in after.items() if days} == {
+        name: days["2024-01-01"] for name, days in before.items() if days
+    }
+    # The first night's key of the rebuild, though the versions are the same, was another.
+    shutil.rmtree(pipeline.warehouse)
+    pipeline.run_keys -= {key for key in pipeline.run_keys if "raw_orders+" in key}
+    pipeline.night(day(3))
+    assert pipeline.digests().keys() == after.keys()
+
+
+@pytest.mark.slow
+def test_the_command_runs_them_without_a_home(landed, tmp_path):
+    """As cron would: processes of their own, one bad day, and no state but the tables."""
+    for n in range(4, 15):
+        shutil.rmtree(landed.folder(n))
+    (landed.folder(2) / "_control.json").write_text('{"rows": 9, "amount": "1.00"}')
+    environment = {
+        **os.environ,
+        "BACKFILL_ASSETS_WINDOW_DAYS": "1",
+        "BACKFILL_ASSETS_END": str(day(4)),
+        "BACKFILL_ASSETS_SPARK_CONF": json.dumps({**conftest.SMALL, "spark.master": "local[2]"}),
+    }
+
+    def night(today: date) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "backfill_assets.cli", "night", "--run", "--as-of"]
+        done = subprocess.run(
+            [*command, str(today)],
+            env=environment,
+            cwd=Path(__file__).parents[1],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        print(done.stdout, done.stderr)
+        return done
+
+    bad = night(day(4))
+    assert bad.returncode == 1
+    assert "_control.json says 9 orders, 1 were read" in bad.stdout
+    assert "FAILED   raw_orders" in bad.stdout
+    (landed.folder(2) / "_control.json").unlink()
+    good = night(day(4))
+    assert good.returncode == 0, good.stdout
+    assert "nothing is left to do" in good.stdout
+    assert [r["run_date"] for r in sorted(landed.rows(FACT.name), key=lambda r: r["run_date"])] == [
+        day(n) for n in (1, 2, 3)
+    ]
+    assert night(day(4)).stdout == f"Night    {day(4)}: 0 run(s), nothing is left to do\n"
