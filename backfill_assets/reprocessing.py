@@ -34,6 +34,7 @@ from backfill_assets.schemas import (
 #: before it.
 BY_LOG_DAY = (LATE.name, LATENESS.name)
 BY_EVENT_DAY = (STAGED.name, FACT.name, CURRENT.name, CORRECTIONS.name)
+_FACTS = (STAGED.name, FACT.name)
 
 
 @dataclass(frozen=True)
@@ -439,6 +440,9 @@ def rebuild_requests(
             lacks = [table for table in chain if (day, table) in tokens]
             # By event day, what follows a rebuilt table is rebuilt with it.
             wanted[day] = chain[chain.index(lacks[0]) :] if together else tuple(lacks)
+            if lacks[0] == CURRENT.name and any(day in behind.open.get(t, ()) for t in _FACTS):
+                # Another run is about to build its facts, without which there are no corrections.
+                wanted[day] = (CURRENT.name,)
         for day, tables in wanted.items():
             may = [table for table in chain if table in tables or bridge(table, day)]
             build = _widest(tables, wanted.values(), may)
