@@ -1,0 +1,187 @@
+"""What the days of each table are made of: over ledgers made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import date
+
+import msgspec
+import pytest
+
+from backfill_assets.lateness import Policy
+from backfill_assets.partitions import Window
+from backfill_assets.recipes import deciding, made_of
+from backfill_assets.records import Foreign, Ledger, Record, packed
+from backfill_assets.schemas import (
+    CORRECTIONS,
+    CURRENT,
+    FACT,
+    LATE,
+    LATENESS,
+    RAW,
+    REJECTED,
+    STAGED,
+    Table,
+)
+from backfill_assets_tests.pipeline import START, day
+from backfill_assets_tests.test_records import days, ledger, ledgers, record
+
+POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touched=True)
+ALL = Window(day(1), day(10))
+
+
+def logged(
+    version: int, of: frozenset[date], spans: Mapping[int, frozenset[date]] | None = None, **more
+) -> Record:
+    """A commit of the raw log: by log day, the event days of the orders that have a line there."""
+    if spans is not None:
+        more["spans"] = {str(day(n)): packed(told) for n, told in spans.items()}
+    return record(version, of, **more)
+
+
+def decide(*records: Record, foreign: tuple[Foreign, ...] = ()) -> dict[int, set[int]]:
+    """By event day, the log days that decide it; both by number."""
+    found = deciding(ledger(RAW, *records, foreign=foreign))
+    return {n: {(d - START).days + 1 for d in found(day(n))} for n in range(1, 7)}
+
+
+def alone(**others: set[int]) -> dict[int, set[int]]:
+    """Days that only their own log day decides, but for some."""
+    return {n: {n} | others.get(f"d{n}", set()) for n in range(1, 7)}
+
+
+# --- which log days decide what is known of a day -------------------------------------------------
+
+
+def test_a_day_is_decided_by_its_own_log_day():
+    assert decide() == alone()
+    assert decide(logged(0, days((1, 6)), {})) == alone()
+
+
+def test_a_day_is_decided_by_all_log_days_with_lines_of_its_orders():
+    first = logged(0, days((1, 6)), {1: days(1), 5: days(1, 2)})
+    assert decide(first) == alone(d1={5}, d2={5})
+
+
+def test_what_once_decided_a_day_goes_on_to():
+    """Each commit tells of the orders that changed; of the others, the commits before do."""
+    first = logged(0, days((1, 6)), {5: days(1)})
+    again = logged(1, days(5), {5: days(3)})
+    assert decide(first, again) == alone(d1={5}, d3={5})
+
+
+def test_no_line_is_logged_before_the_day_that_it_tells_of():
+    """The spans tell of all versions of an order, which may have moved to a later day."""
+    assert decide(logged(0, days((1, 6)), {2: days(1, 4), 4: days(1, 4)})) == alone(d1={2, 4})
+
+
+def test_a_log_day_that_is_not_there_decides_nothing():
+    first = logged(0, days((1, 4)), {3: days(1), 5: days(1)})
+    assert decide(first)[1] == {1, 3}
+    undo = msgspec.structs.replace(logged(1, frozenset(), {}), withdrawn=days(3))
+    raw = replace(ledger(RAW, first, undo), measured={})
+    assert deciding(raw)(day(1)) == days(1)
+
+
+def test_log_days_of_before_there_were_spans_may_decide_all_days():
+    old = logged(0, days(2, 5))
+    assert decide(old) == alone(d1={2, 5}, d2={5}, d3={5}, d4={5})
+    # It is by all of its versions that a log day is judged, as it may have held lines of any order.
+    assert decide(old, logged(1, days((1, 6)), {2: days(2)})) == alone(
+        d1={2, 5}, d2={5}, d3={5}, d4={5}
+    )
+
+
+def test_of_old_commits_only_the_days_that_they_wrote_count():
+    """The others had these rows already, by commits that are on record as well."""
+    old = msgspec.structs.replace(logged(1, days((1, 6))), written=days(4))
+    assert decide(logged(0, days((1, 6)), {}), old) == alone(d1={4}, d2={4}, d3={4})
+
+
+def test_log_days_that_others_changed_may_decide_all_days():
+    first = logged(0, days((1, 6)), {})
+    other = Foreign(1, "WRITE", days(4))
+    assert decide(first, foreign=(other,)) == alone(d1={4}, d2={4}, d3={4})
+
+
+# --- the recipes ----------------------------------------------------------------------------------
+
+
+def changed(
+    before: dict[str, Ledger], table: Table, name: str, *of: int, spans: bool = False
+) -> set[date]:
+    """The days of a table whose recipe is another one after some days of an input changed."""
+    source = before[name]
+    said = {"spans": {}} if spans else {}
+    again = record(9, days(*of), digest="other", **said)
+    after = {**before, name: ledger(source.table, *source.records, again)}
+    return {
+        day
+        for day, recipe in made_of(table.name, after, ALL, POLICY).items()
+        if recipe != made_of(table.name, before, ALL, POLICY)[day]
+    }
+
+
+def everything(spans: Mapping[int, frozenset[date]] | None = None) -> dict[str, Ledger]:
+    others = (REJECTED, STAGED, FACT, CURRENT)
+    return ledgers(
+        ledger(RAW, logged(0, frozenset(ALL), spans or {})),
+        *(ledger(table, record(0, ALL)) for table in others),
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "source", "expected"),
+    [
+        (STAGED, RAW, (3, 4, 5)),
+        (LATE, RAW, (5,)),
+        (FACT, STAGED, (5,)),
+        (CORRECTIONS, FACT, (5,)),
+        (CORRECTIONS, CURRENT, (5,)),
+        (LATENESS, RAW, (5, 6, 7)),
+        (LATENESS, REJECTED, (5,)),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_what_a_day_is_made_of(table, source, expected):
+    assert changed(everything(), table, source.name, 5, spans=True) == days(*expected)
+
+
+def test_what_is_known_is_made_of_all_that_decides_it():
+    """Whatever the window is: days 1 and 4 have orders with lines on day 5."""
+    raw = everything({5: days(1, 4)})
+    assert changed(raw, CURRENT, RAW.name, 5, spans=True) == days(1, 4, 5)
+    assert changed(raw, CURRENT, RAW.name, 3, spans=True) == days(3)
+
+
+def test_what_is_known_changes_with_a_log_day_that_tells_of_it_now():
+    """Though the log day itself, and all that there was before, is as it was."""
+    before = {RAW.name: ledger(RAW, logged(0, frozenset(ALL), {}))}
+    same = {
+        d: published for d, published in before[RAW.name].records[0].days.items() if d == day(5)
+    }
+    told = msgspec.structs.replace(logged(1, days(5), {5: days(1)}), days=same)
+    after = {RAW.name: ledger(RAW, *before[RAW.name].records, told)}
+    one, other = (made_of(CURRENT.name, raw, ALL, POLICY) for raw in (before, after))
+    assert {d for d in ALL if one[d] != other[d]} == days(1)
+
+
+def test_what_is_known_changes_with_rows_of_others():
+    """Lines that others wrote may tell of any day before."""
+    before = everything()
+    first = before[RAW.name].records[0]
+    raw = ledger(RAW, first, foreign=[Foreign(1, "WRITE", days(3))])
+    recipes = made_of(CURRENT.name, {RAW.name: raw}, ALL, POLICY)
+    then = made_of(CURRENT.name, before, ALL, POLICY)
+    assert {d for d in ALL if recipes[d] != then[d]} == days((1, 3))
+
+
+def test_a_recipe_is_one_of_contents():
+    """Loaded again with the same rows, by other commits."""
+    raw = [logged(n, frozenset(ALL), {5: days(1)}, digest="same") for n in (0, 1)]
+    one, other = (
+        made_of(CURRENT.name, {RAW.name: ledger(RAW, *raw[: n + 1])}, ALL, POLICY) for n in (0, 1)
+    )
+    assert one == other
+    assert len(set(one.values())) == len(ALL)
