@@ -44,13 +44,13 @@ _IN_CURRENT = (
 )
 #: What a table is built from: where a day is missing there, that is the incident, and just one.
 _BUILT_FROM = {
-    REJECTED.name: RAW.name,
-    STAGED.name: RAW.name,
-    LATE.name: RAW.name,
-    LATENESS.name: RAW.name,
-    FACT.name: STAGED.name,
-    CURRENT.name: RAW.name,
-    CORRECTIONS.name: FACT.name,
+    REJECTED.name: (RAW.name,),
+    STAGED.name: (RAW.name,),
+    LATE.name: (RAW.name,),
+    LATENESS.name: (RAW.name,),
+    FACT.name: (STAGED.name,),
+    CURRENT.name: (RAW.name,),
+    CORRECTIONS.name: (FACT.name, CURRENT.name),
 }
 
 
@@ -67,19 +67,13 @@ def incidents(now: Situation) -> list[Incident]:
         found += _table_as_such(now.ledgers[name])
         if _misfit(now.ledgers[name]):
             continue  # no day of it is known, and none can be published
-        upstream = states.get(_BUILT_FROM.get(name, ""), {})
+        upstream = [states[source] for source in _BUILT_FROM.get(name, ())]
+        not_built = {day for source in upstream for day in _in(source, State.CHECK_FAILED)}
         # A day that failed is failed in all that is made of it: the first table is the one to mend.
-        failed = {
-            day
-            for day in _in(by_day, State.CHECK_FAILED)
-            if upstream.get(day, State.FRESH) is not State.CHECK_FAILED
-        }
+        failed = _in(by_day, State.CHECK_FAILED) - not_built
         add("check failed", name, failed, MEANING[State.CHECK_FAILED])
-        missing = {
-            day
-            for day in _in(by_day, State.MISSING)
-            if upstream.get(day, State.FRESH) not in (State.MISSING, State.CHECK_FAILED)
-        }
+        not_built |= {day for source in upstream for day in _in(source, State.MISSING)}
+        missing = _in(by_day, State.MISSING) - not_built
         inside = holes(by_day)
         add("hole", name, missing & inside, MEANING[State.MISSING])
         add("stale", name, missing - inside, MEANING[State.MISSING])

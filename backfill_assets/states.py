@@ -16,8 +16,8 @@ from functools import cached_property
 from backfill_assets.lateness import Policy, log_days
 from backfill_assets.partitions import DAY, Window, windows
 from backfill_assets.records import Ledgers
-from backfill_assets.reprocessing import Arrivals, Backlog, closing, final_days
-from backfill_assets.schemas import CURRENT, FACT, RAW, REJECTED, STAGED
+from backfill_assets.reprocessing import BY_EVENT_DAY, Arrivals, Backlog, closing, final_days
+from backfill_assets.schemas import FACT, RAW, REJECTED, STAGED
 from backfill_assets.withdrawn import built_of_withdrawn
 
 
@@ -154,7 +154,7 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
             return State.INPUT_MISSING
         if table in (STAGED.name, FACT.name):
             return State.FINAL if day in now.final[table] else State.OPEN
-        if table == CURRENT.name and day not in now.final[FACT.name]:
+        if table in BY_EVENT_DAY and day not in now.final[FACT.name]:
             return State.OPEN
         return State.FRESH
 
@@ -162,7 +162,7 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
 
 
 def _lacks_input(table: str, day: date, now: Situation) -> bool:
-    if table in (STAGED.name, FACT.name, CURRENT.name):
+    if table in BY_EVENT_DAY:
         needed = log_days(Window(day, day + DAY), now.policy.window_days)
         # A closed day waits for nobody; only what is there and not loaded concerns it.
         closed = day in now.final[FACT.name]

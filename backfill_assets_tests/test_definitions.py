@@ -23,21 +23,17 @@ PROJECT = Path(__file__).parents[1]
 KEYLESS = {"row_count", "nulls", "conservation", "days"}
 KEYED = KEYLESS | {"unique_key"}
 #: Checks on the asset as a whole, and those that hold no day back.
-WHOLE, NOTICES = {"days", "final_days", "one_code"}, {"late_lines"}
+WHOLE, NOTICES = {"days", "final_days", "one_code"}, {"late_lines", "rejected_lines"}
 PAGE = "lateness_dashboard"
 #: By asset: what it reads, its group, its checks.
 EXPECTED = {
-    "raw_orders": (set(), "raw", KEYLESS),
+    "raw_orders": (set(), "raw", KEYLESS | {"rejected_lines"}),
     "raw_orders_rejected": (set(), "raw", KEYLESS),
     "stg_orders": ({"raw_orders"}, "staging", KEYED),
-    "late_orders": ({"raw_orders"}, "staging", KEYLESS | NOTICES),
+    "late_orders": ({"raw_orders"}, "staging", KEYLESS | {"late_lines"}),
     "fact_daily_orders": ({"stg_orders"}, "fact", KEYED | {"final_days", "one_code"}),
-    "fact_order_corrections": ({"raw_orders"}, "fact", KEYED),
-    "fact_daily_orders_current": (
-        {"fact_daily_orders", "fact_order_corrections"},
-        "fact",
-        KEYED,
-    ),
+    "fact_daily_orders_current": ({"raw_orders"}, "fact", KEYED),
+    "fact_order_corrections": ({"fact_daily_orders", "fact_daily_orders_current"}, "fact", KEYED),
     "arrival_lateness": ({"raw_orders", "raw_orders_rejected"}, "lateness", KEYED),
     PAGE: ({"arrival_lateness"}, "lateness", set()),
 }
@@ -136,12 +132,13 @@ def test_one_backfill_policy():
 
 
 @pytest.mark.parametrize("window_days", [0, 7])
-def test_the_window_is_the_mapping_of_staging_alone(window_days):
+def test_the_window_is_the_mapping_of_what_reads_the_log_by_event_day(window_days):
     found = graph(window_days=window_days)
     raw = dg.AssetKey("raw_orders")
-    mapping = found.get(dg.AssetKey("stg_orders")).partition_mappings[raw]
-    assert isinstance(mapping, dg.TimeWindowPartitionMapping)
-    assert (mapping.start_offset, mapping.end_offset) == (0, window_days)
+    for name in ("stg_orders", "fact_daily_orders_current"):
+        mapping = found.get(dg.AssetKey(name)).partition_mappings[raw]
+        assert isinstance(mapping, dg.TimeWindowPartitionMapping)
+        assert (mapping.start_offset, mapping.end_offset) == (0, window_days)
     assert not found.get(dg.AssetKey("late_orders")).partition_mappings
     assert not found.get(dg.AssetKey("fact_order_corrections")).partition_mappings
     assert not found.get(dg.AssetKey("fact_daily_orders")).partition_mappings
@@ -175,17 +172,15 @@ def test_column_lineage(assets):
 
 
 def test_a_launch_of_log_days_rebuilds_only_what_they_may_change():
-    """Downstream of ten raw days, as the UI computes it: no day of all that have corrections."""
-    found = graph(start=date(2024, 1, 1), end=date(2024, 6, 1))
-    daily = found.get(dg.AssetKey("raw_orders")).partitions_def
+    """Downstream of ten raw days, as the UI computes it: not every day before them."""
+    found = graph(start=date(2024, 1, 1), end=date(2024, 6, 1), window_days=7)
+    raw = dg.AssetKey("raw_orders")
+    daily = found.get(raw).partitions_def
     chosen = daily.subset_with_partition_keys([f"2024-02-{day:02d}" for day in range(10, 20)])
-    corrections, current = (
-        dg.AssetKey(n) for n in ("fact_order_corrections", "fact_daily_orders_current")
-    )
-    mapping = found.get(current).partition_mappings[corrections]
-    assert not list(
-        mapping.get_downstream_partitions_for_partitions(chosen, daily, daily).get_partition_keys()
-    )
+    for name in ("stg_orders", "fact_daily_orders_current"):
+        mapping = found.get(dg.AssetKey(name)).partition_mappings[raw]
+        rebuilt = mapping.get_downstream_partitions_for_partitions(chosen, daily, daily)
+        assert sorted(rebuilt.get_partition_keys()) == [f"2024-02-{d:02d}" for d in range(3, 20)]
 
 
 def test_jobs_schedules_and_sensors():

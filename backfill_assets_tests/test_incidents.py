@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import date
 
+import msgspec
 import pytest
 
 from backfill_assets.alerts import Incident
+from backfill_assets.audit import Severity
 from backfill_assets.incidents import incidents
 from backfill_assets.records import Ledger
 from backfill_assets.reprocessing import Backlog
 from backfill_assets.schemas import (
+    CORRECTIONS,
     CURRENT,
     FACT,
     LATE,
@@ -71,9 +74,10 @@ def test_nothing_is_wrong():
     ("tables", "where"),
     [
         ([RAW, *FOLLOWERS], RAW),
-        ([STAGED, FACT, CURRENT], STAGED),
-        ([FACT, CURRENT], FACT),
-        ([CURRENT], CURRENT),
+        ([STAGED, FACT, CORRECTIONS], STAGED),
+        ([FACT, CORRECTIONS], FACT),
+        ([CURRENT, CORRECTIONS], CURRENT),
+        ([CORRECTIONS], CORRECTIONS),
         ([LATE], LATE),
         ([REJECTED], REJECTED),
     ],
@@ -94,7 +98,7 @@ def test_a_day_that_was_never_loaded_is_told_once(there, kind, n):
 def test_a_table_that_lags_behind_another_hole():
     """Day 4 is missing from staging on, day 6 from the facts on."""
     short = healthy(ALL - days(4, 6))
-    found = cut(HOLE, STAGED) | {table.name: short[table.name] for table in (FACT, CURRENT)}
+    found = cut(HOLE, STAGED) | {table.name: short[table.name] for table in (FACT, CORRECTIONS)}
     assert keys(incidents(situation(found, behind=Backlog()))) == (
         told("hole", STAGED, 4) | told("hole", FACT, 6)
     )
@@ -106,9 +110,9 @@ def test_a_failed_check_says_it_for_all_that_follows():
     assert keys(incidents(now)) == told("check failed", RAW, 4)
     # What is made of a failed day fails in the same run.
     staged = situation(
-        cut(HOLE, STAGED, FACT, CURRENT),
+        cut(HOLE, STAGED, FACT, CORRECTIONS),
         behind=Backlog(),
-        failed={STAGED.name: days(4), FACT.name: days(4), CURRENT.name: days(4)},
+        failed={STAGED.name: days(4), FACT.name: days(4), CORRECTIONS.name: days(4)},
     )
     assert keys(incidents(staged)) == told("check failed", STAGED, 4)
 
@@ -135,9 +139,8 @@ def test_nothing_was_ever_loaded():
 @pytest.mark.parametrize("table", [STAGED, FACT], ids=lambda table: table.name)
 def test_new_input_for_a_final_day(table):
     (found,) = incidents(situation(behind=lacking(day(2), table=table, final=True)))
-    assert found == Incident(
-        "new input for final days", table.name, "2024-01-02", MEANING[State.INPUT_NEWER]
-    )
+    assert found.key == ("new input for final days", table.name, "2024-01-02")
+    assert "fact_daily_orders_current and fact_order_corrections have them" in found.detail
 
 
 def test_new_input_for_an_open_day_is_no_incident():
@@ -172,9 +175,37 @@ def test_days_made_under_other_settings_are_one_incident_a_table():
 # --- the landing ----------------------------------------------------------------------------------
 
 
-def test_files_that_are_gone():
-    (found,) = incidents(situation(gone=days(3)))
-    assert found.key == ("input gone", RAW.name, "2024-01-03")
+def test_a_replaced_file_that_waits_is_named():
+    (found,) = incidents(situation(held=days(3)))
+    assert found.key == ("replaced file waits", RAW.name, "2024-01-03")
+    assert found.detail.startswith("arrival_date=2024-01-03/part-0.jsonl: a landing file was")
+
+
+def rejecting(severity: Severity, of: int) -> dict[str, Ledger]:
+    """Healthy tables; this many lines of a day of the raw log were rejected."""
+    told = record(1, days(of), event_days=frozenset())
+    said = {"rejected_lines": [severity.value, "9 of 20 lines are rejected (45.0%)"]}
+    published = msgspec.structs.replace(told.days[day(of)], findings=said)
+    told = msgspec.structs.replace(told, days={day(of): published})
+    raw = healthy()[RAW.name]
+    return healthy() | {RAW.name: ledger(RAW, *raw.records, told)}
+
+
+@pytest.mark.parametrize("severity", Severity)
+def test_many_rejected_lines(severity):
+    """Those that hold the day back are failed checks; a warning is on the day itself."""
+    found = incidents(situation(rejecting(severity, 4), behind=Backlog()))
+    if severity is not Severity.ALERT:
+        assert found == []
+        return
+    detail = "2024-01-04: 9 of 20 lines are rejected (45.0%)"
+    assert found == [Incident("lines rejected", RAW.name, "2024-01-04", detail)]
+
+
+@pytest.mark.parametrize(("ago", "news"), [(1, True), (29, True), (30, False)])
+def test_many_rejected_lines_are_news_for_a_month(ago, news):
+    now = situation(rejecting(Severity.ALERT, 4), behind=Backlog(), today=day(4 + ago))
+    assert ("lines rejected" in {incident.kind for incident in incidents(now)}) is news
 
 
 @pytest.mark.parametrize(("ago", "news"), [(1, True), (29, True), (30, False), (400, False)])
@@ -216,7 +247,7 @@ def late(*counts: tuple[int, int, str]) -> Ledger:
 @pytest.mark.parametrize(
     ("corrects", "became"),
     [
-        (True, "they are in late_orders, and in fact_daily_orders_current as corrections"),
+        (True, "they are in late_orders and in fact_daily_orders_current"),
         (False, "they were DROPPED and are in no total"),
     ],
 )
@@ -259,6 +290,6 @@ def test_late_money_is_news_for_a_month(ago, news):
 
 
 def test_all_that_is_wrong_is_told_at_once():
-    now = situation(cut(HOLE, STAGED), behind=Backlog(), gone=days(2), absent=days(3))
-    found = told("hole", STAGED, 4) | told("input gone", RAW, 2) | told("input missing", RAW, 3)
-    assert keys(incidents(now)) == found
+    now = situation(cut(HOLE, STAGED), behind=Backlog(), held=days(2), absent=days(3))
+    waits, absent = told("replaced file waits", RAW, 2), told("input missing", RAW, 3)
+    assert keys(incidents(now)) == told("hole", STAGED, 4) | waits | absent

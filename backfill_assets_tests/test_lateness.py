@@ -45,6 +45,7 @@ def test_policy_of_the_defaults():
         ("lag_days", 3, "lag_days", 3),
         ("late_lines", "drop", "corrects", False),
         ("reprocess", "window", "only_touched", False),
+        ("absent_days", 5, "absent_days", 5),
     ],
 )
 def test_each_setting_decides_one_attribute(setting, value, attribute, expected):
@@ -142,25 +143,20 @@ def test_a_day_reads_the_log_days_that_may_touch_it(event_day, delay, window_day
 
 
 @pytest.mark.parametrize(
-    ("event_day", "window_days", "loaded", "final"),
+    ("absent_days", "today", "first"),
     [
-        ("2024-01-10", 0, "", False),
-        ("2024-01-10", 0, "2024-01-09 2024-01-11", False),
-        ("2024-01-10", 0, "2024-01-10", True),
-        ("2024-01-10", 2, "2024-01-10 2024-01-11", False),
-        ("2024-01-10", 2, "2024-01-10 2024-01-11 2024-01-12", True),
-        ("2024-01-10", 2, "2024-01-10 2024-01-12 2024-01-13", False),  # a hole
-        ("2024-01-10", 2, "2024-01-11 2024-01-12 2024-01-13", False),
-        ("2024-02-28", 2, "2024-02-28 2024-03-01", False),
-        ("2024-02-28", 2, "2024-02-28 2024-02-29 2024-03-01", True),
-        ("2023-02-28", 1, "2023-02-28 2023-03-01", True),
-        ("2024-12-31", 1, "2024-12-31", False),
-        ("2024-12-31", 1, "2024-12-31 2025-01-01", True),
+        (1, "2024-01-10", "2024-01-09"),
+        (30, "2024-01-31", "2024-01-01"),
+        (30, "2024-03-30", "2024-02-29"),  # a leap year
+        (365, "2024-12-31", "2024-01-01"),
     ],
 )
-def test_is_final(event_day, window_days, loaded, final):
-    policy = replace(POLICY, window_days=window_days)
-    assert policy.is_final(d(event_day), set(map(d, loaded.split()))) is final
+def test_waited_for(absent_days, today, first):
+    """So many days after a log day, nobody waits for its folder any longer."""
+    waiting = replace(POLICY, absent_days=absent_days).waited_for(d(today))
+    assert d(first) in waiting
+    assert d(first) - DAY not in waiting
+    assert d(today) in waiting
 
 
 # --- as Dagster resolves it -----------------------------------------------------------------------

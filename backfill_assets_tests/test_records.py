@@ -54,9 +54,9 @@ SOURCES: dict[str, tuple[str, ...]] = {
     REJECTED.name: (),
     STAGED.name: (RAW.name,),
     FACT.name: (STAGED.name,),
-    CURRENT.name: (FACT.name, CORRECTIONS.name),
+    CURRENT.name: (RAW.name,),
+    CORRECTIONS.name: (FACT.name, CURRENT.name),
     LATE.name: (RAW.name,),
-    CORRECTIONS.name: (RAW.name,),
     LATENESS.name: (RAW.name, REJECTED.name),
 }
 

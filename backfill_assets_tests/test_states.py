@@ -56,6 +56,10 @@ POLICY = Policy(START, None, window_days=W, lag_days=1, corrects=True, only_touc
 TODAY = day(11)
 ALL = days((1, 10))
 
+#: Tables by event day; those of them whose days become final; those that go on changing.
+BY_EVENT_DAY = (STAGED, FACT, CURRENT, CORRECTIONS)
+FREEZE, FOLLOW = (STAGED, FACT), (CURRENT, CORRECTIONS)
+
 each_table = pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
 
 
@@ -64,7 +68,7 @@ def healthy(
 ) -> dict[str, Ledger]:
     """All tables after a night in which everything went well."""
     logged = frozenset(published)
-    raw = record(0, published, event_days=logged, log_days=logged)
+    raw = record(0, published, event_days=logged, current_days=logged, log_days=logged)
     closes = {STAGED.name: set(final) & logged, FACT.name: set(final) & logged}
     built = [
         record(0, published, inputs=dict.fromkeys(sources, 0), final=closes.get(name, ()))
@@ -101,8 +105,8 @@ def situation(
     *,
     behind: Backlog | None = None,
     load: Collection[date] = (),
-    gone: Collection[date] = (),
     absent: Collection[date] = (),
+    held: Collection[date] = (),
     failed: Mapping[str, Collection[date]] | None = None,
     policy: Policy = POLICY,
     today: date = TODAY,
@@ -113,7 +117,11 @@ def situation(
     return Situation(
         ledgers=found,
         backlog=behind or backlog(found, policy, today),
-        arrivals=Arrivals(dict.fromkeys(load, "x"), sorted(gone), frozenset(absent)),
+        arrivals=Arrivals(
+            load=dict.fromkeys(load, "x"),
+            absent=frozenset(absent),
+            held={day: [f"arrival_date={day}/part-0.jsonl"] for day in held},
+        ),
         failed=failed or {},
         policy=policy,
         config_digests=dict.fromkeys(TABLES, settings),
@@ -141,9 +149,9 @@ def unlike(found: dict[int, State], usual: dict[int, State]) -> dict[int, State]
 
 def usual(table: Table) -> dict[int, State]:
     """What the states of ten healthy days are: the last two are open."""
-    if table in (STAGED, FACT):
+    if table in FREEZE:
         return {n: State.FINAL if n <= 8 else State.OPEN for n in range(1, 11)}
-    if table is CURRENT:
+    if table in FOLLOW:
         return {n: State.FRESH if n <= 8 else State.OPEN for n in range(1, 11)}
     return dict.fromkeys(range(1, 11), State.FRESH)
 
@@ -194,10 +202,17 @@ def test_a_day_published_as_empty_is_there(table):
 
 
 @each_table
-@pytest.mark.parametrize("final", [False, True])
-def test_input_newer(table, final):
-    found = states(table, situation(behind=lacking(day(3), table=table, final=final)))
+def test_input_newer(table):
+    found = states(table, situation(behind=lacking(day(3), table=table)))
     assert unlike(found, usual(table)) == {3: State.INPUT_NEWER}
+
+
+@pytest.mark.parametrize("table", FREEZE, ids=lambda table: table.name)
+def test_a_final_day_is_not_behind(table):
+    """What came since is in the tables that follow; the day itself is what it is to be."""
+    found = states(table, situation(behind=lacking(day(3), table=table, final=True)))
+    assert found == usual(table)
+    assert found[3].good
 
 
 @each_table
@@ -206,7 +221,7 @@ def test_files_added_to_a_loaded_day(table):
     found = unlike(states(table, situation(load=days(3))), usual(table))
     if table in (RAW, REJECTED):
         assert found == {3: State.INPUT_NEWER}
-    elif table in (STAGED, FACT, CURRENT):
+    elif table in BY_EVENT_DAY:
         assert found == dict.fromkeys((1, 2, 3), State.INPUT_MISSING)
     else:
         assert found == {}
@@ -217,17 +232,23 @@ def test_files_added_to_a_loaded_day(table):
 def test_a_log_day_without_a_folder(table, absent, open_days):
     """What is open still waits for it; what is final waits for nobody."""
     found = unlike(states(table, situation(absent=days(absent))), usual(table))
-    by_event_day = table in (STAGED, FACT, CURRENT)
-    expected = open_days if by_event_day else (absent,)
+    expected = open_days if table in BY_EVENT_DAY else (absent,)
     assert found == dict.fromkeys(expected, State.INPUT_MISSING)
 
 
 @each_table
-def test_files_that_are_gone(table):
-    found = unlike(states(table, situation(gone=days(4))), usual(table))
-    # What was made of the loaded rows is as good as before.
-    expected = {} if table in (STAGED, FACT, CURRENT) else {4: State.INPUT_MISSING}
-    assert found == expected
+def test_a_replaced_file_that_waits(table):
+    """What was made of the loaded rows is as good as before."""
+    found = unlike(states(table, situation(held=days(4))), usual(table))
+    assert found == ({4: State.HELD} if table in (RAW, REJECTED) else {})
+    assert not State.HELD.good
+
+
+@pytest.mark.parametrize("table", [RAW, REJECTED], ids=lambda table: table.name)
+def test_a_replaced_file_that_waits_says_more_than_a_missing_folder_and_less_than_new_files(table):
+    held = {"held": days(10), "absent": days(10)}
+    assert states(table, situation(**held))[10] is State.HELD
+    assert states(table, situation(**held, load=days(10)))[10] is State.INPUT_NEWER
 
 
 @pytest.mark.parametrize(
@@ -237,7 +258,7 @@ def test_the_window_decides_who_waits(window_days, waiting):
     """Day 10 came without a folder and was loaded as empty: with it some days are final."""
     policy = replace(POLICY, window_days=window_days)
     now = situation(healthy(final=days((1, 10 - window_days))), absent=days(10), policy=policy)
-    for table in (STAGED, FACT, CURRENT):
+    for table in BY_EVENT_DAY:
         found = states(table, now)
         assert {n for n, state in found.items() if state is State.INPUT_MISSING} == set(waiting)
 
@@ -247,8 +268,25 @@ def test_days_beyond_what_is_due_are_shown_if_they_are_there():
     assert list(found) == list(range(1, 13))
 
 
+def test_a_folder_that_never_came_keeps_the_window_open():
+    """Day 9 was loaded without its folder: of the windows that it belongs to, none is closed."""
+    raw = record(0, ALL, event_days=ALL, current_days=ALL, settled=ALL - days(9, 10))
+    built = {RAW.name: 0, STAGED.name: 0}
+    stg, facts = (record(0, ALL, inputs=built) for _ in range(2))
+    now = situation(
+        ledgers(ledger(RAW, raw), ledger(STAGED, stg), ledger(FACT, facts)), absent=days(9)
+    )
+    for table in FREEZE:
+        found = states(table, now)
+        assert {n for n, state in found.items() if state is State.FINAL} == set(range(1, 7))
+        assert {n for n, state in found.items() if state is State.INPUT_MISSING} == {7, 8, 9}
+
+
 def test_a_day_whose_window_closed_quietly_is_final():
-    raw = [record(n, days(n), event_days=days(n), log_days=days(n)) for n in range(1, 11)]
+    raw = [
+        record(n, days(n), event_days=days(n), current_days=days(n), settled=days(n))
+        for n in range(1, 11)
+    ]
     stg = [record(n, days(n), inputs={RAW.name: n}) for n in range(1, 11)]
     facts = [record(n, days(n), inputs={STAGED.name: n}) for n in range(1, 11)]
     now = situation(ledgers(ledger(RAW, *raw), ledger(STAGED, *stg), ledger(FACT, *facts)))
@@ -355,13 +393,9 @@ def test_the_first_that_applies(first, second):
 
 
 def test_the_order_is_that_of_the_declaration():
-    assert list(State)[: len(CAUSES)] == list(CAUSES)
+    # The state of a replaced file is one of the raw layer alone.
+    assert [state for state in State if state in CAUSES] == list(CAUSES)
     assert [state for state in State if state.good] == [State.OPEN, State.FINAL, State.FRESH]
-
-
-def test_a_final_day_behind_its_input_is_not_good():
-    found = states(STAGED, situation(behind=lacking(day(2), table=STAGED, final=True)))
-    assert found[2] is State.INPUT_NEWER
 
 
 # --- before the deadline --------------------------------------------------------------------------
@@ -402,7 +436,7 @@ def test_before_the_deadline_a_day_that_is_there_has_its_state(table):
         (3, "absent", 8),
     ],
 )
-@pytest.mark.parametrize("table", [STAGED, FACT, CURRENT], ids=lambda table: table.name)
+@pytest.mark.parametrize("table", BY_EVENT_DAY, ids=lambda table: table.name)
 def test_before_the_deadline_the_last_day_need_not_be_loaded(table, lag, arrived, n):
     """After midnight, a folder waits for the nightly run, or has not landed yet."""
     before = healthy(days((1, n - 1)), final=days((1, n - 1 - W)))
@@ -470,6 +504,7 @@ def test_summary_counts_every_state():
         "made under other settings": 0,
         "input taken back": 0,
         "input newer than output": 0,
+        "replaced file waits": 0,
         "input missing": 0,
         "open": 0,
         "final": 0,
