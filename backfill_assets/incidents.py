@@ -111,7 +111,7 @@ def _table_as_such(ledger: Ledger) -> Iterator[Incident]:
     """What is wrong with a table rather than with days of it."""
     name = ledger.table.name
     if said := _misfit(ledger):
-        made_from = [_BUILT_FROM[name]] if name in _BUILT_FROM else []
+        made_from = _BUILT_FROM.get(name, ())
         detail = f"{'; '.join(said)}; no day can be published. {way(ledger.table, made_from)}"
         yield Incident("table is not that of the code", name, "", detail)
         return
