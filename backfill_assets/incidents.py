@@ -111,8 +111,8 @@ def _table_as_such(ledger: Ledger) -> Iterator[Incident]:
     """What is wrong with a table rather than with days of it."""
     name = ledger.table.name
     if said := _misfit(ledger):
-        made_from = _BUILT_FROM.get(name, ())
-        detail = f"{'; '.join(said)}; no day can be published. {way(ledger.table, made_from)}"
+        advice = way(ledger.table, _BUILT_FROM.get(name, ()))
+        detail = f"{'; '.join(said)}; no day can be published. {advice}"
         yield Incident("table is not that of the code", name, "", detail)
         return
     properties = ledger.metadata.properties if ledger.metadata else LOG_RETENTION

@@ -234,14 +234,20 @@ def news(before: Manifest | None, wanted: Target) -> str:
     if before is None or not due(before, wanted):
         return ""
     now = wanted.manifest
+    accepted = {name for name, digest in before.held.items() if _holds(now, name, digest)}
+    renamed = _renamed(before.files, wanted.dropped, now.files)
     said = {
         "new files": now.files.keys() - before.files.keys(),
         "other content": {n for n in now.files.keys() & before.files if n in wanted.replaced},
-        "accepted files": wanted.dropped or (before.held.keys() - now.held.keys()),
+        "accepted files": accepted | (wanted.dropped - renamed),
         "its folder has come": now.there - before.there,
         "nothing more is expected": now.closed and not before.closed,
     }
     return ", ".join(text for text, found in said.items() if found)
+
+
+def _holds(manifest: Manifest, name: str, digest: str) -> bool:
+    return name in manifest.files and manifest.files[name].digest == digest
 
 
 def due(before: Manifest | None, wanted: Target) -> bool:

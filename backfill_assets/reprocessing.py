@@ -157,7 +157,7 @@ def _current_days(raw: Ledger, policy: Policy) -> Callable[[Record], Iterable[da
     def current_days(record: Record) -> Iterable[date]:
         if "current_days" in record.said:
             return record.days_said("current_days")
-        last = max(record.days, default=policy.start)
+        last = max({*record.days, *record.withdrawn}, default=policy.start)
         return {day for day in raw.published if day <= last}
 
     return current_days

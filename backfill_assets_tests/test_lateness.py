@@ -142,23 +142,6 @@ def test_a_day_reads_the_log_days_that_may_touch_it(event_day, delay, window_day
     assert reads is (0 <= delay <= window_days)
 
 
-@pytest.mark.parametrize(
-    ("absent_days", "today", "first"),
-    [
-        (1, "2024-01-10", "2024-01-09"),
-        (30, "2024-01-31", "2024-01-01"),
-        (30, "2024-03-30", "2024-02-29"),  # a leap year
-        (365, "2024-12-31", "2024-01-01"),
-    ],
-)
-def test_waited_for(absent_days, today, first):
-    """So many days after a log day, nobody waits for its folder any longer."""
-    waiting = replace(POLICY, absent_days=absent_days).waited_for(d(today))
-    assert d(first) in waiting
-    assert d(first) - DAY not in waiting
-    assert d(today) in waiting
-
-
 # --- as Dagster resolves it -----------------------------------------------------------------------
 
 DAILY = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-02-01")

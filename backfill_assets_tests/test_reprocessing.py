@@ -16,6 +16,7 @@ from backfill_assets.lateness import Policy
 from backfill_assets.partitions import DAY, Window, windows
 from backfill_assets.records import Foreign, Ledger, Record
 from backfill_assets.reprocessing import (
+    BY_EVENT_DAY,
     BY_LOG_DAY,
     HANDFUL,
     Arrivals,
@@ -64,6 +65,10 @@ def loaded(
     *,
     follow: Iterable[date] = (),
     run: str = "",
+    settled: Iterable[date] | None = None,
+    unsettled: Iterable[date] = (),
+    current: Iterable[date] | None = None,
+    taken_back: Iterable[date] = (),
 ) -> Record:
     """A commit of the raw log.
 
@@ -71,17 +76,27 @@ def loaded(
         version: the version it made.
         logged: the log days that it published.
         touches: the event days that it says it touches; by default the same days.
-        follow: later log days whose corrections change as well.
+        follow: later log days whose lateness changes as well.
         run: the run's id.
+        settled: the log days for which nothing more is due since; by default all that it loads.
+        unsettled: those for which something has come since they were settled.
+        current: the event days of which it says that what is known changes; by default the same
+            as those that it touches.
+        taken_back: the log days that it took back.
     """
     logged = frozenset(logged)
-    return record(
+    touches = logged if touches is None else frozenset(touches)
+    said = record(
         version,
         logged,
         run=run,
-        event_days=logged if touches is None else frozenset(touches),
+        event_days=touches,
+        current_days=touches if current is None else frozenset(current),
         log_days=logged | frozenset(follow),
+        settled=logged if settled is None else frozenset(settled),
+        unsettled=frozenset(unsettled),
     )
+    return msgspec.structs.replace(said, withdrawn=frozenset(taken_back))
 
 
 def staged(version: int, of: Iterable[date], raw: int, **more) -> Record:
@@ -90,6 +105,14 @@ def staged(version: int, of: Iterable[date], raw: int, **more) -> Record:
 
 def fact(version: int, of: Iterable[date], stg: int, **more) -> Record:
     return record(version, of, inputs={STAGED.name: stg}, **more)
+
+
+def current(version: int, of: Iterable[date], raw: int, **more) -> Record:
+    return record(version, of, inputs={RAW.name: raw}, **more)
+
+
+def corrections(version: int, of: Iterable[date], facts: int, known: int, **more) -> Record:
+    return record(version, of, inputs={FACT.name: facts, CURRENT.name: known}, **more)
 
 
 def open_days(found: Backlog, table: Table) -> set[date]:
@@ -124,10 +147,10 @@ def test_what_was_never_published_is_behind():
     raw = ledger(RAW, loaded(0, days((1, 3))))
     found = backlog(ledgers(*both(raw)), POLICY, LATER)
     assert open_days(found, STAGED) == days((1, 3))
-    for name in BY_LOG_DAY:
+    for name in (CURRENT.name, *BY_LOG_DAY):
         assert set(found.open[name]) == days((1, 3))
-    # The facts have nothing to be built from yet.
-    assert set(found.open) == {STAGED.name, *BY_LOG_DAY}
+    # Facts and corrections have nothing to be built from yet.
+    assert set(found.open) == {STAGED.name, CURRENT.name, *BY_LOG_DAY}
     assert not found.final
 
 
@@ -246,18 +269,20 @@ def test_nothing_is_published_before_it_is_due(lag, today, expected):
     policy = replace(POLICY, lag_days=lag)
     assert behind(raw, policy=policy, today=day(today)) == days(*expected)
     # What is kept by log day waits for nothing.
-    for table in (LATE, CORRECTIONS, LATENESS):
+    for table in (LATE, LATENESS):
         assert behind(*both(raw), policy=policy, today=day(5), table=table) == days((1, 4))
 
 
 def test_the_lag_holds_for_all_that_follows():
     policy = replace(POLICY, lag_days=3)
     given = (
+        ledger(RAW, loaded(1, days((1, 4)))),
         ledger(STAGED, staged(0, days((1, 4)), raw=1)),
         ledger(FACT, fact(0, days((1, 4)), stg=0)),
+        ledger(CURRENT, current(0, days((1, 4)), raw=1)),
     )
-    assert behind(given[0], policy=policy, today=day(5), table=FACT) == days(1, 2)
-    assert behind(*given, policy=policy, today=day(5), table=CURRENT) == days(1, 2)
+    for table, there in ((FACT, given[:2]), (CURRENT, given[:3]), (CORRECTIONS, given)):
+        assert behind(*there, policy=policy, today=day(5), table=table) == days(1, 2)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +298,7 @@ def test_staged_days_outside_the_calendar_are_nobodys_business(start, end, expec
     assert behind(raw, policy=policy) == days(*expected)
 
 
-@pytest.mark.parametrize("table", [LATE, CORRECTIONS, LATENESS], ids=lambda table: table.name)
+@pytest.mark.parametrize("table", [LATE, LATENESS], ids=lambda table: table.name)
 def test_log_days_outside_the_calendar_are_nobodys_business(table):
     policy = replace(POLICY, start=day(2), end=day(4))
     raw = ledger(RAW, loaded(1, days((1, 4))))
@@ -288,7 +313,13 @@ def test_a_commit_that_does_not_say_what_it_touches_may_touch_all():
 
 def test_a_commit_that_does_not_say_which_log_days_it_changes_changes_its_own():
     raw = ledger(RAW, record(1, days((1, 4))))
-    assert behind(raw, table=CORRECTIONS) == days((1, 4))
+    assert behind(*both(raw), table=LATENESS) == days((1, 4))
+
+
+def test_a_commit_that_does_not_say_what_is_known_since_may_change_all_until_then():
+    raw = ledger(RAW, record(1, days((1, 6))), record(2, days(4)))
+    known = ledger(CURRENT, current(0, days((1, 6)), raw=1))
+    assert behind(raw, known, table=CURRENT) == days((1, 4))
 
 
 @pytest.mark.parametrize("version", [0, 1, 38])
@@ -423,7 +454,7 @@ def test_a_crash_between_the_final_staged_day_and_its_facts():
     assert open_days(found, FACT) == days(1)
     assert not found.final
     (request,) = rebuild_requests(found, None)
-    assert request.tables == (FACT.name, CURRENT.name)
+    assert request.tables == CHAIN[1:]
 
 
 def test_final_facts_wait_for_a_person():
@@ -434,28 +465,32 @@ def test_final_facts_wait_for_a_person():
         staged(1, days(1), raw=3, final=days(1), by="person"),
     )
     facts = ledger(FACT, fact(0, days(1, 2), stg=0, final=days(1, 2)))
-    current = ledger(CURRENT, record(0, days(1, 2), inputs={FACT.name: 0}))
-    found = backlog(ledgers(stg, facts, current), POLICY, LATER)
+    found = backlog(ledgers(stg, facts), POLICY, LATER)
     assert final_days(found, FACT) == days(1)
     assert not found.open
     assert rebuild_requests(found, None) == []
 
 
-def test_the_sum_follows_final_facts():
-    """What the facts are when everything is known is never final."""
-    facts = ledger(
-        FACT,
-        fact(0, days(1), stg=0, final=days(1)),
-        fact(1, days(1), stg=1, final=days(1), by="person"),
-    )
-    current = ledger(CURRENT, record(0, days(1), inputs={FACT.name: 0}, final=days(1)))
-    assert behind(facts, current, table=CURRENT) == days(1)
+def test_what_follows_final_facts():
+    """What is known of a day, and how that differs from its facts, is never final."""
+    raw = ledger(RAW, loaded(1, days((1, 4))), loaded(2, days(4), (), current=days(1)))
+    stg = ledger(STAGED, staged(0, days((1, 4)), raw=1, final=days(1)))
+    facts = ledger(FACT, fact(0, days((1, 4)), stg=0, final=days(1)))
+    old = ledger(CURRENT, current(0, days((1, 4)), raw=1, final=days(1)))
+    known = ledger(CURRENT, *old.records, current(1, days(1), raw=2, final=days(1)))
+    differ = ledger(CORRECTIONS, corrections(0, days((1, 4)), 0, 0, final=days(1)))
+    found = backlog(ledgers(raw, stg, facts, old, differ), SHORT, LATER)
+    assert {name: set(of) for name, of in found.open.items() if name in BY_EVENT_DAY} == {
+        CURRENT.name: days(1)
+    }
+    assert not found.final
+    assert behind(raw, stg, facts, known, differ, policy=SHORT, table=CORRECTIONS) == days(1)
 
 
-# --- backlog: tables by log day, and the sum of facts and corrections -----------------------------
+# --- backlog: tables by log day, what is known, and how it differs from the facts -----------------
 
 
-def test_corrections_follow_the_log_days_that_tell_of_the_same_orders():
+def test_lateness_follows_the_log_days_that_tell_of_the_same_orders():
     raw = ledger(RAW, loaded(1, days((1, 6))), loaded(2, days(2), (), follow=days(5)))
     built = {RAW.name: 1, REJECTED.name: 0}
     found = backlog(
@@ -466,7 +501,7 @@ def test_corrections_follow_the_log_days_that_tell_of_the_same_orders():
         POLICY,
         LATER,
     )
-    assert open_days(found, CORRECTIONS) == open_days(found, LATENESS) == days(2, 5)
+    assert open_days(found, LATENESS) == days(2, 5)
     assert open_days(found, LATE) == days(2)
 
 
@@ -488,41 +523,79 @@ def test_lateness_waits_for_both_inputs(missing):
     assert behind(*there.values(), table=LATENESS) == set()
 
 
+def test_what_is_known_follows_what_the_raw_log_says_of_it():
+    """Of days whatever their age, unlike staging."""
+    raw = ledger(
+        RAW, loaded(1, days((1, 9))), loaded(2, days(9), days(8, 9), current=days(1, 8, 9))
+    )
+    stg = ledger(STAGED, staged(0, days((1, 9)), raw=1))
+    known = ledger(CURRENT, current(0, days((1, 9)), raw=1))
+    found = backlog(ledgers(raw, stg, known), SHORT, LATER)
+    assert open_days(found, STAGED) == days(8, 9)
+    assert open_days(found, CURRENT) == days(1, 8, 9)
+
+
+def test_what_is_known_waits_for_no_facts():
+    raw = ledger(RAW, loaded(1, days(1)))
+    assert behind(raw, table=CURRENT) == days(1)
+    assert behind(raw, ledger(CURRENT, current(0, days(1), raw=1)), table=CURRENT) == set()
+
+
 @pytest.mark.parametrize(
     ("built", "expected"),
     [
         ({}, {3, 4}),
-        ({FACT.name: 1, CORRECTIONS.name: 5}, ()),
-        ({FACT.name: 0, CORRECTIONS.name: 5}, {3, 4}),
-        ({FACT.name: 1, CORRECTIONS.name: 4}, {3}),
-        ({FACT.name: 1}, {3}),
+        ({FACT.name: 1, CURRENT.name: 5}, ()),
+        ({FACT.name: 0, CURRENT.name: 5}, {3, 4}),
+        ({FACT.name: 1, CURRENT.name: 4}, {3}),
+        ({FACT.name: 1}, {3, 4}),
     ],
 )
-def test_the_sum_is_behind_the_facts_or_the_corrections(built, expected):
+def test_corrections_are_behind_the_facts_or_what_is_known(built, expected):
     facts = ledger(FACT, fact(1, days(3, 4), stg=0))
-    corrections = ledger(CORRECTIONS, record(5, days(9), run_dates=days(3)))
-    current = ledger(CURRENT, record(0, days(3, 4), inputs=built))
-    assert behind(facts, corrections, current, table=CURRENT) == days(*expected)
+    known = ledger(CURRENT, current(4, days(3, 4), raw=0), current(5, days(3), raw=0))
+    differ = ledger(CORRECTIONS, record(0, days(3, 4), inputs=built))
+    assert behind(facts, known, differ, table=CORRECTIONS) == days(*expected)
 
 
-def test_corrections_of_days_without_facts_wait_for_the_facts():
-    corrections = ledger(CORRECTIONS, record(0, days(9), run_dates=days(1, 3)))
-    facts = ledger(FACT, fact(0, days(1), stg=0))
-    assert behind(facts, corrections, table=CURRENT) == days(1)
-    assert behind(corrections, table=CURRENT) == set()
-    # A run that builds the facts builds what follows as well.
+def test_corrections_follow_changes_only():
+    """The facts were published again, with the same rows."""
+    facts = ledger(
+        FACT, fact(1, days(3, 4), stg=0, digest="a"), fact(2, days(3, 4), stg=1, digest="a")
+    )
+    known = ledger(CURRENT, current(0, days(3, 4), raw=0))
+    differ = ledger(CORRECTIONS, corrections(0, days(3, 4), 1, 0))
+    assert behind(facts, known, differ, table=CORRECTIONS) == set()
+
+
+@pytest.mark.parametrize("missing", [FACT, CURRENT], ids=lambda table: table.name)
+def test_corrections_wait_for_both_inputs(missing):
+    there = {
+        FACT.name: ledger(FACT, fact(1, days(1, 3), stg=0)),
+        CURRENT.name: ledger(CURRENT, current(0, days(1, 3), raw=0)),
+    }
+    short = {FACT.name: fact(1, days(1), stg=0), CURRENT.name: current(0, days(1), raw=0)}
+    there[missing.name] = ledger(missing, short[missing.name])
+    assert behind(*there.values(), table=CORRECTIONS) == days(1)
+    del there[missing.name]
+    assert behind(*there.values(), table=CORRECTIONS) == set()
+
+
+def test_a_run_that_builds_the_facts_builds_what_follows():
     stg = ledger(STAGED, staged(0, days(3), raw=0))
-    found = backlog(ledgers(facts, corrections, stg), POLICY, LATER)
-    assert open_days(found, CURRENT) == days(1)
-    assert {r.tables for r in rebuild_requests(found, None)} == {CHAIN[1:], CHAIN[2:]}
+    facts = ledger(FACT, fact(0, days(1), stg=0))
+    known = ledger(CURRENT, current(0, days(1), raw=0))
+    found = backlog(ledgers(facts, known, stg), POLICY, LATER)
+    assert open_days(found, CORRECTIONS) == days(1)
+    assert {r.tables for r in rebuild_requests(found, None)} == {CHAIN[1:], CHAIN[3:]}
 
 
 def test_a_reason_names_the_versions_that_are_needed():
     facts = ledger(FACT, fact(1, days(3, 4), stg=0))
-    corrections = ledger(CORRECTIONS, record(5, days(9), run_dates=days(3)))
-    found = backlog(ledgers(facts, corrections), POLICY, LATER).open[CURRENT.name]
-    assert found[day(3)].token == "fact_daily_orders@1,fact_order_corrections@5"
-    assert found[day(4)].token == "fact_daily_orders@1"
+    known = ledger(CURRENT, current(4, days(4), raw=0), current(5, days(3), raw=0))
+    found = backlog(ledgers(facts, known), POLICY, LATER).open[CORRECTIONS.name]
+    assert found[day(3)].token == "fact_daily_orders@1,fact_daily_orders_current@5"
+    assert found[day(4)].token == "fact_daily_orders@1,fact_daily_orders_current@4"
 
 
 # --- arrivals -------------------------------------------------------------------------------------
@@ -721,7 +794,7 @@ def asked(found: Iterable[Request]) -> set[tuple[tuple[str, ...], str]]:
     return {(request.tables, str(request.window)) for request in found}
 
 
-CHAIN = (STAGED.name, FACT.name, CURRENT.name)
+CHAIN = (STAGED.name, FACT.name, CURRENT.name, CORRECTIONS.name)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,9 @@ def appended(table: Table, *to: int) -> dict[str, Ledger]:
 def withdrawn(table: Table, *of: int) -> dict[str, Ledger]:
     """Healthy tables; an undo has taken days of one back, and has not come to the others."""
     found = healthy()
-    log = dict.fromkeys(("event_days", "log_days"), days(*of)) if table is RAW else {}
+    log = (
+        dict.fromkeys(("event_days", "current_days", "log_days"), days(*of)) if table is RAW else {}
+    )
     undo = msgspec.structs.replace(record(1, (), **log), withdrawn=days(*of))
     return found | {table.name: without_rows(ledger(table, *found[table.name].records, undo))}
 
@@ -349,7 +351,7 @@ def test_what_is_made_of_what_was_taken_back():
     for table in (STAGED, FACT, CURRENT, LATE, LATENESS):
         assert unlike(states(table, now), usual(table)) == {9: State.INPUT_WITHDRAWN}, table.name
     assert states(RAW, now)[9] is State.MISSING
-    assert set(states(CORRECTIONS, now).values()) == {State.FRESH, State.INPUT_WITHDRAWN}
+    assert unlike(states(CORRECTIONS, now), usual(CORRECTIONS)) == {9: State.INPUT_WITHDRAWN}
     # Until it has been taken back as well, or was made of what is there now.
     undone = now.ledgers[STAGED.name].records[-1]
     undone = msgspec.structs.replace(

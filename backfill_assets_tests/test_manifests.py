@@ -1,0 +1,473 @@
+"""What log days are loaded from, and what a new listing changes of that: over listings by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import date
+
+import pytest
+
+from backfill_assets.listing import CONTROL_FILE, Entry, Folder, Listing
+from backfill_assets.manifests import Loaded, Manifest, Target, due, news, target
+from backfill_assets.partitions import DAY
+from backfill_assets_tests.pipeline import START, day
+
+# --- listings made by hand ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Made(Listing):
+    """A listing of files that exist only here; it notes which of them were opened."""
+
+    contents: Mapping[str, str] = field(default_factory=dict)
+    opened: set[str] = field(default_factory=set)
+
+    def digests(self, entries: Iterable[Entry]) -> dict[Entry, str]:
+        found = {entry: f"digest of {self.contents[entry.source_file]}" for entry in entries}
+        self.opened.update(entry.name for entry in found)
+        return found
+
+
+def landing(*folders: str | None, at: int = 1) -> Made:
+    """What the folders of days 1, 2, ... hold.
+
+    Args:
+        folders: each as `name=content` of its files; none if there is no folder.
+        at: when the files were changed; 0 where the store does not say.
+    """
+    found, contents = {}, {}
+    for n, text in enumerate(folders, start=1):
+        if text is None:
+            continue
+        files = {}
+        for name, content in (file.split("=") for file in text.split()):
+            source_file = f"arrival_date={day(n)}/{name}"
+            files[source_file] = Entry(source_file, f"/orders/{source_file}", len(content), at)
+            contents[source_file] = content
+        found[day(n)] = Folder(files)
+    return Made("/landing", found, contents=contents)
+
+
+def file(n: int, name: str) -> str:
+    return f"arrival_date={day(n)}/{name}"
+
+
+def files(n: int, *names: str) -> set[str]:
+    return {file(n, name) for name in names}
+
+
+def loaded(n: int, listing: Listing, before: Manifest | None = None, **how) -> Manifest:
+    """What a day's record says after it was loaded."""
+    said = target(day(n), before, listing, **how).manifest.said
+    manifest = Manifest.of(json.loads(json.dumps(said)))
+    assert manifest is not None
+    return manifest
+
+
+def again(n: int, then: Listing, now: Listing, **how) -> tuple[Manifest, Target]:
+    """A day as it was loaded, and what it is to be made of now."""
+    before = loaded(n, then)
+    return before, target(day(n), before, now, **how)
+
+
+# --- the record -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        Manifest(),
+        Manifest({file(1, "a"): Loaded(3, 5, "d")}, frozenset({day(0), day(1)})),
+        Manifest(there=frozenset({day(1)}), closed=True),
+        Manifest({file(1, "a"): Loaded(3, 0, "d")}, held={file(1, "a"): "e"}),
+    ],
+)
+def test_a_manifest_comes_back_from_its_record(manifest):
+    assert Manifest.of(json.loads(json.dumps(manifest.said))) == manifest
+
+
+def test_what_is_empty_is_not_recorded():
+    assert Manifest().said == {}
+    assert Manifest.of({}) == Manifest()
+
+
+@pytest.mark.parametrize("said", [None, "1-a", ["none", "1-a"]])
+def test_the_records_of_before_there_were_manifests(said):
+    assert Manifest.of(said) is None
+
+
+# --- the recipe -----------------------------------------------------------------------------------
+
+HELD = Manifest(
+    {file(1, "a"): Loaded(3, 5, "d"), file(2, "b"): Loaded(4, 6, "e")},
+    frozenset({day(1), day(2)}),
+)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {file(1, "a"): Loaded(3, 99, "d"), file(2, "b"): Loaded(9, 6, "e")},  # copied
+        {file(1, "other"): Loaded(3, 5, "d"), file(2, "b"): Loaded(4, 6, "e")},  # renamed
+    ],
+)
+def test_the_recipe_is_one_of_contents(other):
+    assert replace(HELD, files=other).recipe() == HELD.recipe()
+    assert replace(HELD, held={file(1, "a"): "x"}).recipe() == HELD.recipe()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"files": {file(1, "a"): Loaded(3, 5, "d")}},
+        {"files": {file(1, "a"): Loaded(3, 5, "other"), file(2, "b"): Loaded(4, 6, "e")}},
+        # The same two contents, in the other folder each.
+        {"files": {file(2, "a"): Loaded(3, 5, "d"), file(1, "b"): Loaded(4, 6, "e")}},
+        # A content that is there twice is read twice.
+        {"files": {**HELD.files, file(1, "copy"): Loaded(3, 5, "d")}},
+        {"there": frozenset({day(2)})},
+        {"closed": True},
+    ],
+)
+def test_the_recipe_tells_apart_what_is_loaded(other):
+    assert replace(HELD, **other).recipe() != HELD.recipe()
+
+
+# --- settled --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "there", "more", "settled"),
+    [
+        (3, (2, 3), {}, True),
+        (3, (3,), {}, False),  # early lines of the folder before it may be missing
+        (3, (2,), {}, False),
+        (3, (), {}, False),
+        (3, (2,), {"closed": True}, True),
+        (3, (), {"closed": True}, False),
+        (3, (2, 3), {"held": {file(3, "a"): "d"}}, False),
+        # Nothing is due before the first day of all.
+        (1, (1,), {}, True),
+        (1, (), {}, False),
+        (1, (), {"closed": True}, True),
+    ],
+)
+def test_settled(n, there, more, settled):
+    manifest = Manifest(there=frozenset(map(day, there)), **more)
+    assert manifest.settled(day(n), START) is settled
+
+
+# --- what a day is to be made of ------------------------------------------------------------------
+
+
+def test_a_day_is_made_of_its_folder_and_the_one_before_it():
+    found = target(day(2), None, landing("a=1", "b=22", "c=333"))
+    assert found.read.keys() == files(1, "a") | files(2, "b")
+    assert found.manifest.files == {
+        file(1, "a"): Loaded(1, 1, "digest of 1"),
+        file(2, "b"): Loaded(2, 1, "digest of 22"),
+    }
+    assert found.manifest.there == {day(1), day(2)}
+    assert not (found.replaced or found.dropped or found.kept or found.manifest.held)
+
+
+@pytest.mark.parametrize(
+    ("folders", "there"),
+    [(("a=1", "b=2"), (1, 2)), (("a=1", None), (1,)), ((None, ""), (2,)), ((None, None), ())],
+)
+def test_a_folder_without_files_has_been_there(folders, there):
+    assert target(day(2), None, landing(*folders)).manifest.there == set(map(day, there))
+
+
+def test_a_folder_that_is_gone_has_been_there():
+    _, found = again(2, landing("a=1", "b=2"), landing())
+    assert found.manifest.there == {day(1), day(2)}
+
+
+SAME = landing("a=1", "b=22")
+
+
+@pytest.mark.parametrize(
+    ("at", "opened"),
+    [(1, set()), (2, {"a", "b"}), (0, {"a", "b"})],
+    ids=["untouched", "copied", "no times"],
+)
+def test_only_files_that_look_changed_are_opened(at, opened):
+    now = replace(landing("a=1", "b=22", at=at), opened=set())
+    before, found = again(2, SAME, now)
+    assert now.opened == opened
+    assert not due(before, found)
+    assert not found.replaced
+
+
+def test_where_the_store_says_no_times_nothing_is_taken_on_trust():
+    """Another content of the same length."""
+    before, found = again(2, landing("a=1", "b=22", at=0), landing("a=1", "b=xx", at=0))
+    assert found.replaced == files(2, "b")
+    assert due(before, found)
+
+
+def test_an_untouched_file_keeps_the_digest_on_record():
+    _, found = again(2, SAME, landing("a=1", "b=22", "c=3"))
+    assert found.manifest.files == loaded(2, SAME).files
+
+
+@pytest.mark.parametrize(
+    ("now", "kept", "read"),
+    [
+        (("a=1", ""), {(2, "b")}, {(1, "a")}),
+        (("a=1", None), {(2, "b")}, {(1, "a")}),
+        (("", "b=22"), {(1, "a")}, {(2, "b")}),
+        ((None, None), {(1, "a"), (2, "b")}, set()),
+    ],
+)
+def test_what_was_loaded_from_files_that_are_gone_stays(now, kept, read):
+    before, found = again(2, SAME, landing(*now))
+    assert found.kept == {file(*of) for of in kept}
+    assert found.read.keys() == {file(*of) for of in read}
+    assert found.manifest.files == before.files
+    assert not due(before, found)
+    assert not found.dropped
+
+
+def test_a_file_that_comes_back_is_read_again():
+    before, gone = again(2, SAME, landing("a=1", ""))
+    back = target(day(2), gone.manifest, SAME)
+    assert back.read.keys() == files(1, "a") | files(2, "b")
+    assert not (back.kept or back.replaced)
+    assert not due(before, back)
+
+
+def test_new_files_leave_those_that_are_gone():
+    before, found = again(2, SAME, landing("a=1", "c=new"))
+    assert found.kept == files(2, "b")
+    assert found.manifest.files.keys() == files(1, "a") | files(2, "b", "c")
+    assert due(before, found)
+    assert news(before, found) == "new files"
+
+
+def test_a_renamed_file_takes_the_place_of_the_old_one():
+    before, found = again(2, SAME, landing("a=1", "other=22", at=2))
+    assert found.dropped == files(2, "b")
+    assert found.manifest.files.keys() == files(1, "a") | files(2, "other")
+    assert not (found.kept or found.replaced)
+    assert not due(before, found)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "dropped", "kept"),
+    [
+        # As many as there are new names.
+        ("b=22 c=22", "d=22", {"b"}, {"c"}),
+        ("b=22 c=22", "d=22 e=22", {"b", "c"}, set()),
+        ("b=22", "c=22 d=22", {"b"}, set()),
+        ("b=22", "c=other", set(), {"b"}),
+        # Its content lay under that name before.
+        ("b=22 c=22", "c=22", set(), {"b"}),
+    ],
+)
+def test_renamed_or_gone(then, now, dropped, kept):
+    _, found = again(2, landing("", then), landing("", now))
+    assert (found.dropped, found.kept) == (files(2, *dropped), files(2, *kept))
+
+
+def test_a_file_that_moved_to_another_folder_is_another_file():
+    _, found = again(2, landing("a=1", "b=22"), landing("a=1 b=22", ""))
+    assert (found.kept, found.dropped) == (files(2, "b"), set())
+    assert found.read.keys() == files(1, "a", "b")
+
+
+@pytest.mark.parametrize("name", ["b", "c"])
+def test_what_a_person_accepts_is_gone(name):
+    before, found = again(2, landing("", "b=1 c=2"), landing("", ""), accepted=files(2, name))
+    assert found.dropped == files(2, name)
+    assert found.kept == files(2, *({"b", "c"} - {name}))
+    assert found.manifest.files.keys() == found.kept
+    assert due(before, found)
+    assert news(before, found) == "accepted files"
+
+
+# --- replaced files -------------------------------------------------------------------------------
+
+
+def test_a_replaced_file_is_read_and_named():
+    before, found = again(2, SAME, landing("a=1", "b=other"))
+    assert found.replaced == files(2, "b")
+    assert found.manifest.files[file(2, "b")].digest == "digest of other"
+    assert due(before, found)
+    assert news(before, found) == "other content"
+
+
+def test_an_accepted_file_may_take_away():
+    _, found = again(2, SAME, landing("a=1", "b=other"), accepted=files(2, "b"))
+    assert not found.replaced
+    assert found.read.keys() == files(1, "a") | files(2, "b")
+
+
+def test_what_sources_say_of_a_day_is_neither_replaced_nor_kept():
+    before, found = again(
+        2, landing("", f"b=1 {CONTROL_FILE}=x"), landing("", f"b=1 {CONTROL_FILE}=other")
+    )
+    assert not found.replaced
+    assert due(before, found)
+    _, found = again(2, landing("", f"b=1 {CONTROL_FILE}=x"), landing("", ""))
+    assert found.kept == files(2, "b")
+
+
+def held() -> tuple[Manifest, Listing]:
+    """What the record of day 2 says after file b was replaced and held back; what lies there."""
+    now = landing("a=1", "b=less")
+    before, wanted = again(2, SAME, now)
+    said = wanted.holding(files(2, "b"), before).manifest.said
+    record = Manifest.of(json.loads(json.dumps(said)))
+    assert record is not None
+    return record, now
+
+
+def test_holding_a_file_leaves_what_was_loaded():
+    before, wanted = again(2, SAME, landing("a=1", "b=less"))
+    found = wanted.holding(files(2, "b"), before)
+    assert found.read.keys() == files(1, "a")
+    assert found.kept == files(2, "b")
+    assert not found.replaced
+    assert found.manifest.files == before.files
+    assert found.manifest.held == {file(2, "b"): "digest of less"}
+    assert found.manifest.recipe() == before.recipe()
+
+
+def test_a_file_that_is_held_back_is_not_read_again():
+    record, now = held()
+    found = target(day(2), record, now)
+    assert not due(record, found)
+    assert (found.read.keys(), found.kept) == (files(1, "a"), files(2, "b"))
+    assert found.manifest.held == record.held
+
+
+def test_a_file_that_is_held_back_is_read_when_a_person_accepts_it():
+    record, now = held()
+    found = target(day(2), record, now, accepted=files(2, "b"))
+    assert found.read.keys() == files(1, "a") | files(2, "b")
+    assert not (found.manifest.held or found.replaced or found.kept)
+    assert due(record, found)
+    assert news(record, found) == "accepted files"
+
+
+def test_a_file_that_is_held_back_is_looked_at_again_when_it_changes():
+    record, _ = held()
+    found = target(day(2), record, landing("a=1", "b=other"))
+    assert found.replaced == files(2, "b")
+    assert not found.manifest.held
+    assert due(record, found)
+    assert news(record, found) == "other content"
+
+
+def test_the_old_file_put_back():
+    record, _ = held()
+    found = target(day(2), record, SAME)
+    assert not (found.manifest.held or found.replaced or found.kept)
+    assert not due(record, found)
+
+
+def test_a_file_that_is_held_back_and_gone_is_gone():
+    record, _ = held()
+    found = target(day(2), record, landing("a=1", ""))
+    assert found.kept == files(2, "b")
+    assert not found.manifest.held
+    assert not due(record, found)
+
+
+# --- without some of the files --------------------------------------------------------------------
+
+
+def without(now: Listing, names: Collection[str]) -> tuple[Manifest, Target, Target]:
+    before, wanted = again(2, SAME, now)
+    return before, wanted, wanted.without(names, before)
+
+
+def test_without_a_file_that_is_new():
+    before, _, found = without(landing("a=1", "b=22 c=new"), files(2, "c"))
+    assert found.manifest == before
+    assert found.read.keys() == files(1, "a") | files(2, "b")
+    assert not found.kept
+
+
+def test_without_a_file_that_was_loaded():
+    before, _, found = without(landing("a=1", "b=broken"), files(2, "b"))
+    assert found.manifest == before
+    assert found.read.keys() == files(1, "a")
+    assert found.kept == files(2, "b")
+
+
+def test_without_a_file_of_no_concern():
+    _, wanted, found = without(landing("a=1", "b=other"), files(3, "x"))
+    assert found is wanted
+
+
+def test_without_the_new_name_of_a_file_the_old_one_stays():
+    before, wanted, found = without(landing("a=1", "other=22"), files(2, "other"))
+    assert wanted.dropped == files(2, "b")
+    assert not found.dropped
+    assert found.kept == files(2, "b")
+    assert found.manifest == before
+
+
+def test_without_any_of_them_a_new_day_is_empty():
+    wanted = target(day(2), None, SAME)
+    found = wanted.without(wanted.read, None)
+    assert not (found.read or found.kept or found.manifest.files)
+    assert found.manifest.there == {day(1), day(2)}
+
+
+# --- nothing more is expected ---------------------------------------------------------------------
+
+
+def test_a_day_is_closed_if_it_has_no_folder():
+    assert target(day(2), None, landing("a=1"), close=True).manifest.closed
+    assert not target(day(2), None, landing("a=1", ""), close=True).manifest.closed
+    assert not target(day(2), None, landing("a=1")).manifest.closed
+
+
+def test_closing_a_day_is_news_once():
+    before = loaded(2, landing("a=1"))
+    closed = target(day(2), before, landing("a=1"), close=True)
+    assert due(before, closed)
+    assert news(before, closed) == "nothing more is expected"
+    # From then on it is so, whoever asks.
+    assert target(day(2), closed.manifest, landing("a=1")).manifest.closed
+    assert not due(closed.manifest, target(day(2), closed.manifest, landing("a=1"), close=True))
+
+
+def test_a_folder_that_comes_after_all():
+    closed = loaded(2, landing("a=1"), close=True)
+    found = target(day(2), closed, landing("a=1", "b=22"), close=True)
+    assert not found.manifest.closed
+    assert due(closed, found)
+    assert news(closed, found) == "new files, its folder has come"
+    empty = target(day(2), closed, landing("a=1", ""))
+    assert due(closed, empty)
+    assert news(closed, empty) == "its folder has come"
+
+
+def test_a_day_that_was_never_loaded_is_due():
+    found = target(day(2), None, landing())
+    assert due(None, found)
+    assert news(None, found) == ""
+    assert found.manifest == Manifest()
+
+
+def test_a_renamed_file_is_no_news():
+    """Nobody accepted that it is gone; it is not."""
+    before, found = again(2, SAME, landing("a=1", "other=22 c=new"))
+    assert found.dropped == files(2, "b")
+    assert news(before, found) == "new files"
+
+
+def test_no_news_without_need():
+    assert news(*again(2, SAME, SAME)) == ""
+    assert day(2) - DAY in loaded(2, SAME).there
+
+
+def test_listings_of_dates_that_were_not_looked_for():
+    assert landing("a=1").files(date(1999, 1, 1)) == {}
