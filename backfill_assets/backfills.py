@@ -25,7 +25,14 @@ from dagster._daemon.controller import get_daemon_statuses
 from dagster._daemon.daemon import BackfillDaemon, SensorDaemon
 from pydantic import BaseModel, ValidationError
 
-from backfill_assets.io_manager import CODE_TAG, REASON_TAG, REWRITE_TAG, WRITE_MODE_TAG, pinned
+from backfill_assets.io_manager import (
+    ACCEPT_TAG,
+    CODE_TAG,
+    REASON_TAG,
+    REWRITE_TAG,
+    WRITE_MODE_TAG,
+    pinned,
+)
 from backfill_assets.partitions import DAY, spelled, windows
 from backfill_assets.planning import BackfillPlan, target_days
 from backfill_assets.records import unpacked
@@ -204,6 +211,8 @@ def _add(instance: dg.DagsterInstance, graph: BaseAssetGraph, it: Undertaking) -
         WRITE_MODE_TAG: asked.write_mode,
         REWRITE_TAG: str(asked.rewrite).lower(),
     }
+    if asked.accept:
+        tags[ACCEPT_TAG] = ",".join(asked.accept)
     if asked.max_parallel:
         tags[PARALLEL_TAG] = str(asked.max_parallel)
     stage = PartitionBackfill.from_partitions_by_assets(

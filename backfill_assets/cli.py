@@ -183,6 +183,7 @@ def _add_parameters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-parallel", type=int, help="runs at a time (the queue's limit)")
     parser.add_argument("--write-mode", choices=("overwrite", "merge"), default="overwrite")
     parser.add_argument("--rewrite", action="store_true", help="also what would be identical")
+    parser.add_argument("--accept", action="append", default=[], help="a landing file by its name")
     parser.add_argument("--reason", default="", help="why, for the record")
 
 
@@ -236,6 +237,7 @@ _PARAMETERS = (
     "max_parallel",
     "write_mode",
     "rewrite",
+    "accept",
     "reason",
 )
 _LOOK_EVERY = 2  # seconds

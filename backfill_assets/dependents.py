@@ -69,10 +69,11 @@ def extents(
         def mine(record: Record, day: date, of: _Following = of) -> bool:
             return direct(record, day) or of.follows(record, day)
 
-        changes = footprint(ledger, mine)
-        above[table] = _Written(ledger, changes)
-        since = written_since(ledger, changes)
-        done = put_back(ledger, changes) | {
+        origins = Origins(ledger)
+        changes = footprint(ledger, mine, origins)
+        above[table] = _Written(ledger, changes, origins)
+        since = written_since(ledger, changes, origins)
+        done = above[table].done | {
             day for day, commit in since.items() if of.made_anew(changes[day], commit, day)
         }
         standing = {day: change for day, change in changes.items() if day not in done}
@@ -100,9 +101,9 @@ def extents(
 class _Written:
     """What is undone in a table, as those who follow it see it."""
 
-    def __init__(self, ledger: Ledger, changes: Mapping[date, Change]) -> None:
+    def __init__(self, ledger: Ledger, changes: Mapping[date, Change], origins: Origins) -> None:
         """From the table's ledger, and what is undone, whether it stands or not."""
-        self.origins, self.changes = Origins(ledger), changes
+        self.origins, self.changes = origins, changes
         #: By version of the commits that are undone, the days of each.
         self.commits: dict[int, frozenset[date]] = {}
         for record in ledger.records if changes else ():
@@ -111,7 +112,7 @@ class _Written:
             )
             if of := frozenset(days):
                 self.commits[record.version] = of
-        self.done = put_back(ledger, changes)
+        self.done = put_back(ledger, changes, origins)
         self._seen: dict[int, frozenset[date]] = {}
 
     def seen(self, version: int) -> frozenset[date]:
@@ -149,6 +150,17 @@ class _Following:
             for source, follower, days_of in follows(ledgers, policy)
             if follower == table
         }
+        #: What all commits that are undone have made due: most days are in none of these.
+        self._due_by = {
+            name: {
+                day
+                for record in ledgers[name].records
+                if record.version in of.commits
+                for day in self._due[name](record)
+            }
+            for name, of in self._above.items()
+            if name in self._due
+        }
         self._known: dict[tuple[str, int], frozenset[date]] = {}
         self._reached: dict[tuple[str, frozenset[date], frozenset[int]], frozenset[date]] = {}
         self._others: dict[tuple[str, int, int], dict[date, Record | Foreign]] = {}
@@ -156,9 +168,10 @@ class _Following:
     def follows(self, record: Record, day: date) -> bool:
         """Whether a day of a commit was made of what is undone."""
         return any(
-            day in self._following(name, record.inputs[name])
-            for name in self._above
-            if name in record.inputs and name in self._due
+            day in days
+            and name in record.inputs
+            and day in self._following(name, record.inputs[name])
+            for name, days in self._due_by.items()
         )
 
     def made_anew(self, change: Change, since: Record | Foreign, day: date) -> bool:
@@ -223,7 +236,7 @@ class _Following:
         key = (name, since, version)
         if key not in self._others:
             ledger = self._ledgers[name]
-            of = self._above.get(name) or _Written(ledger, {})
+            of = self._above.get(name) or _Written(ledger, {}, Origins(ledger))
             seen = of.seen(version)
             found: dict[date, Record | Foreign] = {}
             for commit in ledger.commits:

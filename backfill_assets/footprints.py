@@ -96,26 +96,15 @@ class Origins:
     seen through, and what was put back is known as such.
     """
 
-    def __init__(self, ledger: Ledger | None = None) -> None:
-        """Those of all commits; of none, to `add` them one by one."""
+    def __init__(self, ledger: Ledger) -> None:
+        """From the table's ledger."""
         self._of: dict[date, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
-        for commit in ledger.commits if ledger else ():
-            self.add(commit)
-
-    def add(self, commit: Record | Foreign) -> None:
-        """Go on by a commit, the next one."""
-        as_of = {}
-        if isinstance(commit, Record):
-            as_of = {
-                day: int(version)
-                for version, days in commit.said.get(AS_OF, {}).items()
-                for day in unpacked(days)
-            }
-        for day in written(commit):
-            origin = self.at(day, as_of[day]) if day in as_of else commit.version
-            versions, origins = self._of[day]
-            versions.append(commit.version)
-            origins.append(origin)
+        for commit in ledger.commits:
+            as_of = _as_of(commit) if isinstance(commit, Record) else {}
+            for day in written(commit):
+                versions, origins = self._of[day]
+                origins.append(self.at(day, as_of[day]) if day in as_of else commit.version)
+                versions.append(commit.version)
 
     def at(self, day: date, version: int) -> int:
         """The version whose rows a day held as of a version; -1 if nobody had written it."""
@@ -125,15 +114,20 @@ class Origins:
         n = bisect_right(versions, version)
         return origins[n - 1] if n else _NOBODY
 
-    def stands(self, day: date, change: Change) -> bool:
-        """Whether a day holds what a change left."""
-        return self._of[day][1][-1] == self.at(day, change.after)
+    def stands(self, day: date, change: Change, version: int | None = None) -> bool:
+        """Whether a day holds what a change left; as of a version, if one is given."""
+        held = self._of[day][1][-1] if version is None else self.at(day, version)
+        return held == self.at(day, change.after)
 
-    def put_back(self, day: date, change: Change) -> bool:
-        """Whether a change was undone, and not put in place again; whoever wrote the day then."""
+    def put_back(self, day: date, change: Change, version: int | None = None) -> bool:
+        """Whether a change was undone, and not put in place again; whoever wrote the day then.
+
+        As of a version, if one is given.
+        """
         versions, origins = self._of[day]
+        end = len(versions) if version is None else bisect_right(versions, version)
         mine, gone = self.at(day, change.after), False
-        for origin in origins[bisect_right(versions, change.after) :]:
+        for origin in origins[bisect_right(versions, change.after) : end]:
             gone = origin != mine and (gone or origin <= change.before)
         return gone
 
@@ -144,7 +138,13 @@ class Origins:
         return change.before < version and mine
 
 
-def footprint(ledger: Ledger, mine: Mine) -> dict[date, Change]:
+def _as_of(commit: Record) -> dict[date, int]:
+    """By day that an undo put back, the version that it is as of."""
+    said = commit.said.get(AS_OF, {})
+    return {day: int(version) for version, days in said.items() for day in unpacked(days)}
+
+
+def footprint(ledger: Ledger, mine: Mine, origins: Origins | None = None) -> dict[date, Change]:
     """The days whose files a backfill wrote or took back, each with what was before.
 
     A day that it found with the rows that it was to write is not among them. Of a day that was put
@@ -153,25 +153,26 @@ def footprint(ledger: Ledger, mine: Mine) -> dict[date, Change]:
     Args:
         ledger: the table's.
         mine: which commits are the backfill's.
+        origins: those of the ledger, where they are known already.
     """
     stands: dict[date, Record] = {}
     writers: dict[date, Record | Foreign] = {}
-    origins = Origins()
+    origins = origins or Origins(ledger)
     found: dict[date, Change] = {}
     for commit in ledger.commits:
         if isinstance(commit, Record):
+            before = commit.version - 1
             for day in [d for d in written(commit) if mine(commit, d)]:
                 old = found.get(day)
-                if old is None or origins.put_back(day, old):
-                    found[day] = Change(commit.version - 1, commit.version, stands.get(day), commit)
+                if old is None or origins.put_back(day, old, before):
+                    found[day] = Change(before, commit.version, stands.get(day), commit)
                     continue
-                between = old.between if origins.stands(day, old) else writers[day]
+                between = old.between if origins.stands(day, old, before) else writers[day]
                 found[day] = Change(old.before, commit.version, old.previous, commit, between)
             stands |= dict.fromkeys(commit.days, commit)
             for day in commit.withdrawn:
                 stands.pop(day, None)
         writers |= dict.fromkeys(written(commit), commit)
-        origins.add(commit)
     return found
 
 
@@ -205,18 +206,24 @@ def found_unchanged(ledger: Ledger, mine: Mine) -> dict[date, Change]:
     return {day: change for day, change in found.items() if ledger.stands(day)}
 
 
-def put_back(ledger: Ledger, changes: Mapping[date, Change]) -> set[date]:
+def put_back(
+    ledger: Ledger, changes: Mapping[date, Change], origins: Origins | None = None
+) -> set[date]:
     """The days that were put back to what they held before a backfill wrote them."""
-    origins = Origins(ledger)
+    origins = origins or Origins(ledger)
     return {day for day, change in changes.items() if origins.put_back(day, change)}
 
 
-def written_since(ledger: Ledger, changes: Mapping[date, Change]) -> dict[date, Record | Foreign]:
+def written_since(
+    ledger: Ledger, changes: Mapping[date, Change], origins: Origins | None = None
+) -> dict[date, Record | Foreign]:
     """The last commit that wrote a day after the backfill did, by day, where there is one.
 
     Undos are seen through: nobody did where the backfill's own rows were brought back.
     """
-    origins = Origins(ledger)
+    if not changes:
+        return {}
+    origins = origins or Origins(ledger)
     found = {day: change.between for day, change in changes.items() if change.between}
     for commit in ledger.commits:
         for day in written(commit):

@@ -76,6 +76,8 @@ class Parameters(BaseModel, frozen=True):
         max_parallel: at most so many runs at a time; none for what the run queue allows.
         write_mode: as the run tag of that name.
         rewrite: compute and write also what would be identical.
+        accept: what is agreed to: names of landing files that take orders away, and more; see
+            `io_manager.ACCEPT_TAG`.
         reason: why.
     """
 
@@ -86,6 +88,7 @@ class Parameters(BaseModel, frozen=True):
     max_parallel: int | None = Field(default=None, ge=1, le=7)
     write_mode: Literal["overwrite", "merge"] = "overwrite"
     rewrite: bool = False
+    accept: tuple[str, ...] = ()
     reason: str = ""
 
     @property
@@ -158,6 +161,9 @@ class BackfillPlan(BaseModel, frozen=True):
         config_digest: of the settings that decide what is in the tables.
         versions: by table that it reads or writes, the version of the last commit that changed it.
         landing: digest of the contents that raw days are loaded from; empty if none are.
+        held: landing files that wait for a person to accept that they take orders away.
+        replaced: landing files with other content than was loaded; they will wait as well if they
+            turn out to lack orders.
         tables: what will become of the days.
         files: data files and landing files to read at most.
         size: of these, in bytes.
@@ -173,6 +179,8 @@ class BackfillPlan(BaseModel, frozen=True):
     config_digest: str
     versions: Mapping[str, int | None]
     landing: str
+    held: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
     tables: Mapping[str, Outlook]
     files: int
     size: int
@@ -281,11 +289,12 @@ def plan_backfill(
     arrivals = sorted({d for day in loaded for d in (day - DAY, day)})
     listed = list_landing(settings.landing, arrivals) if arrivals else Listing("", {})
     before = manifests(ledgers[RAW.name])
-    wanted = targets(before, listed, loaded, Policy.of(settings))
+    policy = Policy.of(settings)
+    wanted = targets(before, listed, loaded, policy, accepted=parameters.accept)
     news_of = {day: news(before.get(day), one) for day, one in wanted.items()}
     landed = {day: one.manifest.recipe() for day, one in wanted.items()}
     found = _outcomes(settings, parameters, days, ledgers, code, landed, news_of)
-    final = final_days(ledgers, Policy.of(settings), {day for of in days.values() for day in of})
+    final = final_days(ledgers, policy, {day for of in days.values() for day in of})
     work = {
         name: [day for day, fate in of.items() if fate.expected in _WORK]
         for name, of in found.items()
@@ -310,6 +319,8 @@ def plan_backfill(
         config_digest=settings.digest,
         versions={name: last_change(ledgers[name]) for name in TABLES if name in touched},
         landing=_digest(landed) if landed else "",
+        held=tuple(sorted({name for one in wanted.values() for name in one.manifest.held})),
+        replaced=tuple(sorted({name for one in wanted.values() for name in one.replaced})),
         tables={
             name: Outlook(
                 **{
@@ -518,4 +529,10 @@ def in_numbers(plan: BackfillPlan) -> Iterator[tuple[str, str]]:
     yield "code", plan.code
     yield "configuration", plan.config_digest
     yield "writes by", asked.write_mode + (", whatever is published" if asked.rewrite else "")
+    if plan.held:
+        yield "files waiting", f"{', '.join(plan.held)}: accept them by name, or put the old back"
+    if plan.replaced:
+        yield "files replaced", ", ".join(plan.replaced)
+    if asked.accept:
+        yield "accepted", ", ".join(asked.accept)
     yield "reason", asked.reason or "none given"

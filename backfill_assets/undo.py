@@ -106,20 +106,24 @@ def undone(ledgers: Ledgers, name: str) -> dict[str, dict[date, Record]]:
     return found
 
 
-@dataclass(frozen=True)
 class _Asked:
     """What a person asks to be undone."""
 
-    io: DeltaIOManager
-    settings: Settings
-    name: str
-    days: Container[date] | None
+    def __init__(
+        self, io: DeltaIOManager, settings: Settings, name: str, days: Container[date] | None
+    ) -> None:
+        self.io, self.settings, self.name, self.days = io, settings, name, days
+        self._known: tuple[dict[str, int | None], dict[str, Extent]] = ({}, {})
 
     def extents(self) -> dict[str, Extent]:
         """What that is about as of now, by table."""
         # Those that are built last are read first, as `records.read_ledgers` does.
         ledgers = {name: self.io.ledger(TABLES[name]) for name in reversed([*TABLES])}
-        return extents(ledgers, self.name, Policy.of(self.settings), self.days)
+        versions = {name: ledger.version for name, ledger in ledgers.items()}
+        if versions != self._known[0]:
+            found = extents(ledgers, self.name, Policy.of(self.settings), self.days)
+            self._known = versions, found
+        return self._known[1]
 
     def problems(self, table: Table, found: Mapping[str, Extent]) -> list[str]:
         """Why days of a table cannot be put back, each with their names."""
