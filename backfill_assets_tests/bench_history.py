@@ -81,7 +81,12 @@ def _add_nights(table: Path, partition: str, nights: list[date], offsets: dict[s
         }
         if "landing" in said["said"]:
             (landing,) = said["said"]["landing"].values()
-            mine["said"] = {"landing": {text: landing}, "event_days": [text], "log_days": [text]}
+            about = ("event_days", "current_days", "log_days", "settled")
+            mine["said"] = {
+                "landing": {text: landing},
+                **dict.fromkeys(about, [text]),
+                "spans": {text: [text]},
+            }
         new: list[Any] = [{"commitInfo": info | {"userMetadata": json.dumps(mine)}}]
         if add:
             path = f"{partition}={text}/part-00000-{uuid4()}.c000.snappy.parquet"

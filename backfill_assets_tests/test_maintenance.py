@@ -267,7 +267,7 @@ class Session:
 def test_a_run_that_goes_first_is_told_in_a_sentence(scattered, spark):
     """The one error is made up, as which of the two goes first cannot be told before."""
     target = f"delta.`{scattered.warehouse / CORRECTIONS.name}`"
-    spark.sql(f"CREATE TABLE {target} (log_date DATE) USING DELTA")
+    spark.sql(f"CREATE TABLE {target} (run_date DATE) USING DELTA")
 
     def overtaken():
         raise PySparkException("[DELTA_CONCURRENT_DELETE_READ] a concurrent WRITE deleted data")
