@@ -262,8 +262,8 @@ def build(
         compare_days()
 
     @dg.job(
-        description="Puts the days that one backfill wrote, and what was made of them since, back to "
-        "what they were before it, in every table; or refuses where others have written since."
+        description="Puts the days that one backfill wrote, and what was made of them since, back "
+        "to what they were before it, in every table; refuses where others have written since."
     )
     def undo() -> None:
         put_back()
