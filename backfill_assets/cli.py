@@ -79,7 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     account.add_argument("backfill", help="id of the backfill, or of a run")
     account.add_argument("--json", action="store_true", help="print JSON")
-    back = commands.add_parser("undo", help="put back the days that a backfill wrote, they alone")
+    back = commands.add_parser(
+        "undo", help="put back what a backfill wrote, and what was made of it"
+    )
     back.add_argument("backfill", help="id of the backfill, of a stage of it, or of a run")
     back.add_argument("--days", default="", help="only FIRST...LAST")
     back.add_argument("--reason", default="", help="why, for the record")
