@@ -84,7 +84,7 @@ def _add_nights(table: Path, partition: str, nights: list[date], offsets: dict[s
             about = ("event_days", "current_days", "log_days", "settled")
             mine["said"] = {
                 "landing": {text: landing},
-                **dict.fromkeys(about, [text]),
+                **{name: [text] for name in about},
                 "spans": {text: [text]},
             }
         new: list[Any] = [{"commitInfo": info | {"userMetadata": json.dumps(mine)}}]
