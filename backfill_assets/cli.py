@@ -6,15 +6,17 @@ Running assets is Dagster's part (`dagster asset materialize`, the UI); there is
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -79,7 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     account.add_argument("backfill", help="id of the backfill, or of a run")
     account.add_argument("--json", action="store_true", help="print JSON")
-    back = commands.add_parser("undo", help="put back the days that a backfill wrote, they alone")
+    back = commands.add_parser(
+        "undo", help="put back what a backfill wrote, and what was made of it"
+    )
     back.add_argument("backfill", help="id of the backfill, of a stage of it, or of a run")
     back.add_argument("--days", default="", help="only FIRST...LAST")
     back.add_argument("--reason", default="", help="why, for the record")
@@ -258,8 +262,7 @@ def _night(settings: Settings, as_of: date | None, run: bool, console: Console) 
     """Print or run what schedule and sensors would, in the order in which they would."""
     night = Night(settings)
     today = as_of or datetime.now(settings.zone).date()
-    home = os.environ.get("DAGSTER_HOME")
-    with dg.DagsterInstance.get() if home else dg.DagsterInstance.ephemeral() as instance:
+    with _home_or_none() as home, dg.DagsterInstance.from_config(home) as instance:
         look = partial(busy, instance, daemon=not backfills.lacking_daemons(instance))
         if not run:
             kind, requests = night.wave(today, look(), list)
@@ -267,7 +270,7 @@ def _night(settings: Settings, as_of: date | None, run: bool, console: Console) 
             for request in requests:
                 _say(console, shlex.join(_assignments(settings) + command(request)))
             return 0
-        result = run_night(night, today, look, partial(_run_one, console))
+        result = run_night(night, today, look, partial(_run_one, console, home))
     for request in result.waiting:
         _say(console, f"Left     {request.tables[0]} [{request.window}] to a run under way")
     for request in result.failed:
@@ -293,14 +296,28 @@ def _assignments(settings: Settings) -> list[str]:
     return [f"{k}={v}" for k, v in UNLIMITED.items()] if settings.partitions_per_run else []
 
 
-def _run_one(console: Console, kind: str, request: Request) -> bool:
+@contextlib.contextmanager
+def _home_or_none() -> Iterator[str]:
+    """Dagster's home; where there is none, one that lasts as long as the command.
+
+    Dagster would make one for each run, and configure it by whatever dagster.yaml lies around.
+    """
+    if home := os.environ.get("DAGSTER_HOME"):
+        yield home
+        return
+    with tempfile.TemporaryDirectory(prefix="backfill_assets-") as temporary:
+        Path(temporary, "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+        yield temporary
+
+
+def _run_one(console: Console, home: str, kind: str, request: Request) -> bool:
     """Run a request as a process of its own; whether it succeeded."""
     doing = "Loading" if kind == LOAD else "Building"
     _say(console, f"{doing} {', '.join(request.tables)} for {request.window} ...")
     dagster, *arguments = command(request)
     with subprocess.Popen(
         [str(Path(sys.executable).with_name(dagster)), *arguments],
-        env={**os.environ, **UNLIMITED},
+        env={**os.environ, **UNLIMITED, "DAGSTER_HOME": home},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -79,7 +79,7 @@ class UndoConfig(dg.Config):
     """What to undo."""
 
     backfill: str = Field(description="Id of the backfill; or of a run, its first 8 characters.")
-    days: str = Field("", description="Only these days: FIRST...LAST. All that it wrote if empty.")
+    days: str = Field("", description="Only these days: FIRST...LAST; with what is made of them.")
     reason: str = Field("", description="Why, for the record.")
 
 
@@ -264,8 +264,8 @@ def build(
         compare_days()
 
     @dg.job(
-        description="Puts the days that one backfill wrote back to what they were before it, in "
-        "every table, or refuses where a day has been written since."
+        description="Puts the days that one backfill wrote, and what was made of them since, back "
+        "to what they were before it, in every table; refuses where others have written since."
     )
     def undo() -> None:
         put_back()

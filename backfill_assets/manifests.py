@@ -68,11 +68,15 @@ class Manifest:
         return {name: value for name, value in found.items() if value}
 
     def recipe(self) -> str:
-        """A digest of what the day is made of: contents, not names, sizes or times."""
+        """A digest of what the day is made of: contents, not names, sizes or times.
+
+        And what it waits for: when that changes, its windows may close.
+        """
         parts = [
             *sorted(f"{_folder(name)} {file.digest}" for name, file in self.files.items()),
             *sorted(map(str, self.there)),
             "closed" * self.closed,
+            *sorted(f"held {name} {digest}" for name, digest in self.held.items()),
         ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

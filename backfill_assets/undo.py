@@ -78,7 +78,7 @@ def take_back(
         raise UndoRefusedError(
             f"{name} was not undone, and nothing was written: " + "; ".join(problems)
         )
-    if not any(extent.changes for extent in found.values()):
+    if not any(extent.changes or extent.unchanged for extent in found.values()):
         done = any(extent.done for extent in found.values())
         state = "is undone already" if done else "has written no such day in any table"
         raise UndoRefusedError(f"{name} {state} at {settings.warehouse}; nothing was written.")

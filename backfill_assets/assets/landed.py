@@ -551,12 +551,14 @@ class Work:
     def _settled(
         self, log: Ledger, loaded: Mapping[date, Manifest], listing: Listing, policy: Policy
     ) -> tuple[set[date], set[date]]:
-        """Of the log days that share a window with those loaded: settled before, and after."""
+        """Of the log days that may have been settled or unsettled: settled before, and after."""
         known = {**manifests(log), **loaded}
         around = Window(min(loaded), max(loaded) + DAY).widened(
             before=policy.window_days, after=policy.window_days
         )
-        near = [day for day in around if day in known]
+        # And those that waited for something, whatever became of it.
+        settled = settled_days(log)
+        near = [day for day in known if day in around or day not in settled]
         folders = {folder for day in near for folder in (day - DAY, day)} - listing.asked
         others = list_landing(self.settings.landing, sorted(folders))
         whole = replace(listing, folders={**others.folders, **listing.folders})
@@ -566,7 +568,7 @@ class Work:
             for day, one in wanted.items()
             if one.manifest.settled(day, policy.start) and not due(known[day], one)
         }
-        return settled_days(log) & set(near), now
+        return settled & set(near), now
 
 
 def _selected(reading: Reading, wanted: Targets, table: Table, days: Window) -> DataFrame:
