@@ -900,7 +900,7 @@ def test_a_file_that_is_held_back_waits():
 
 
 @pytest.mark.parametrize(
-    ("now", "load"), [("f=other", (2,)), ("f=b", ()), ("f=less g=x", (2,)), ("g=less", (2,))]
+    ("now", "load"), [("f=other", (2,)), ("f=b", (2,)), ("f=less g=x", (2,)), ("g=less", (2,))]
 )
 def test_a_file_that_is_held_back_and_changes(now, load):
     found = arrive(held("f=a", "f=less"), landing("f=a", now), 3)
