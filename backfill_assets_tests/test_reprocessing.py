@@ -1120,7 +1120,7 @@ def test_fourteen_landed_days_are_a_handful_of_requests():
             for n, table in enumerate(names)
         }
     )
-    assert len(rebuild_requests(behind, None)) > 3 * HANDFUL, "the case shows something"
+    assert len(rebuild_requests(behind, None)) > 2 * HANDFUL, "the case shows something"
     found = rebuild_requests(behind, None, bridge=lambda _table, _day: True)
     assert len(found) <= HANDFUL
     for table in names:

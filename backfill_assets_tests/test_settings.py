@@ -38,7 +38,9 @@ def test_defaults(monkeypatch, tmp_path):
     assert settings.late_lines == "correct"
     assert settings.reprocess == "touched"
     assert (settings.nightly_at, settings.deadline) == ("02:00", "06:00")
-    assert settings.undo_days == 30
+    assert settings.undo_days == settings.absent_days == 30
+    shares = settings.rejected_warn, settings.rejected_alert, settings.rejected_hold
+    assert shares == (0.05, 0.2, 0.5)
     assert settings.webhook is None
     assert settings.git_commit is None
     assert settings.ui_url == "http://127.0.0.1:3000"
@@ -49,6 +51,10 @@ def test_defaults(monkeypatch, tmp_path):
 
 
 GOOD = [
+    ("BACKFILL_ASSETS_ABSENT_DAYS", "3", "absent_days", 3),
+    ("BACKFILL_ASSETS_REJECTED_WARN", "0.01", "rejected_warn", 0.01),
+    ("BACKFILL_ASSETS_REJECTED_ALERT", "0.1", "rejected_alert", 0.1),
+    ("BACKFILL_ASSETS_REJECTED_HOLD", "1", "rejected_hold", 1.0),
     ("BACKFILL_ASSETS_LANDING", "/a/b/", "landing", "/a/b"),
     ("BACKFILL_ASSETS_LANDING", "/a/../b", "landing", "/b"),
     ("BACKFILL_ASSETS_LANDING", "~/x", "landing", str(Path("~/x").expanduser())),
@@ -236,6 +242,10 @@ def test_digest_knows_only_what_decides_the_rows():
         "nightly_at": "01:00",
         "deadline": "07:00",
         "undo_days": 5,
+        "absent_days": 3,
+        "rejected_warn": 0.1,
+        "rejected_alert": 0.3,
+        "rejected_hold": 1.0,
         "webhook": "https://chat/hook",
         "git_commit": "f6f017c",
         "ui_url": "http://dagster",
