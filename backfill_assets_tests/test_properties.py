@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from backfill_assets.assets import corrections, fact, lines, staging
+from backfill_assets.assets import corrections, fact, lines, staging, versions
 from backfill_assets.landing import read_lines, survey
-from backfill_assets.partitions import Window
-from backfill_assets.schemas import CORRECTIONS, LATE, RAW, STAGED
+from backfill_assets.partitions import DAY, Window
+from backfill_assets.schemas import LATE, RAW, STAGED
 from backfill_assets_tests.landings import DAYS, batches
-from backfill_assets_tests.model import run_model
+from backfill_assets_tests.model import known_now, run_model
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, day
 
 CALENDAR = Window(day(1), day(DAYS + 1))
@@ -69,11 +70,7 @@ def test_the_transforms_agree_with_the_model_on_every_row(engine, spark, batch, 
         assert plain(staged.collect(), STAGED.columns) == plain(model.staged, STAGED.columns)
         late = staging.late_orders(dated, window_days)
         assert plain(late.collect(), LATE.columns) == plain(model.late, LATE.columns)
-        sums = {
-            (r["run_date"], r["customer_id"]): (r["orders"], r["revenue"])
-            for r in fact.daily_orders(staged).collect()
-        }
-        assert sums == model.fact
+        assert sums(fact.daily_orders(staged).collect()) == model.fact
         for frame in (read, dated, staged):
             frame.unpersist()
 
@@ -101,32 +98,51 @@ def test_a_range_decides_each_day_as_that_day_alone(engine, spark, batch, window
 
 
 @SLOW(max_examples=6)
-@given(batch=batches, window_days=st.integers(0, 3))
-def test_facts_and_corrections_are_what_an_endless_window_gives(engine, spark, batch, window_days):
+@given(batch=batches, window_days=st.integers(0, 3), corrects=st.booleans())
+def test_current_is_what_an_endless_window_gives(engine, spark, batch, window_days, corrects):
     """However orders move between closed and open days; for the range as for its days alone."""
     with tempfile.TemporaryDirectory() as root:
         pipeline = Pipeline(engine, Path(root))
         land(pipeline, batch, "part")
         model = run_model(
-            pipeline.landing, start=START, end=CALENDAR.end, window_days=999, timezone="UTC"
+            pipeline.landing, start=START, end=CALENDAR.end, window_days=window_days, timezone="UTC"
+        )
+        expected = known_now(
+            model.raw,
+            start=START,
+            end=CALENDAR.end,
+            window_days=window_days,
+            timezone="UTC",
+            drop=not corrects,
         )
         found = survey(spark, str(pipeline.landing), CALENDAR.widened(before=1))
         log = lines.raw_orders(lines.read_orders(read_lines(spark, found), "UTC"))
         log = staging.with_event_day(log.where(CALENDAR.predicate("log_date")), "UTC").persist()
+
+        def current(window: Window):
+            rows = versions.known(log, window, window_days, corrects=corrects)
+            return corrections.current_orders(rows)
+
+        whole = current(CALENDAR).persist()
+        assert sums(whole.collect()) == expected
+        alone = [row for d in CALENDAR for row in current(Window(d, d + DAY)).collect()]
+        assert sums(alone) == expected
         facts = fact.daily_orders(staging.staged_orders(staging.ranked(log, CALENDAR, window_days)))
-        changes = corrections.order_corrections(log, CALENDAR, window_days, START).persist()
-        current = corrections.current_orders(facts, changes).collect()
-        assert {
-            (r["run_date"], r["customer_id"]): (r["orders"], r["revenue"]) for r in current
-        } == model.fact
-        alone = []
-        for n in range(1, DAYS + 1):
-            known = log.where(Window(START, day(n + 1)).predicate("log_date"))
-            one_day = Window(day(n), day(n + 1))
-            alone += corrections.order_corrections(known, one_day, window_days, START).collect()
-        assert plain(alone, CORRECTIONS.columns) == plain(changes.collect(), CORRECTIONS.columns)
+        changes = sums(corrections.order_corrections(facts, whole).collect())
+        frozen = model.fact
+        nothing = (0, Decimal(0))
+        assert changes == {
+            key: (now[0] - then[0], now[1] - then[1])
+            for key in expected.keys() | frozen.keys()
+            for now, then in [(expected.get(key, nothing), frozen.get(key, nothing))]
+            if now != then
+        }
         log.unpersist()
-        changes.unpersist()
+        whole.unpersist()
+
+
+def sums(rows) -> dict:
+    return {(r["run_date"], r["customer_id"]): (r["orders"], r["revenue"]) for r in rows}
 
 
 ranges = st.tuples(st.integers(1, DAYS), st.integers(1, DAYS)).map(lambda r: (min(r), max(r)))

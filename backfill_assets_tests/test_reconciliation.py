@@ -46,6 +46,7 @@ from backfill_assets.reports import (
     as_markdown,
 )
 from backfill_assets.schemas import (
+    CORRECTIONS,
     CURRENT,
     FACT,
     LATE,
@@ -575,7 +576,11 @@ REJECTED_DAY = held(REJECTED, 1)
 LATE_DAY = held(LATE, 1, amount=Decimal("10.00"))
 LATENESS_DAY = held(LATENESS, 1)
 CURRENT_DAY = held(CURRENT, 2, orders=4, revenue=Decimal("31.50"))
-ALL = [STAGED_DAY, FACT_DAY, RAW_DAY, REJECTED_DAY, LATE_DAY, LATENESS_DAY, CURRENT_DAY]
+CORRECTED_DAY = held(CORRECTIONS, 1, orders=1, revenue=Decimal("1.00"))
+ALL = [
+    *(STAGED_DAY, FACT_DAY, RAW_DAY, REJECTED_DAY, LATE_DAY, LATENESS_DAY),
+    *(CURRENT_DAY, CORRECTED_DAY),
+]
 LEDGERS = {
     STAGED.name: ledger(STAGED_DAY),
     FACT.name: ledger(FACT_DAY),
@@ -583,7 +588,13 @@ LEDGERS = {
     REJECTED.name: ledger(REJECTED_DAY),
     LATE.name: ledger(LATE_DAY, raw=4, late=1, **{"in time": 3, "late amount": "10.00"}),
     LATENESS.name: ledger(LATENESS_DAY, lines=4, late=2, beyond=1, rejected=1),
-    CURRENT.name: ledger(CURRENT_DAY, orders=3, revenue="30.50"),
+    CURRENT.name: ledger(CURRENT_DAY),
+    CORRECTIONS.name: ledger(
+        CORRECTED_DAY,
+        orders=3,
+        revenue="30.50",
+        **{"current orders": 4, "current revenue": "31.50"},
+    ),
 }
 
 
@@ -601,10 +612,15 @@ def test_layers_that_agree():
             [
                 "stg_orders has 3 rows, but fact_daily_orders has 4 orders",
                 "stg_orders has amount 30.50, but fact_daily_orders has revenue 1,234.50",
-                "fact_daily_orders has 4 orders, but fact_daily_orders_current was made of 3",
-                "fact_daily_orders has revenue 1,234.50, but fact_daily_orders_current was made "
+                "fact_daily_orders has 4 orders, but fact_order_corrections was made of 3",
+                "fact_daily_orders has revenue 1,234.50, but fact_order_corrections was made "
                 "of 30.50",
             ],
+        ),
+        (
+            held(CURRENT, 2, orders=5, revenue=Decimal("31.50")),
+            {},
+            ["fact_daily_orders_current has 5 orders, but fact_order_corrections was made of 4"],
         ),
         (
             held(RAW, 5),
