@@ -64,6 +64,7 @@ torture: $(VENV)/.installed-dev ## the long tests (hours): everything killed, 10
 	@$(BIN)/backfill-assets jars
 	@BACKFILL_TEST_NIGHTS=120 BACKFILL_TEST_HISTORIES=5 BACKFILL_TEST_RACES=100 \
 		BACKFILL_TEST_UNDOS=12 BACKFILL_TEST_UNDO_SEEDS=5 \
+		BACKFILL_TEST_ARRIVALS=12 BACKFILL_TEST_ARRIVAL_DAYS=20 \
 		BACKFILL_TEST_KILL_DAYS=180 BACKFILL_TEST_KILLS=20 \
 		$(BIN)/python -m pytest -s --timeout 14400 -m 'slow or torture' $(ARGS)
 
