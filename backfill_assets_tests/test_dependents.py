@@ -10,7 +10,7 @@ from backfill_assets.footprints import AS_OF
 from backfill_assets.lateness import Policy
 from backfill_assets.recipes import made_of
 from backfill_assets.records import Foreign, Record, packed
-from backfill_assets.schemas import CURRENT, FACT, LATE, RAW, STAGED, TABLES
+from backfill_assets.schemas import CORRECTIONS, FACT, LATE, RAW, STAGED, TABLES
 from backfill_assets_tests.pipeline import START, day
 from backfill_assets_tests.test_records import days, ledger, ledgers, record
 
@@ -204,14 +204,14 @@ def test_loaded_again_after_an_undo(tables):
 def test_a_backfill_of_one_layer_reaches_what_follows_it(tables):
     tables.make(STAGED, 3, [2], run="restaged", inputs={RAW.name: 2})
     tables.make(FACT, 3, [2], run="followe2", inputs={STAGED.name: 3})
-    tables.make(CURRENT, 1, [2], run="followe2", inputs={FACT.name: 3})
+    tables.make(CORRECTIONS, 1, [2], run="followe2", inputs={FACT.name: 3})
     assert spelled(tables.extents("restaged")) == {
         STAGED.name: ({2}, set()),
         FACT.name: ({2}, set()),
-        CURRENT.name: ({2}, set()),
+        CORRECTIONS.name: ({2}, set()),
     }
     # And one of the facts does not reach up.
-    assert spelled(tables.extents("followe2")).keys() == {FACT.name, CURRENT.name}
+    assert spelled(tables.extents("followe2")).keys() == {FACT.name, CORRECTIONS.name}
 
 
 def test_tables_by_log_day(tables):

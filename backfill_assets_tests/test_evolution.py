@@ -22,7 +22,7 @@ from backfill_assets.io_manager import Built, Candidate, Outcome, Plan
 from backfill_assets.maintenance import maintain
 from backfill_assets.records import Metadata, load_log, metadata_of, read_ledger
 from backfill_assets.reprocessing import Backlog
-from backfill_assets.schemas import CORRECTIONS, FACT, RAW, DailyOrders, SchemaError, Table
+from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, DailyOrders, SchemaError, Table
 from backfill_assets.verification import read_test
 from backfill_assets_tests.pipeline import Pipeline, day
 from backfill_assets_tests.test_commit_files import (
@@ -168,7 +168,7 @@ def test_a_person_is_told_once_of_a_table_of_another_form(tmp_path):
     (told,) = incidents(situation(found, behind=Backlog()))
     assert told.key == ("table is not that of the code", CORRECTIONS.name, "")
     assert "it is partitioned by nothing" in told.detail
-    assert f"rebuilt from {RAW.name}" in told.detail
+    assert f"rebuilt from {FACT.name} and {CURRENT.name}" in told.detail
 
 
 def _arrow():

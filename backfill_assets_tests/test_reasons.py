@@ -162,14 +162,14 @@ def test_from_the_plan_to_the_record(engine, spark, tmp_path, monkeypatch):
     layers = (RAW.name, STAGED.name, FACT.name)
     plan = planned(pipeline, month)
     assert reasons(plan, *layers) == {
-        RAW.name: {"new input": ("2024-01-03",)},
+        RAW.name: {"new files": ("2024-01-03",)},
         STAGED.name: {"new input: raw_orders": ("2024-01-02...2024-01-03",)},
         FACT.name: {"new input: stg_orders": ("2024-01-02...2024-01-03",)},
     }
     assert plan.tables[RAW.name].computed == ("2024-01-03",)
     assert plan.tables[FACT.name].depends == ("2024-01-02...2024-01-03",)
     pipeline.run(1, 3)
-    assert told(pipeline, RAW.name, day(3)) == "new input"
+    assert told(pipeline, RAW.name, day(3)) == "new files"
     assert told(pipeline, STAGED.name, day(3)) == "new input: raw_orders"
     assert told(pipeline, FACT.name, day(3)) == "new input: stg_orders"
     ledgers = read_ledgers(pipeline.settings)
@@ -196,7 +196,7 @@ def test_from_the_plan_to_the_record(engine, spark, tmp_path, monkeypatch):
     assert record.why(day(1)) == "undo of byhand13"
 
     monkeypatch.setattr(definitions, "running_code", lambda _: Code("deployed-meanwhile"))
-    other = Pipeline(engine, tmp_path, window_days=1, late_lines="drop")
+    other = Pipeline(engine, tmp_path, window_days=1, timezone="Europe/London")
     other.instance = pipeline.instance
     both = {"other code; other settings": (month,)}
     assert reasons(planned(other, month), RAW.name, FACT.name) == {RAW.name: both, FACT.name: both}
@@ -204,14 +204,13 @@ def test_from_the_plan_to_the_record(engine, spark, tmp_path, monkeypatch):
     assert told(other, RAW.name, day(1)) == "other code; other settings"
 
 
-def test_what_follows_corrections_may_be_any_day(pipeline):
-    """Which days a correction speaks of is known when it is made."""
+def test_what_is_known_of_a_day_may_change_with_any_log_day_after_it(pipeline):
+    """Which days new lines tell of is known when they are read."""
+    tables = [*LAYERS, CURRENT.name]
     pipeline.land(1, [order("o1", 1)])
-    pipeline.run(1, 2, [*LAYERS, "fact_order_corrections", CURRENT.name])
+    pipeline.run(1, 2, tables)
     pipeline.land(2, [order("o2", 1)])
-    plan = planned(pipeline, "2024-01-02", tables=["raw_orders", "fact_order_corrections"])
-    assert plan.tables["fact_order_corrections"].why == {"new input: raw_orders": ("2024-01-02",)}
-    tables = [*LAYERS, "fact_order_corrections", CURRENT.name]
     plan = planned(pipeline, "2024-01-02", tables=tables)
-    named = "new input: fact_daily_orders, fact_order_corrections"
-    assert str(day(1)) in "".join(plan.tables[CURRENT.name].why[named])
+    assert plan.tables[CURRENT.name].why == {
+        "new input: raw_orders": ("2024-01-01...2024-01-02",),
+    }

@@ -23,7 +23,7 @@ from backfill_assets.cli import main
 from backfill_assets.partitions import DAY, Window
 from backfill_assets.provenance import Code
 from backfill_assets.records import Foreign
-from backfill_assets.schemas import CURRENT, FACT, LATE, RAW, REJECTED, STAGED, TABLES
+from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.settings import Settings
 from backfill_assets.verification import (
     Content,
@@ -177,9 +177,9 @@ def test_another_writer(found, damaged):
         f"another writer changed it in version {version} (DELETE); "
         "computed anew it is as it was published"
     )
-    after = found[CURRENT.name, day(30)]
+    after = found[CORRECTIONS.name, day(30)]
     assert (after.outcome, after.why) == (Outcome.DIFFERS, f"{FACT.name} has changed since")
-    assert (after.published.rows, after.now.rows) == (3, 2)
+    assert (after.published.rows, after.now.rows) == (0, 1)
     assert {found[FACT.name, d].outcome for d in Window(day(31), day(34))} == {Outcome.MATCHES}
 
 
