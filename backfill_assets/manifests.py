@@ -129,6 +129,7 @@ class Target:
             self,
             manifest=replace(self.manifest, files=files),
             read={name: entry for name, entry in self.read.items() if name not in names},
+            replaced=self.replaced - set(names),
             dropped=self.dropped - back,
             kept=self.kept | stays.keys(),
         )
@@ -139,7 +140,7 @@ class Target:
         held = {name: found[name].digest for name in names if name in found}
         kept = self.without(names, before)
         manifest = replace(kept.manifest, held={**kept.manifest.held, **held})
-        return replace(kept, manifest=manifest, replaced=kept.replaced - set(names))
+        return replace(kept, manifest=manifest)
 
 
 def target(

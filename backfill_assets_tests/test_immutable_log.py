@@ -225,6 +225,9 @@ def test_a_replaced_file_with_all_its_orders_is_a_correction(pipeline: Pipeline)
     pipeline.run(1, 1, RAW_STEP)
     assert day_states(RAW.name, situation(pipeline, 2)) == {day(1): State.HELD}
     path.write_text(whole)
+    # Nothing to read, but the record no longer says that something waits.
+    assert to_load(pipeline, 2) == {day(1)}
+    pipeline.run(1, 1, RAW_STEP)
     assert to_load(pipeline, 2) == set()
     pipeline.land(2, [order("d", 2)])
     pipeline.run(2, 2, RAW_STEP)
