@@ -244,7 +244,9 @@ def failures(instance: dg.DagsterInstance, of: dg.DagsterRun) -> int:
     return len(instance.all_logs(of.run_id, of_type=dg.DagsterEventType.RUN_FAILURE))
 
 
-LATER = datetime.now(timezone.utc) + PATIENCE + timedelta(minutes=5)
+def later() -> datetime:
+    """When a retry has been waited for long enough."""
+    return datetime.now(timezone.utc) + PATIENCE + timedelta(minutes=5)
 
 
 @pytest.mark.parametrize("how", ["not looked at", "could not be launched"])
@@ -254,7 +256,7 @@ def test_a_lost_retry_is_asked_for_again(instance, how):
         # What Dagster does where the code server is down at that moment.
         instance.add_run_tags(found.run_id, {WILL_RETRY_TAG: "false"})
     assert launch_lost_retries(instance, {}, datetime.now(timezone.utc)) == {}, "it has time"
-    attempts = launch_lost_retries(instance, {}, LATER)
+    attempts = launch_lost_retries(instance, {}, later())
     assert attempts == {found.run_id: 1}
     # The daemon follows these events, and the tag.
     assert failures(instance, found) == 2
@@ -267,7 +269,7 @@ def test_in_the_end_a_lost_retry_is_given_up(instance):
     """So that a backfill ends."""
     found, attempts = lost_run(instance), {}
     for n in range(ATTEMPTS + 3):
-        attempts = launch_lost_retries(instance, attempts, LATER)
+        attempts = launch_lost_retries(instance, attempts, later())
         assert attempts == {found.run_id: n + 1}
     assert failures(instance, found) == 1 + ATTEMPTS
     assert not instance.get_run_by_id(found.run_id).is_complete_and_waiting_to_retry
@@ -278,7 +280,7 @@ def test_a_retry_that_was_created_and_never_queued_ends(instance):
         instance, status=DagsterRunStatus.NOT_STARTED, tags={RETRY_NUMBER_TAG: "1"}
     )
     waiting = create_run_for_test(instance, status=DagsterRunStatus.NOT_STARTED)
-    assert launch_lost_retries(instance, {}, LATER).keys() == {found.run_id}
+    assert launch_lost_retries(instance, {}, later()).keys() == {found.run_id}
     assert instance.get_run_by_id(found.run_id).status is DagsterRunStatus.FAILURE
     assert instance.get_run_by_id(waiting.run_id).status is DagsterRunStatus.NOT_STARTED
 
@@ -291,7 +293,7 @@ def test_what_is_retried_or_is_not_to_be_is_left_alone(instance):
     instance.add_run_tags(by_hand.run_id, {WILL_RETRY_TAG: "false"})
     again(instance, by_hand, ValueError("bad"))
     lost_run(instance, **{BACKFILL_ID_TAG: "gone"})
-    assert launch_lost_retries(instance, {}, LATER) == {}
+    assert launch_lost_retries(instance, {}, later()) == {}
 
 
 def test_the_daemon_takes_up_a_lost_retry(instance):
@@ -322,7 +324,7 @@ def test_the_daemon_takes_up_a_lost_retry(instance):
     look(works=False)
     look(works=True)
     assert tried == [], "Dagster itself looks once"
-    launch_lost_retries(instance, {}, LATER)
+    launch_lost_retries(instance, {}, later())
     look(works=True)
     assert tried == [found.run_id]
 
