@@ -148,6 +148,7 @@ def target(
     before: Manifest | None,
     listing: Listing,
     *,
+    seen: Collection[date] = (),
     accepted: Collection[str] = (),
     close: bool = False,
 ) -> Target:
@@ -157,6 +158,7 @@ def target(
         day: the log day.
         before: what it was made of; none if it never was, or nobody recorded it.
         listing: of the day's folder and the one before it.
+        seen: arrival days whose folders have been there, by what other days were made of.
         accepted: files that may take away, by their disappearance too, orders that came from them.
         close: whether nothing more is expected of a day without a folder.
     """
@@ -179,7 +181,7 @@ def target(
         if name not in accepted and not _is_control(name)
         if name in then.files and then.files[name].digest != now[name].digest
     }
-    there = then.there | {d for d in (day - DAY, day) if d in listing.folders}
+    there = then.there | {d for d in (day - DAY, day) if d in listing.folders or d in seen}
     manifest = Manifest(
         {**{name: now[name] for name in read}, **stays},
         frozenset(there),

@@ -328,12 +328,14 @@ def targets(
         accepted: files that may take orders away.
         close: whether nothing more is expected of any of the days without a folder.
     """
-    newest = max((day for day, one in before.items() if day in one.there), default=date.min)
+    seen = {day for day, one in before.items() if day in one.there}
+    newest = max(seen, default=date.min)
     return {
         day: target(
             day,
             before.get(day),
             listing,
+            seen=seen,
             accepted=accepted,
             close=close or (newest - day).days >= policy.absent_days,
         )

@@ -489,3 +489,17 @@ def test_lines_of_days_before_the_first_are_counted(pipeline: Pipeline) -> None:
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert f"1 line(s) tell of days before {day(1)}, the first of all" in check.description
     assert check.metadata["before the first day"].value == 1
+
+
+def test_a_folder_that_went_before_the_next_day_was_loaded(pipeline: Pipeline) -> None:
+    """It has been there, so it closes windows; but its early lines were never loaded."""
+    path = pipeline.land(1, [order("a", 1), order("e", 1, ingested=f"{day(2)}T01:00:00Z")])
+    pipeline.run(1, 1, RAW_STEP)
+    path.unlink()
+    path.parent.rmdir()
+    pipeline.land(2, [order("b", 2)])
+    result = pipeline.run(2, 2, RAW_STEP)
+    assert "1 early line(s) that arrival_date=2024-01-01 had" in said(result, 2).description
+    log = pipeline.io_manager.ledger(RAW)
+    assert landed.settled_days(log) == {day(1), day(2)}
+    assert to_load(pipeline, 3) == set()

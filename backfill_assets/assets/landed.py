@@ -245,7 +245,7 @@ def raw_books(
             entries=entries,
             rows=rows,
             problems=problems,
-            warnings=[*_warnings(reading, day, wanted), *_unknown(reading.found, day)],
+            warnings=[*_warnings(reading, day, wanted, log), *_unknown(reading.found, day)],
             notices={"rejected_lines": rejected_share(log, day, own, limits, accepted)},
         )
     return found
@@ -273,14 +273,28 @@ def rejected_books(
 
 
 def _within(names: Collection[str], day: date) -> list[str]:
-    return [name for name in names if name.startswith(f"arrival_date={day}/")]
+    return [name for name in names if name.startswith(f"{arrival(day)}/")]
+
+
+def arrival(day: date) -> str:
+    """The name of an arrival day's folder."""
+    return f"arrival_date={day}"
 
 
 def _unknown(found: Landing, day: date) -> list[str]:
     return [f"not read, unknown kind of file: {name}" for name in found.unknown.get(day, ())]
 
 
-def _warnings(reading: Reading, day: date, wanted: Target) -> list[str]:
+def _early_gone(log: Ledger, day: date, reading: Reading) -> int:
+    """How many early lines a day that was never loaded lacks, as files of the day before went."""
+    before = log.latest.get(day - DAY)
+    if before is None or day in log.published:
+        return 0
+    had = int(before.days[day - DAY].entries.get("early", 0))
+    return max(0, had - reading.of(_within(reading.counts, day - DAY)).early)
+
+
+def _warnings(reading: Reading, day: date, wanted: Target, log: Ledger) -> list[str]:
     """What is published nevertheless."""
     said = [
         f"early lines may be missing, the day before has a file that cannot be read: {text}"
@@ -291,6 +305,11 @@ def _warnings(reading: Reading, day: date, wanted: Target) -> list[str]:
         f"were until a person accepts the file (tag {ACCEPT_TAG})"
         for name in sorted(wanted.manifest.held)
     ]
+    if gone := _early_gone(log, day, reading):
+        said.append(
+            f"{gone} early line(s) that {arrival(day - DAY)} had when it was loaded are not in the "
+            "log: its files went before this day was loaded. Put them back to load them"
+        )
     if fine := sorted(wanted.replaced):
         said.append(
             f"{len(fine)} file(s) were replaced and have all orders that were loaded from them: "
