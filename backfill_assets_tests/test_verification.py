@@ -23,7 +23,7 @@ from backfill_assets.cli import main
 from backfill_assets.partitions import DAY, Window
 from backfill_assets.provenance import Code
 from backfill_assets.records import Foreign
-from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, LATE, RAW, REJECTED, STAGED, TABLES
+from backfill_assets.schemas import CORRECTIONS, FACT, LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.settings import Settings
 from backfill_assets.verification import (
     Content,
@@ -139,7 +139,7 @@ def damaged(copy) -> Settings:
 
 @pytest.fixture(scope="module")
 def found(damaged, engine) -> Found:
-    tables = [table.name for table in (CURRENT, FACT, STAGED, REJECTED, RAW)]
+    tables = [table.name for table in (CORRECTIONS, FACT, STAGED, REJECTED, RAW)]
     return by_day(verify(damaged, Window(day(30), day(35)), tables, engine=engine))
 
 
