@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import replace
+from decimal import Decimal
 
 import pytest
 
 from backfill_assets.commits import Writer
 from backfill_assets.io_manager import DeltaIOManager
 from backfill_assets.partitions import Window
-from backfill_assets.schemas import RAW, REJECTED
+from backfill_assets.schemas import CURRENT, RAW, REJECTED, TABLES
 from backfill_assets_tests.arriving import DAY, Source, Truth
 from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, order
 from backfill_assets_tests.whatever import differences
@@ -98,3 +99,25 @@ def test_only_the_days_that_changed_are_computed(pipeline, monkeypatch):
     assert {r["run_date"]: r["orders"] for r in pipeline.rows("fact_daily_orders")} == {
         day(n): 2 if n in (1, 5) else 1 for n in range(1, 6)
     }
+
+
+def test_a_start_that_moves_earlier(engine, spark, tmp_path):
+    """Days before the first one were in no total; now they are, with all that had been logged."""
+    late = Pipeline(engine, tmp_path, start=day(3), window_days=1)
+    for n in (1, 2, 3):
+        late.land(n, [order(f"o{n}", n)])
+    late.land(4, [order("late", 1, "5.00", ingested=f"{day(4)}T09:00:00Z"), order("o4", 4)])
+    late.night(day(5))
+    assert {r["run_date"] for r in late.rows("fact_daily_orders_current")} == {day(3), day(4)}
+    told = late.io_manager.ledger(TABLES["late_orders"]).latest[day(4)].days[day(4)]
+    assert "1 line(s) tell of days before 2024-01-03" in told.findings["conservation"][1]
+    moved = Pipeline(engine, tmp_path, start=day(1), window_days=1)
+    moved.instance = late.instance
+    moved.night(day(5))
+    current = {r["run_date"]: (r["orders"], r["revenue"]) for r in moved.rows(CURRENT.name)}
+    assert current == {
+        day(1): (2, Decimal("15.00")),
+        **{day(n): (1, Decimal("10.00")) for n in (2, 3, 4)},
+    }
+    changed = {r["run_date"]: r["revenue"] for r in moved.rows("fact_order_corrections")}
+    assert changed == {day(1): Decimal("5.00")}
