@@ -497,7 +497,11 @@ class Work:
         away = reading.moving | reading.found.unreadable
         wanted = {day: one.without(away, before.get(day)) for day, one in targets.items()}
         doubtful = {name for one in wanted.values() for name in one.replaced}
-        days = [day for day, one in wanted.items() if one.replaced and day in log.published]
+        # A file has rows on its own log day and the next: also those that this run is not for.
+        near = {
+            d for day, one in wanted.items() if one.replaced for d in (day - DAY, day, day + DAY)
+        }
+        days = sorted(near & log.published)
         if not days:
             return wanted
         lost = lost_orders(self._published(log, days), reading.lines, doubtful)
