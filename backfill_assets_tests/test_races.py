@@ -70,9 +70,9 @@ def check(nightly: Pipeline, races: int) -> None:
                 assert versions == sorted(versions), f"{name}[{d}]: older {source} on newer"
             if name == RAW.name:
                 # Files are only added: what was read later has more of them.
-                files = [record.said["landing"][str(d)][1] for record in found]
-                counts = [0 if f == "none" else int(f.partition("-")[0]) for f in files]
-                assert counts == sorted(counts), f"{name}[{d}]: an older listing on a newer one"
+                files = [set(record.said["landing"][str(d)].get("files", ())) for record in found]
+                newer = zip(files, files[1:], strict=False)
+                assert all(a <= b for a, b in newer), f"{name}[{d}]: an older listing on a newer"
     nightly.run(1, DAYS)
     engine = nightly.io_manager.engine
     clean = Pipeline(engine, nightly.root / "clean", land=False, landing=str(nightly.landing))
