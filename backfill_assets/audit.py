@@ -21,11 +21,11 @@ from backfill_assets.schemas import Table
 
 #: How many days before a day are its neighbours, and how many of them make a comparison worth it.
 TRAILING_DAYS = 7
-_ENOUGH_DAYS = 3
+ENOUGH_DAYS = 3
 #: A day with less than this share of its neighbours' median rows, or more than its inverse, warns.
 _ROW_SHARE = 0.2
-#: A handful of rows says nothing, neither by its number nor by its share of nulls.
-_ENOUGH_ROWS = 20
+#: A handful of rows says nothing, neither by its number nor by a share of it.
+ENOUGH_ROWS = 20
 #: A null rate that exceeds the neighbours' by this much (of 1) warns.
 _NULL_SPIKE = 0.2
 
@@ -250,8 +250,8 @@ def _trailing(day: date) -> list[date]:
 def _row_count(measured: Measured, trailing: Sequence[Measured]) -> Finding:
     text = f"{measured.rows} rows"
     counts = [other.rows for other in trailing]
-    usual = median(counts) if len(counts) >= _ENOUGH_DAYS else 0
-    enough = max(usual, measured.rows) >= _ENOUGH_ROWS
+    usual = median(counts) if len(counts) >= ENOUGH_DAYS else 0
+    enough = max(usual, measured.rows) >= ENOUGH_ROWS
     if usual and enough and not usual * _ROW_SHARE <= measured.rows <= usual / _ROW_SHARE:
         text += f", where the {len(counts)} days before it have {usual:g} (median)"
         return Finding("row_count", Severity.WARN, text)
@@ -267,7 +267,7 @@ def _nulls(table: Table, measured: Measured, trailing: Sequence[Measured]) -> Fi
             if count:
                 said.append((Severity.ERROR, f"{count} null(s) in {name}, which is required"))
             continue
-        if measured.rows < _ENOUGH_ROWS:
+        if measured.rows < ENOUGH_ROWS:
             continue
         rates = [other.null_rate(name) for other in trailing if other.rows]
         if rate > bounds.error:
@@ -276,7 +276,7 @@ def _nulls(table: Table, measured: Measured, trailing: Sequence[Measured]) -> Fi
             )
         elif rate > bounds.warn:
             said.append((Severity.WARN, f"{name} is null in {rate:.1%} (usual {bounds.warn:.0%})"))
-        elif len(rates) >= _ENOUGH_DAYS and rate > median(rates) + _NULL_SPIKE:
+        elif len(rates) >= ENOUGH_DAYS and rate > median(rates) + _NULL_SPIKE:
             said.append(
                 (Severity.WARN, f"{name} is null in {rate:.1%}, before in {median(rates):.1%}")
             )

@@ -31,6 +31,7 @@ from sqlalchemy.pool import QueuePool
 
 #: Databases that stay open: the index of all runs, and those of the runs that were used last.
 _OPEN = 16
+_CONFIG = {"base_dir": dg.Field(dg.StringSource, is_required=False)}
 
 
 class LocalEventLog(SqliteEventLogStorage):
@@ -47,7 +48,7 @@ class LocalEventLog(SqliteEventLogStorage):
     @classmethod
     def config_type(cls) -> Any:
         """An optional `base_dir`."""
-        return {"base_dir": dg.Field(dg.StringSource, is_required=False)}
+        return _CONFIG
 
     @classmethod
     def from_config_value(
@@ -123,7 +124,7 @@ class LocalStorage(DagsterSqliteStorage):
     @classmethod
     def config_type(cls) -> Any:
         """An optional `base_dir`."""
-        return {"base_dir": dg.Field(dg.StringSource, is_required=False)}
+        return _CONFIG
 
     @classmethod
     def from_config_value(

@@ -67,7 +67,7 @@ REWRITE_TAG = "backfill_assets/rewrite"
 #: in the tables that allow it.
 WRITE_MODE_TAG = "backfill_assets/write_mode"
 #: What a person agrees to: names of replaced files as `arrival_date=YYYY-MM-DD/name`, `rows`,
-#: `rejected`, with commas between them; see `assets.raw`.
+#: `rejected`, with commas between them; see `assets.landed`.
 ACCEPT_TAG = "backfill_assets/accept"
 #: A run with this tag set to `true` closes its arrival days that have no folder.
 CLOSE_TAG = "backfill_assets/close"
@@ -523,7 +523,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             ledger: that of the table.
             plan: what the days were made by.
             record: what the commit is to say of the run.
-            rewrite: whether to write days that have the rows that are there already.
+            rewrite: the days to write although they have the rows that are there already.
         """
         verdicts = [audited.verdicts[day] for day in because]
         inputs = {source.table.name: source.ledger.version or 0 for source in plan.sources}

@@ -31,6 +31,7 @@ from backfill_assets.listing import (
     Entry,
     LandingError,
     Listing,
+    folder_name,
     list_landing,
 )
 from backfill_assets.partitions import Window
@@ -110,7 +111,7 @@ class LandingFile:
     @property
     def source_file(self) -> str:
         """The file's name in the tables: relative, so that moving the landing changes no row."""
-        return f"arrival_date={self.arrival_date}/{self.name}"
+        return f"{folder_name(self.arrival_date)}/{self.name}"
 
     @property
     def format(self) -> str:
@@ -209,7 +210,7 @@ class Landing:
 
 
 def _control(day: date) -> str:
-    return f"arrival_date={day}/{CONTROL_FILE}"
+    return f"{folder_name(day)}/{CONTROL_FILE}"
 
 
 def survey(
@@ -288,7 +289,7 @@ def _look(landing: str, days: Window, listing: Listing) -> Landing:
         if folder is None:
             continue
         if folder.nameless:
-            url = f"{landing}/orders/arrival_date={day}/{NAMELESS}"
+            url = f"{landing}/orders/{folder_name(day)}/{NAMELESS}"
             found.broken[LandingFile(day, NAMELESS, url, 0)] = "rename it"
         if folder.unknown:
             found.unknown[day] += folder.unknown
@@ -301,7 +302,7 @@ def _look(landing: str, days: Window, listing: Listing) -> Landing:
 
 
 def _file(landing: str, day: date, entry: Entry) -> LandingFile:
-    url = _literal(f"{landing}/orders/arrival_date={day}/{entry.name}")
+    url = _literal(f"{landing}/orders/{folder_name(day)}/{entry.name}")
     return LandingFile(day, entry.name, url, entry.size)
 
 

@@ -25,6 +25,16 @@ _UNFINISHED = (".tmp", ".part")
 NAMELESS = "(a file whose name is not UTF-8)"
 
 
+def folder_name(day: date) -> str:
+    """The name of an arrival day's folder."""
+    return f"arrival_date={day}"
+
+
+def folder_of(source_file: str) -> str:
+    """The name of the folder that a file lies in, by its name in the tables."""
+    return source_file.partition("/")[0]
+
+
 class LandingError(RuntimeError):
     """The landing folder as a whole is not what the settings say."""
 
@@ -172,7 +182,7 @@ def _by_day(base: str, whole: Iterable[pafs.FileInfo]) -> dict[date, Folder]:
 
 def _listed(filesystem: pafs.FileSystem, base: str, day: date) -> list[pafs.FileInfo] | None:
     """What lies in an arrival day's folder; none if there is no folder."""
-    folder = f"{base}/arrival_date={day}"
+    folder = f"{base}/{folder_name(day)}"
     listed: list[pafs.FileInfo] = filesystem.get_file_info(
         pafs.FileSelector(folder, allow_not_found=True)
     )
@@ -186,13 +196,13 @@ def _arrival_day(folder: str) -> date | None:
     except ValueError:
         return None
     # Python reads more as a day than a run would look for.
-    return day if folder == f"arrival_date={day}" else None
+    return day if folder == folder_name(day) else None
 
 
 def _folder(day: date, infos: Iterable[pafs.FileInfo]) -> Folder:
     files, unknown, nameless = {}, [], False
     for name, info in sorted(((_name(info), info) for info in infos), key=lambda named: named[0]):
-        source_file = f"arrival_date={day}/{name}"
+        source_file = f"{folder_name(day)}/{name}"
         hidden = name.startswith(("_", ".")) or name.endswith(_UNFINISHED)
         if name == NAMELESS:
             nameless = True

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any, NamedTuple
 
-from backfill_assets.listing import CONTROL_FILE, Entry, Listing
+from backfill_assets.listing import CONTROL_FILE, Entry, Listing, folder_of
 from backfill_assets.partitions import DAY
 
 Digests = Callable[[Iterable[Entry]], Mapping[Entry, str]]
@@ -73,7 +73,7 @@ class Manifest:
         And what it waits for: when that changes, its windows may close.
         """
         parts = [
-            *sorted(f"{_folder(name)} {file.digest}" for name, file in self.files.items()),
+            *sorted(f"{folder_of(name)} {file.digest}" for name, file in self.files.items()),
             *sorted(map(str, self.there)),
             "closed" * self.closed,
             *sorted(f"held {name} {digest}" for name, digest in self.held.items()),
@@ -222,18 +222,14 @@ def _renamed(
     new: dict[tuple[str, str], int] = defaultdict(int)
     for name, file in now.items():
         if name not in then:
-            new[_folder(name), file.digest] += 1
+            new[folder_of(name), file.digest] += 1
     found = set()
     for name in sorted(gone):
-        key = _folder(name), then[name].digest
+        key = folder_of(name), then[name].digest
         if new[key] > 0:
             new[key] -= 1
             found.add(name)
     return found
-
-
-def _folder(source_file: str) -> str:
-    return source_file.partition("/")[0]
 
 
 def news(before: Manifest | None, wanted: Target) -> str:

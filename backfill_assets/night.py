@@ -37,9 +37,7 @@ from backfill_assets.reprocessing import (
     final_days,
     handful,
     load_requests,
-    manifests,
     rebuild_requests,
-    targets,
 )
 from backfill_assets.schemas import (
     LATENESS,
@@ -82,18 +80,13 @@ class Night:
         ledgers = {
             table.name: read_ledger(settings.table(table.name), table) for table in (RAW, REJECTED)
         }
-        listed = list_landing(settings.landing)
-        found = arrivals(
-            ledgers[RAW.name], listed, self.policy, today, rejected=ledgers[REJECTED.name]
-        )
+        raw, rejected = ledgers[RAW.name], ledgers[REJECTED.name]
+        found = arrivals(raw, list_landing(settings.landing), self.policy, today, rejected)
 
         @cache
         def same() -> set[date]:
-            before, days = manifests(ledgers[RAW.name]), self.policy.logged(today)
-            wanted = targets(before, listed, days, self.policy)
-            recipes = {day: one.manifest.recipe() for day, one in wanted.items()}
             raw, rejected = (
-                _same(ledger, recipes, self._code, self._configs[name])
+                _same(ledger, found.recipes, self._code, self._configs[name])
                 for name, ledger in ledgers.items()
             )
             return raw & rejected
@@ -256,7 +249,7 @@ def busy(instance: dg.DagsterInstance, *, daemon: bool = True) -> dict[str, froz
     """
     found = {
         run.run_id: _names(run.asset_selection)
-        for run in instance.get_runs(dg.RunsFilter(statuses=_UNFINISHED))
+        for run in instance.get_runs(dg.RunsFilter(statuses=UNFINISHED))
         if daemon or (run.status not in _WAITING and is_alive(instance, run) is not False)
     }
     for status in (BulkActionStatus.REQUESTED, BulkActionStatus.CANCELING):
@@ -266,7 +259,8 @@ def busy(instance: dg.DagsterInstance, *, daemon: bool = True) -> dict[str, froz
     return found
 
 
-_UNFINISHED = [status for status in dg.DagsterRunStatus if status not in FINISHED_STATUSES]
+#: The statuses of a run that has not ended.
+UNFINISHED = [status for status in dg.DagsterRunStatus if status not in FINISHED_STATUSES]
 _WAITING = (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED)
 
 
@@ -275,7 +269,7 @@ def waves_under_way(
 ) -> list[str]:
     """The runs of waves before that have not ended, or are about to be retried; their ids."""
     of = {WAVE_TAG: list(kinds)}
-    unfinished = instance.get_runs(dg.RunsFilter(tags=of, statuses=_UNFINISHED))
+    unfinished = instance.get_runs(dg.RunsFilter(tags=of, statuses=UNFINISHED))
     failed = instance.get_runs(
         dg.RunsFilter(
             tags={**of, WILL_RETRY_TAG: "true"},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
@@ -185,7 +185,7 @@ def final_days(
             if (among is None or day in among)
             if day in record.final or closes(name, record, day)
         }
-        for name in (STAGED.name, FACT.name)
+        for name in _FACTS
     }
 
 
@@ -196,14 +196,10 @@ def closings(raw: Ledger, policy: Policy) -> dict[date, int]:
     had landed for them was in the log, and more was not due. What lands later does not open it
     again; a log day that is taken back does.
     """
-    settled: set[date] = set()
     found: dict[date, int] = {}
-    for record in raw.records:
-        settled -= record.days_said("unsettled") | record.withdrawn
+    for record, new, settled in _settling(raw):
         for day in {d for gone in record.withdrawn for d in policy.may_touch(gone)}:
             found.pop(day, None)
-        new = record.days_said("settled") - settled
-        settled |= new
         for day in {d for logged in new for d in policy.may_touch(logged)} - found.keys():
             # The last one first: of most windows it is the one that lacks.
             window = log_days(Window(day, day + DAY), policy.window_days)
@@ -215,10 +211,19 @@ def closings(raw: Ledger, policy: Policy) -> dict[date, int]:
 def settled_days(raw: Ledger) -> set[date]:
     """The log days of which all that had landed was loaded, and nothing more was due."""
     settled: set[date] = set()
+    for _record, _new, now in _settling(raw):
+        settled = now
+    return settled
+
+
+def _settling(raw: Ledger) -> Iterator[tuple[Record, frozenset[date], set[date]]]:
+    """By commit of the raw log: the log days that it settled, and all that are settled then."""
+    settled: set[date] = set()
     for record in raw.records:
         settled -= record.days_said("unsettled") | record.withdrawn
-        settled |= record.days_said("settled")
-    return settled
+        new = record.days_said("settled") - settled
+        settled |= new
+        yield record, new, settled
 
 
 def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], bool]:
@@ -268,11 +273,13 @@ class Arrivals:
         absent: log days that are due and have no folder.
         held: by log day, the files that were replaced by ones that take orders away, and wait for
             a person to accept it.
+        recipes: what every log day would be made of now.
     """
 
     load: Mapping[date, str] = field(default_factory=dict)
     absent: frozenset[date] = frozenset()
     held: Mapping[date, Sequence[str]] = field(default_factory=dict)
+    recipes: Mapping[date, str] = field(default_factory=dict, compare=False)
 
 
 def arrivals(
@@ -289,10 +296,11 @@ def arrivals(
             when it is due; its window stays open, until the folder comes or is no longer waited
             for.
     """
-    loaded, load, absent, held = manifests(raw), {}, set(), {}
+    loaded, load, absent, held, recipes = manifests(raw), {}, set(), {}, {}
     due_days = policy.due(today)
     for day, wanted in targets(loaded, listing, policy.logged(today), policy).items():
         then = loaded.get(day)
+        recipe = recipes[day] = wanted.manifest.recipe()
         never = day not in raw.published and day not in raw.withdrawals
         if then is None and never and day not in listing.folders and day not in due_days:
             continue
@@ -301,10 +309,10 @@ def arrivals(
         if day in due_days and day not in wanted.manifest.there and not wanted.manifest.closed:
             absent.add(day)
         if due(then, wanted):
-            load[day] = wanted.manifest.recipe()
-        elif rejected is not None and _lags(rejected, day, wanted.manifest.recipe()):
-            load[day] = f"{wanted.manifest.recipe()}+{REJECTED.name}"
-    return Arrivals(load, frozenset(absent), held)
+            load[day] = recipe
+        elif rejected is not None and _lags(rejected, day, recipe):
+            load[day] = f"{recipe}+{REJECTED.name}"
+    return Arrivals(load, frozenset(absent), held, recipes)
 
 
 def targets(

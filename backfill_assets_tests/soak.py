@@ -12,15 +12,14 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection
 from datetime import date, timedelta
 from pathlib import Path
 
 import dagster as dg
-from dagster._core.storage.dagster_run import FINISHED_STATUSES
 
 from backfill_assets.lateness import Policy
 from backfill_assets.listing import list_landing
+from backfill_assets.night import UNFINISHED
 from backfill_assets.records import read_ledgers
 from backfill_assets.reprocessing import arrivals, backlog
 from backfill_assets.schemas import RAW, REJECTED
@@ -118,7 +117,7 @@ def _settle(
 def _left(deployment: Deployment, settings: Settings, today: date) -> list[str]:
     """What is still to be done."""
     with deployment.instance() as instance:
-        runs = instance.get_runs(dg.RunsFilter(statuses=_unfinished()))
+        runs = instance.get_runs(dg.RunsFilter(statuses=UNFINISHED))
     ledgers, policy = read_ledgers(settings), Policy.of(settings)
     landed = list_landing(settings.landing)
     found = arrivals(ledgers[RAW.name], landed, policy, today, ledgers[REJECTED.name])
@@ -128,10 +127,6 @@ def _left(deployment: Deployment, settings: Settings, today: date) -> list[str]:
         *(f"load {day}" for day in found.load),
         *(f"build {table} {sorted(days)}" for table, days in behind.items() if days),
     ]
-
-
-def _unfinished() -> Collection[dg.DagsterRunStatus]:
-    return [status for status in dg.DagsterRunStatus if status not in FINISHED_STATUSES]
 
 
 def _report(deployment: Deployment, killed: Counter[str]) -> None:

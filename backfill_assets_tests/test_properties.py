@@ -18,6 +18,7 @@ from backfill_assets.schemas import LATE, RAW, STAGED
 from backfill_assets_tests.landings import DAYS, batches
 from backfill_assets_tests.model import known_now, run_model
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, day
+from backfill_assets_tests.whatever import sums
 
 CALENDAR = Window(day(1), day(DAYS + 1))
 SLOW = partial(
@@ -139,10 +140,6 @@ def test_current_is_what_an_endless_window_gives(engine, spark, batch, window_da
         }
         log.unpersist()
         whole.unpersist()
-
-
-def sums(rows) -> dict:
-    return {(r["run_date"], r["customer_id"]): (r["orders"], r["revenue"]) for r in rows}
 
 
 ranges = st.tuples(st.integers(1, DAYS), st.integers(1, DAYS)).map(lambda r: (min(r), max(r)))

@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Iterator
 from datetime import date
+from itertools import pairwise
 
 import pytest
 
@@ -71,7 +72,7 @@ def check(nightly: Pipeline, races: int) -> None:
             if name == RAW.name:
                 # Files are only added: what was read later has more of them.
                 files = [set(record.said["landing"][str(d)].get("files", ())) for record in found]
-                newer = zip(files, files[1:], strict=False)
+                newer = pairwise(files)
                 assert all(a <= b for a, b in newer), f"{name}[{d}]: an older listing on a newer"
     nightly.run(1, DAYS)
     engine = nightly.io_manager.engine

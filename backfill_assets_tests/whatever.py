@@ -22,7 +22,9 @@ def differences(settings: Settings, truth: Truth) -> dict[str, str]:
     ledgers, policy = read_ledgers(settings), Policy.of(settings)
     landed = list_landing(settings.landing)
     found = arrivals(ledgers[RAW.name], landed, policy, truth.today, ledgers[REJECTED.name])
-    facts, current, corrections = (_sums(settings, t.name) for t in (FACT, CURRENT, CORRECTIONS))
+    facts, current, corrections = (
+        sums(_rows(settings, table.name)) for table in (FACT, CURRENT, CORRECTIONS)
+    )
     # Renamed files keep the name under which they were loaded.
     logged = ("log_date", "arrival_date", "order_id", "customer_id", "amount")
     less = {
@@ -71,8 +73,8 @@ def _rows(settings: Settings, name: str) -> list[dict]:
     return log.to_pyarrow_table().to_pylist() if log else []
 
 
-def _sums(settings: Settings, name: str) -> Sums:
-    rows = _rows(settings, name)
+def sums(rows: Iterable[Mapping]) -> Sums:
+    """Orders and revenue by day and customer."""
     return {(r["run_date"], r["customer_id"]): (r["orders"], r["revenue"]) for r in rows}
 
 

@@ -18,17 +18,18 @@ from pyspark.sql import functions as F
 
 from backfill_assets.assets.lines import raw_orders, read_orders, rejected_orders
 from backfill_assets.assets.versions import business_day
-from backfill_assets.audit import TRAILING_DAYS, Book, Severity, Verdict
-from backfill_assets.io_manager import (
-    ACCEPT_TAG,
-    Built,
-    Plan,
-    Remarks,
-    Source,
-)
+from backfill_assets.audit import ENOUGH_DAYS, ENOUGH_ROWS, TRAILING_DAYS, Book, Severity, Verdict
+from backfill_assets.io_manager import ACCEPT_TAG, Built, Plan, Remarks, Source
 from backfill_assets.landing import Landing, read_lines, readable, survey
 from backfill_assets.lateness import Policy
-from backfill_assets.listing import CONTROL_FILE, Entry, Listing, list_landing
+from backfill_assets.listing import (
+    CONTROL_FILE,
+    Entry,
+    Listing,
+    folder_name,
+    folder_of,
+    list_landing,
+)
 from backfill_assets.manifests import Loaded, Manifest, Target, due, news
 from backfill_assets.partitions import DAY, Window
 from backfill_assets.records import Ledger, packed, read_ledger
@@ -45,8 +46,6 @@ Targets = Mapping[date, Target]
 FEWER_ROWS, MANY_REJECTED = "rows", "rejected"
 #: A smaller share of the rows that a day had is not published unless a person agrees.
 _ROW_SHARE = 0.5
-#: Of fewer lines or rows, shares say nothing.
-_ENOUGH, _ENOUGH_DAYS = 20, 3
 _NO_MONEY = Decimal("0.00")
 
 
@@ -273,12 +272,7 @@ def rejected_books(
 
 
 def _within(names: Collection[str], day: date) -> list[str]:
-    return [name for name in names if name.startswith(f"{arrival(day)}/")]
-
-
-def arrival(day: date) -> str:
-    """The name of an arrival day's folder."""
-    return f"arrival_date={day}"
+    return [name for name in names if folder_of(name) == folder_name(day)]
 
 
 def _unknown(found: Landing, day: date) -> list[str]:
@@ -307,21 +301,17 @@ def _warnings(reading: Reading, day: date, wanted: Target, log: Ledger) -> list[
     ]
     if gone := _early_gone(log, day, reading):
         said.append(
-            f"{gone} early line(s) that {arrival(day - DAY)} had when it was loaded are not in the "
-            "log: its files went before this day was loaded. Put them back to load them"
+            f"{gone} early line(s) that {folder_name(day - DAY)} had when it was loaded are not "
+            "in the log: its files went before this day was loaded. Put them back to load them"
         )
     if fine := sorted(wanted.replaced):
         said.append(
             f"{len(fine)} file(s) were replaced and have all orders that were loaded from them: "
             + ", ".join(fine[:5])
         )
-    if moving := sorted(reading.moving & _both(day, reading.moving)):
+    if moving := sorted(name for d in (day - DAY, day) for name in _within(reading.moving, d)):
         said.append(f"still being written, so not loaded by this run: {', '.join(moving[:5])}")
     return said
-
-
-def _both(day: date, names: Collection[str]) -> set[str]:
-    return {*_within(names, day), *_within(names, day - DAY)}
 
 
 def _control_problems(found: Landing, day: date, own: Lines, wanted: Target) -> list[str]:
@@ -347,7 +337,7 @@ def _fewer_rows(
 ) -> list[str]:
     """Why a day that would lose most of its rows is held back; nothing if a person agreed."""
     published = log.stands(day)
-    if published is None or published.rows < _ENOUGH or rows >= published.rows * _ROW_SHARE:
+    if published is None or published.rows < ENOUGH_ROWS or rows >= published.rows * _ROW_SHARE:
         return []
     if set(accepted) & {FEWER_ROWS, *wanted.read, *wanted.dropped}:
         return []
@@ -373,7 +363,7 @@ def rejected_share(
         return Severity.OK, "no line is rejected"
     share = own.rejected / own.landed
     said = f"{own.rejected} of {own.landed} lines are rejected ({share:.1%})"
-    if own.landed < _ENOUGH:
+    if own.landed < ENOUGH_ROWS:
         return Severity.OK, said
     usual = _usual_share(log, day)
     if share >= limits.hold and MANY_REJECTED not in accepted:
@@ -398,7 +388,7 @@ def _usual_share(log: Ledger, day: date) -> float | None:
         entries = record.days[before].entries if record else {}
         if landed := int(entries.get("landed", 0)):
             shares.append(int(entries.get("rejected", 0)) / landed)
-    return median(shares) if len(shares) >= _ENOUGH_DAYS else None
+    return median(shares) if len(shares) >= ENOUGH_DAYS else None
 
 
 @dataclass(frozen=True)
@@ -428,7 +418,8 @@ class Work:
     def plan(self, table: Table, window: Window) -> Plan:
         """The plan of days of the log, or of the rejected lines."""
         log = self.log
-        before = {**self._of_old(log, window), **manifests(log)}
+        recorded = manifests(log)
+        before = {**self._of_old(log, window, recorded), **recorded}
         listing = list_landing(self.settings.landing, window.widened(before=1))
         policy = Policy.of(self.settings)
         first = targets(before, listing, window, policy, accepted=self.accepted, close=self.close)
@@ -510,12 +501,13 @@ class Work:
             for day, one in wanted.items()
         }
 
-    def _of_old(self, log: Ledger, window: Window) -> dict[date, Manifest]:
+    def _of_old(
+        self, log: Ledger, window: Window, recorded: Collection[date]
+    ) -> dict[date, Manifest]:
         """The manifests of days that were published when none were recorded, by their rows.
 
         Which files there were is known, but not what they held.
         """
-        recorded = manifests(log)
         days = [day for day in window if day in log.published and day not in recorded]
         found: dict[date, dict[str, Loaded]] = {day: {} for day in days}
         for table in (RAW, REJECTED) if days else ():
