@@ -37,12 +37,15 @@ class Manifest:
         there: which of the two folders have been there.
         closed: whether somebody decided that nothing more comes although there is no folder.
         held: replaced files that wait for a person, by name: the digest of what lies there now.
+        known: what else than the files was there to load when an undo put the day back, as the
+            recipe of that; until something else is there, nothing is due. Empty if no undo did.
     """
 
     files: Mapping[str, Loaded] = field(default_factory=dict)
     there: frozenset[date] = frozenset()
     closed: bool = False
     held: Mapping[str, str] = field(default_factory=dict)
+    known: str = ""
 
     @classmethod
     def of(cls, said: Any) -> Manifest | None:
@@ -54,6 +57,7 @@ class Manifest:
             frozenset(map(date.fromisoformat, said.get("there", ()))),
             said.get("closed", False),
             said.get("held", {}),
+            said.get("known", ""),
         )
 
     @property
@@ -64,6 +68,7 @@ class Manifest:
             "there": sorted(map(str, self.there)),
             "closed": self.closed,
             "held": dict(self.held),
+            "known": self.known,
         }
         return {name: value for name, value in found.items() if value}
 
@@ -162,9 +167,21 @@ def target(
         accepted: files that may take away, by their disappearance too, orders that came from them.
         close: whether nothing more is expected of a day without a folder.
     """
-    then = before or Manifest()
     entries = {**listing.files(day - DAY), **listing.files(day)}
-    now = _loaded(entries, then.files, listing.digests)
+    there = {d for d in (day - DAY, day) if d in listing.folders or d in seen}
+    return _target(day, before or Manifest(), entries, there, listing.digests, accepted, close)
+
+
+def _target(
+    day: date,
+    then: Manifest,
+    entries: Mapping[str, Entry],
+    there: Collection[date],
+    digests: Digests,
+    accepted: Collection[str] = (),
+    close: bool = False,
+) -> Target:
+    now = _loaded(entries, then.files, digests)
     held = {
         name: digest
         for name, digest in then.held.items()
@@ -181,15 +198,33 @@ def target(
         if name not in accepted and not _is_control(name)
         if name in then.files and then.files[name].digest != now[name].digest
     }
-    there = then.there | {d for d in (day - DAY, day) if d in listing.folders or d in seen}
+    there = then.there | set(there)
     manifest = Manifest(
         {**{name: now[name] for name in read}, **stays},
-        frozenset(there),
+        there,
         day not in there and (then.closed or close),
         held,
     )
     kept = frozenset(name for name in stays if not _is_control(name))
     return Target(manifest, read, frozenset(other), frozenset(dropped), kept)
+
+
+def after_undo(day: date, before: Manifest | None, undone: Manifest) -> Manifest:
+    """What a log day is made of once an undo has put it back.
+
+    Its rows are those of the files before. What it was loaded from since counts as known: it is not
+    loaded again by itself, and a replaced file is asked about once more when somebody loads it.
+
+    Args:
+        day: the log day.
+        before: what it was made of before what is undone; none if it was not there.
+        undone: what it was made of until now.
+    """
+    then = replace(before or Manifest(), closed=undone.closed)
+    entries = {n: Entry(n, "", file.size, file.mtime) for n, file in undone.files.items()}
+    contents = {entry: undone.files[name].digest for name, entry in entries.items()}
+    now = _target(day, then, entries, undone.there, lambda of: {e: contents[e] for e in of})
+    return replace(then, there=now.manifest.there, known=now.manifest.recipe())
 
 
 def _is_control(source_file: str) -> bool:
@@ -255,4 +290,4 @@ def _holds(manifest: Manifest, name: str, digest: str) -> bool:
 
 def due(before: Manifest | None, wanted: Target) -> bool:
     """Whether a day is made of something else than is to be loaded now."""
-    return before is None or before.recipe() != wanted.manifest.recipe()
+    return before is None or wanted.manifest.recipe() != (before.known or before.recipe())

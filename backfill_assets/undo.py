@@ -30,9 +30,10 @@ from backfill_assets.io_manager import (
     Source,
 )
 from backfill_assets.lateness import Policy
+from backfill_assets.manifests import Manifest, after_undo
 from backfill_assets.partitions import DAY, Window, spelled
 from backfill_assets.records import Ledger, Ledgers, Record, packed
-from backfill_assets.reprocessing import loaded_from
+from backfill_assets.reprocessing import manifests
 from backfill_assets.schemas import LATE, RAW, REJECTED, TABLES, Table
 from backfill_assets.settings import Settings
 from backfill_assets.snapshots import data_files, rows_as_of
@@ -289,12 +290,16 @@ class _Undo:
         """
         days = [v.day for v in verdicts]
         if self.table is RAW:
-            loaded = loaded_from(before.ledger)
+            loaded = manifests(before.ledger)
             settings = self.asked.settings
             policy = Policy.of(settings)
             moved = touched(before, rows, verdicts, policy, settings.timezone)
             return {
-                "landing": {str(day): loaded[day] for day in days if day in loaded},
+                "landing": {
+                    str(day): _put_back(changes[day].previous, day, loaded[day]).said
+                    for day in days
+                    if day in loaded
+                },
                 **moved.said,
             }
         if self.table is LATE:
@@ -305,3 +310,11 @@ class _Undo:
             }
             return {"late": {day: old[day] for day, old in olds.items() if day in old}}
         return {}
+
+
+def _put_back(previous: Record | None, day: date, undone: Manifest) -> Manifest:
+    """What a log day is made of once the commit before stands again; see `after_undo`."""
+    before = Manifest.of(previous.said.get("landing", {}).get(str(day))) if previous else None
+    if previous and before is None:
+        return undone  # a commit of an earlier release did not record it
+    return after_undo(day, before, undone)

@@ -10,7 +10,7 @@ from datetime import date
 import pytest
 
 from backfill_assets.listing import CONTROL_FILE, Entry, Folder, Listing
-from backfill_assets.manifests import Loaded, Manifest, Target, due, news, target
+from backfill_assets.manifests import Loaded, Manifest, Target, after_undo, due, news, target
 from backfill_assets.partitions import DAY
 from backfill_assets_tests.pipeline import START, day
 
@@ -475,3 +475,66 @@ def test_no_news_without_need():
 
 def test_listings_of_dates_that_were_not_looked_for():
     assert landing("a=1").files(date(1999, 1, 1)) == {}
+
+
+# --- after an undo --------------------------------------------------------------------------------
+
+
+def undone(n: int, then: Made, now: Made, **how) -> tuple[Manifest, Target]:
+    """A day that was loaded twice, the second time undone, and what it would be made of now."""
+    before = loaded(n, then)
+    put_back = after_undo(day(n), before, loaded(n, now, before, **how))
+    told = Manifest.of(json.loads(json.dumps(put_back.said)))
+    assert told == put_back
+    assert {**put_back.files} == {**before.files}
+    return put_back, target(day(n), put_back, now)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "accepted"),
+    [
+        ("a=1", "a=2", ()),
+        ("a=1", "a=1 b=2", ()),
+        ("a=1 b=2", "a=1", [file(1, "b")]),
+        ("a=1 b=2", "b=3 c=1", [file(1, "b")]),
+        ("a=1 b=1", "c=1", [file(1, "b")]),
+        ("a=1", "", [file(1, "a")]),
+        ("", "a=1", ()),
+    ],
+)
+def test_what_was_undone_is_not_due_until_something_else_lands(then, now, accepted):
+    before, wanted = undone(1, landing(then), landing(now, at=2), accepted=accepted)
+    assert not due(before, wanted)
+    other = target(day(1), before, landing(f"{now} new=9", at=3))
+    assert due(before, other)
+
+
+def test_a_replaced_file_is_asked_about_again_after_its_undo():
+    before, wanted = undone(1, landing("a=1"), landing("a=2", at=2), accepted=[file(1, "a")])
+    assert wanted.replaced == files(1, "a")
+    held = wanted.holding(files(1, "a"), before)
+    assert {**held.manifest.files} == {**before.files}
+    # And a file that somebody had accepted as gone is kept again.
+    gone, wanted = undone(1, landing("a=1 b=2"), landing("a=1"), accepted=[file(1, "b")])
+    assert wanted.kept == files(1, "b")
+    assert gone.files.keys() == files(1, "a", "b")
+
+
+def test_a_file_that_was_held_before_is_held_again_after_the_undo():
+    first, shorter = landing("a=1"), landing("a=2", at=2)
+    before = loaded(1, first)
+    held = target(day(1), before, shorter).holding(files(1, "a"), before).manifest
+    accepted = loaded(1, shorter, held, accepted=[file(1, "a")])
+    assert not accepted.held
+    back = after_undo(day(1), held, accepted)
+    wanted = target(day(1), back, shorter)
+    assert back.held == wanted.manifest.held != {}
+    assert not due(back, wanted)
+
+
+def test_the_undo_of_a_first_load_leaves_nothing_that_was_loaded():
+    now = loaded(1, landing("a=1"))
+    back = after_undo(day(1), None, now)
+    assert not back.files
+    assert not due(back, target(day(1), back, landing("a=1")))
+    assert due(back, target(day(1), back, landing("a=2", at=2)))

@@ -12,10 +12,12 @@ import pytest
 
 from backfill_assets import jobs
 from backfill_assets.footprints import belongs, footprint, part_of
+from backfill_assets.io_manager import ACCEPT_TAG
 from backfill_assets.partitions import DAY, Window
 from backfill_assets.planning import Expected, Parameters
 from backfill_assets.provenance import Code
 from backfill_assets.records import read_ledger, read_ledgers
+from backfill_assets.reprocessing import manifests
 from backfill_assets.schemas import FACT, RAW, STAGED, TABLES
 from backfill_assets.snapshots import data_files
 from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, order
@@ -214,6 +216,26 @@ def test_an_undo_holds(loaded):
     loaded.land(2, [order("y2", 2, "1.00")], "other.jsonl")
     loaded.night(day(5))
     assert published(loaded) != held
+
+
+def test_an_accepted_file_is_asked_about_again_after_the_undo(loaded):
+    """The orders that it lacks are there again, and only a person may take them away again."""
+    loaded.night(day(5))
+    before = published(loaded)
+    name, load = "arrival_date=2024-01-02/part-0.jsonl", ["raw_orders", "raw_orders_rejected"]
+    loaded.land(2, [order("o2", 2, "2.00")])
+    accepted = {"dagster/backfill": "wrongone", ACCEPT_TAG: name}
+    loaded.run(2, 3, load, tags=accepted)
+    assert published(loaded)["raw_orders", day(2)] != before["raw_orders", day(2)]
+    undo(loaded, "wrongone")
+    assert published(loaded) == before
+    assert loaded.night(day(5)) == []
+
+    loaded.run(2, 3, load)
+    assert published(loaded) == before
+    assert manifests(loaded.io_manager.ledger(RAW))[day(2)].held.keys() == {name}
+    loaded.run(2, 3, load, tags=accepted)
+    assert {r["order_id"] for r in loaded.rows("raw_orders") if r["log_date"] == day(2)} == {"o2"}
 
 
 def test_a_day_that_was_taken_back_stays_so(loaded):
