@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import date
 
 from backfill_assets.alerts import Incident
 from backfill_assets.audit import Severity
 from backfill_assets.commits import LOG_RETENTION
 from backfill_assets.evolution import differences, way
+from backfill_assets.graph import dependencies
 from backfill_assets.partitions import DAY, spelled, windows
 from backfill_assets.records import Ledger
 from backfill_assets.schemas import (
-    CORRECTIONS,
-    CURRENT,
     FACT,
     LATE,
-    LATENESS,
     RAW,
     REJECTED,
-    STAGED,
     TABLES,
 )
 from backfill_assets.states import (
@@ -42,21 +39,16 @@ _IN_CURRENT = (
     "fact_order_corrections have them, the facts stay as they are. To take them into the facts, "
     "materialize stg_orders and what follows for these days"
 )
-#: What a table is built from: where a day is missing there, that is the incident, and just one.
-_BUILT_FROM = {
-    REJECTED.name: (RAW.name,),
-    STAGED.name: (RAW.name,),
-    LATE.name: (RAW.name,),
-    LATENESS.name: (RAW.name,),
-    FACT.name: (STAGED.name,),
-    CURRENT.name: (RAW.name,),
-    CORRECTIONS.name: (FACT.name, CURRENT.name),
-}
+#: Loaded with the raw log: a day that is missing in both is one incident.
+_LOADED_WITH = {REJECTED.name: (RAW.name,)}
 
 
 def incidents(now: Situation) -> list[Incident]:
     """All that is wrong as of now; the same as long as it is."""
     states = {name: day_states(name, now) for name in TABLES}
+    made_from = {
+        name: [of.source.name for of in inputs] for name, inputs in dependencies(now.policy).items()
+    }
     changed = changed_final_days(now)
     found: list[Incident] = []
 
@@ -64,10 +56,11 @@ def incidents(now: Situation) -> list[Incident]:
         found.extend(Incident(kind, table, str(day), detail) for day in sorted(days))
 
     for name, by_day in states.items():
-        found += _table_as_such(now.ledgers[name])
+        found += _table_as_such(now.ledgers[name], made_from.get(name, ()))
         if _misfit(now.ledgers[name]):
             continue  # no day of it is known, and none can be published
-        upstream = [states[source] for source in _BUILT_FROM.get(name, ())]
+        # Where a day is missing in what the table is made from, that is the incident.
+        upstream = [states[of] for of in made_from.get(name, _LOADED_WITH.get(name, ()))]
         not_built = {day for source in upstream for day in _in(source, State.CHECK_FAILED)}
         # A day that failed is failed in all that is made of it: the first table is the one to mend.
         failed = _in(by_day, State.CHECK_FAILED) - not_built
@@ -107,11 +100,11 @@ def _misfit(ledger: Ledger) -> list[str]:
     return differences(ledger.table, ledger.metadata) if ledger.metadata else []
 
 
-def _table_as_such(ledger: Ledger) -> Iterator[Incident]:
+def _table_as_such(ledger: Ledger, made_from: Sequence[str]) -> Iterator[Incident]:
     """What is wrong with a table rather than with days of it."""
     name = ledger.table.name
     if said := _misfit(ledger):
-        advice = way(ledger.table, _BUILT_FROM.get(name, ()))
+        advice = way(ledger.table, made_from)
         detail = f"{'; '.join(said)}; no day can be published. {advice}"
         yield Incident("table is not that of the code", name, "", detail)
         return

@@ -5,13 +5,11 @@ Nothing here reads a clock, a table or a file.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from datetime import date
 
-import dagster as dg
-
 from backfill_assets.partitions import DAY, Window
+from backfill_assets.reach import Reach, next_days
 from backfill_assets.settings import Settings
 
 
@@ -54,6 +52,11 @@ class Policy:
             absent_days=settings.absent_days,
         )
 
+    @property
+    def reach(self) -> Reach:
+        """The reprocessing window: which log days decide an event day."""
+        return next_days(self.window_days)
+
     def logged(self, today: date) -> Window:
         """The log days that are over on a day, so that they can be loaded."""
         return self._calendar(today)
@@ -70,32 +73,8 @@ class Policy:
 
     def may_touch(self, log_day: date) -> Window:
         """The event days that a line logged on a day may change: itself and the W days before."""
-        return event_days(Window(log_day, log_day + DAY), self.window_days)
+        return self.reach.touched(Window(log_day, log_day + DAY))
 
-
-def log_days(event_days: Window, window_days: int) -> Window:
-    """The log days that a run over these event days must read.
-
-    None before the first event day: no line is logged before the day that it tells of. That day
-    itself is the first, so a window of W days spans W + 1 log days: with W = 0 only what is logged
-    on the very day counts.
-    """
-    return event_days.widened(after=window_days)
-
-
-def event_days(log_days: Window, window_days: int) -> Window:
-    """The event days that lines of these log days may change: the inverse of `log_days`."""
-    return log_days.widened(before=window_days)
-
-
-def log_days_mapping(window_days: int) -> dg.TimeWindowPartitionMapping:
-    """`log_days` as Dagster sees it: a day depends on its own log day and the W that follow.
-
-    The last days of a range have log days that do not exist yet; they are open, not broken.
-    """
-    with warnings.catch_warnings():
-        # The parameter is beta; the exact pin of Dagster is what makes it safe to use.
-        warnings.simplefilter("ignore", dg.BetaWarning)
-        return dg.TimeWindowPartitionMapping(
-            start_offset=0, end_offset=window_days, allow_nonexistent_upstream_partitions=True
-        )
+    def log_days(self, event_day: date) -> Window:
+        """The log days that an event day's window has: none before it, as no line comes before."""
+        return self.reach.read(Window(event_day, event_day + DAY))

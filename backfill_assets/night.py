@@ -18,6 +18,7 @@ from dagster._core.storage.dagster_run import FINISHED_STATUSES
 from dagster._core.storage.tags import RUN_KEY_TAG, WILL_RETRY_TAG
 
 from backfill_assets.dashboard import DASHBOARD
+from backfill_assets.graph import dependencies, upstream
 from backfill_assets.io_manager import why
 from backfill_assets.lateness import Policy
 from backfill_assets.launcher import is_alive
@@ -27,8 +28,6 @@ from backfill_assets.provenance import running_code
 from backfill_assets.recipes import made_of
 from backfill_assets.records import Ledger, Ledgers, read_ledger, read_ledgers
 from backfill_assets.reprocessing import (
-    BY_EVENT_DAY,
-    BY_LOG_DAY,
     Backlog,
     Bridge,
     Request,
@@ -147,16 +146,14 @@ def bridge(
         code: of the runs.
         configs: by table, the digest of the settings that decide it.
     """
-    closed = final_days(ledgers, policy)
+    closed, graph = final_days(ledgers, policy), dependencies(policy)
 
     @cache
     def there(table: str) -> frozenset[date]:
         """The days on which the table and what it is made of are published."""
-        chain = next(chain for chain in (BY_LOG_DAY, BY_EVENT_DAY) if table in chain)
-        before = chain[: chain.index(table)] if chain is BY_EVENT_DAY else (REJECTED.name,)
-        return frozenset.intersection(
-            *(ledgers[name].published for name in (RAW.name, *before, table))
-        ) - behind.days(table)
+        tables = {table, *upstream(table, graph)}
+        published = (ledgers[name].published for name in tables)
+        return frozenset.intersection(*published) - behind.days(table)
 
     @cache
     def frozen(table: str) -> set[date]:

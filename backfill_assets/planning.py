@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import date, timedelta
 from statistics import linear_regression, mean
 from typing import Literal, NamedTuple
@@ -19,9 +19,10 @@ from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGra
 from dagster._core.definitions.partitions.subset import PartitionsSubset
 from pydantic import BaseModel, Field
 
+from backfill_assets.graph import dependencies
 from backfill_assets.history import spans
 from backfill_assets.io_manager import new_input, why
-from backfill_assets.lateness import Policy, log_days
+from backfill_assets.lateness import Policy
 from backfill_assets.listing import Listing, list_landing
 from backfill_assets.manifests import news
 from backfill_assets.partitions import DAY, Window, daily_partitions, days_of_run, windows
@@ -30,14 +31,8 @@ from backfill_assets.recipes import made_of
 from backfill_assets.records import Ledger, Ledgers, packed, read_ledgers, unpacked
 from backfill_assets.reprocessing import final_days, manifests, targets
 from backfill_assets.schemas import (
-    CORRECTIONS,
-    CURRENT,
-    FACT,
-    LATE,
-    LATENESS,
     RAW,
     REJECTED,
-    STAGED,
     TABLES,
     config_digests,
 )
@@ -301,7 +296,8 @@ def plan_backfill(
     }
     entries = [entry for day in arrivals for entry in listed.files(day).values()]
     files, size = len(entries), sum(entry.size for entry in entries)
-    for input_, of in _reads(work, ledgers, settings.window_days):
+    inputs = dependencies(policy)
+    for input_, of in _reads(work, ledgers, policy):
         stored = [ledgers[input_].stored[day] for day in of]
         files += sum(day.files for day in stored)
         size += sum(day.size for day in stored)
@@ -310,7 +306,7 @@ def plan_backfill(
     # What is made of the log by event day comes in runs of its own, once the log is there.
     waves = 2 if RAW.name in days and len(days) > 1 else 1
     runs = chunks * waves
-    touched = {*days, *(input_ for name in days for input_, *_ in _INPUTS.get(name, ()))}
+    touched = {*days, *(of.source.name for name in days for of in inputs.get(name, ()))}
     return BackfillPlan(
         id=id_,
         parameters=parameters,
@@ -358,23 +354,6 @@ class _Fate(NamedTuple):
     why: str = ""
 
 
-#: By table: an input, the days of it that are read, and whether a day needs its own day of it.
-_INPUTS: Mapping[str, Sequence[tuple[str, Callable[[Window, int], Window], bool]]] = {
-    STAGED.name: [(RAW.name, log_days, True)],
-    LATE.name: [(RAW.name, lambda days, _: days, True)],
-    FACT.name: [(STAGED.name, lambda days, _: days, True)],
-    CURRENT.name: [(RAW.name, log_days, True)],
-    CORRECTIONS.name: [
-        (FACT.name, lambda days, _: days, True),
-        (CURRENT.name, lambda days, _: days, True),
-    ],
-    LATENESS.name: [
-        (REJECTED.name, lambda days, _: days, True),
-        (RAW.name, lambda days, w: days.widened(before=w), True),
-    ],
-}
-
-
 def _outcomes(
     settings: Settings,
     parameters: Parameters,
@@ -388,24 +367,24 @@ def _outcomes(
     policy, digests = Policy.of(settings), config_digests(settings)
     supposed: dict[str, Ledger] = dict(ledgers)
     unlike = {name: ledgers[name].under_other_settings(digests[name]) for name in ledgers}
-    found = {}
+    found, graph = {}, dependencies(policy)
     for name, wanted in days.items():
         ledger, by = ledgers[name], (code.version, digests[name])
         of_landing = name in (RAW.name, REJECTED.name)
         now = landed if of_landing else made_of(name, ledgers, wanted, policy)
         may_change = _may_change(name, now, ledgers, supposed, policy)
-        inputs = [ledgers[input_] for input_, *_ in _INPUTS.get(name, ())]
-        needed = {input_: of for input_, of, own in _INPUTS.get(name, ()) if own}
-        fates = {}
+        inputs = [of.source.name for of in graph.get(name, ())]
+        reads = {
+            of.source.name: of.reach.deciding(supposed[of.source.name])
+            for of in graph.get(name, ())
+        }
+        of, fates = [ledgers[input_] for input_ in inputs], {}
         for day in wanted:
             said = news_of.get(day, "") if of_landing else ""
-            reason = why(ledger, day, now[day], *by, parameters.rewrite, inputs=inputs, news=said)
-            if not all(day in supposed[input_].published for input_ in needed):
+            reason = why(ledger, day, now[day], *by, parameters.rewrite, inputs=of, news=said)
+            if not all(day in supposed[input_].published for input_ in inputs):
                 fates[day] = _Fate(Expected.LACKING)
-            elif any(
-                of(Window(day, day + DAY), policy.window_days).within(unlike[input_])
-                for input_, of in needed.items()
-            ):
+            elif any(not unlike[input_].isdisjoint(reads[input_](day)) for input_ in inputs):
                 fates[day] = _Fate(Expected.OTHER_SETTINGS)
             elif parameters.rewrite or not _made_by(ledger, day, by):
                 fates[day] = _Fate(Expected.COMPUTED, reason or "")
@@ -431,7 +410,7 @@ def _may_change(
 ) -> dict[date, list[str]]:
     """By day, the inputs that change what it is made of, if they change where they may."""
     found: dict[date, list[str]] = {day: [] for day in now}
-    for input_, *_ in _INPUTS.get(name, ()):
+    for input_ in (of.source.name for of in dependencies(policy).get(name, ())):
         if not isinstance(supposed[input_], Supposed):
             continue
         then = made_of(name, {**ledgers, input_: supposed[input_]}, now, policy)
@@ -453,14 +432,14 @@ def last_change(ledger: Ledger) -> int | None:
 
 
 def _reads(
-    work: Mapping[str, Sequence[date]], ledgers: Ledgers, window_days: int
+    work: Mapping[str, Collection[date]], ledgers: Ledgers, policy: Policy
 ) -> Iterator[tuple[str, set[date]]]:
     """What the days that are computed read of other tables: of each input, the published days."""
     for name, days in work.items():
-        for input_, of, _ in _INPUTS.get(name, ()):
-            spans = [of(window, window_days) for window in windows(days)]
-            there = ledgers[input_].stored
-            yield input_, {day for day in there if any(day in span for span in spans)}
+        for of in dependencies(policy).get(name, ()):
+            source = ledgers[of.source.name]
+            deciding = of.reach.deciding(source)
+            yield of.source.name, {d for day in days for d in deciding(day) if d in source.stored}
 
 
 def _digest(listed: Mapping[date, str]) -> str:

@@ -11,29 +11,22 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Any
 
-from backfill_assets.lateness import Policy, log_days
+from backfill_assets.graph import BY_EVENT_DAY, BY_LOG_DAY, dependencies
+from backfill_assets.lateness import Policy
 from backfill_assets.listing import Listing
 from backfill_assets.manifests import Manifest, Target, due, target
 from backfill_assets.partitions import DAY, Window, windows
 from backfill_assets.recipes import made_of
 from backfill_assets.records import Ledger, Ledgers, Record
 from backfill_assets.schemas import (
-    CORRECTIONS,
     CURRENT,
     FACT,
-    LATE,
-    LATENESS,
     RAW,
     REJECTED,
     STAGED,
 )
 
-#: Tables by log day that follow the raw log, and tables by event day, each built from the one
-#: before it.
-BY_LOG_DAY = (LATE.name, LATENESS.name)
-BY_EVENT_DAY = (STAGED.name, FACT.name, CURRENT.name, CORRECTIONS.name)
 _FACTS = (STAGED.name, FACT.name)
 
 
@@ -76,23 +69,15 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
     published from an older version of that input, or never; unless the inputs hold again what they
     held then.
     """
-    raw, rejected = ledgers[RAW.name], ledgers[REJECTED.name]
-    possible: dict[str, Container[date]] = {
-        LATENESS.name: raw.published & rejected.published,
-        # They may have been taken back since.
-        STAGED.name: raw.published,
-        CURRENT.name: raw.published,
-        LATE.name: raw.published,
-        FACT.name: ledgers[STAGED.name].published,
-        CORRECTIONS.name: ledgers[FACT.name].published & ledgers[CURRENT.name].published,
-    }
     closed = final_days(ledgers, policy)
+    made_from = {name: [d.source.name for d in of] for name, of in dependencies(policy).items()}
     found: dict[str, dict[date, dict[str, Record]]] = defaultdict(lambda: defaultdict(dict))
     for source, table, days_of in follows(ledgers, policy):
         needed = {day: record for record in ledgers[source].records for day in days_of(record)}
         due = policy.due(today) if table in BY_EVENT_DAY else policy.logged(today)
         for day, record in needed.items():
-            can = day in due and day in possible.get(table, due)
+            # They may have been taken back since.
+            can = day in due and all(day in ledgers[name].published for name in made_from[table])
             # A day that was taken back stays so until there is newer input than there was then.
             built = ledgers[table].latest.get(day) or ledgers[table].withdrawals.get(day)
             if can and _is_older(built, ledgers[source], record):
@@ -113,16 +98,10 @@ def follows(
     ledgers: Ledgers, policy: Policy
 ) -> list[tuple[str, str, Callable[[Record], Iterable[date]]]]:
     """Which table follows which: the days of it that a commit of its input makes due."""
-    raw, rejected = ledgers[RAW.name], ledgers[REJECTED.name]
     return [
-        (RAW.name, STAGED.name, _event_days(policy)),
-        (RAW.name, LATE.name, _changed_days(raw)),
-        (RAW.name, LATENESS.name, _changed_log_days),
-        (REJECTED.name, LATENESS.name, _changed_days(rejected)),
-        (STAGED.name, FACT.name, _changed_days(ledgers[STAGED.name])),
-        (RAW.name, CURRENT.name, _current_days(raw, policy)),
-        (FACT.name, CORRECTIONS.name, _changed_days(ledgers[FACT.name])),
-        (CURRENT.name, CORRECTIONS.name, _changed_days(ledgers[CURRENT.name])),
+        (of.source.name, table, of.due(ledgers[of.source.name]))
+        for table, inputs in dependencies(policy).items()
+        for of in inputs
     ]
 
 
@@ -132,41 +111,6 @@ def _is_older(built: Record | None, source: Ledger, needed: Record) -> bool:
         return True
     version = built.inputs.get(source.table.name, -1)
     return version < needed.version or version > (source.version or 0)
-
-
-def _changed_days(source: Ledger) -> Callable[[Record], Iterable[date]]:
-    """The days on which a commit changed what the table holds."""
-    return lambda record: source.changed[record.version]
-
-
-def _event_days(policy: Policy) -> Callable[[Record], Iterable[date]]:
-    """The event days that a commit of the raw log makes due."""
-
-    def event_days(record: Record) -> Iterable[date]:
-        if policy.only_touched and "event_days" in record.said:
-            return record.days_said("event_days")
-        # What may not be built, as its own log day is not there, is for `backlog` to say.
-        changed = record.days.keys() | record.withdrawn
-        return {d for day in changed for d in policy.may_touch(day)}
-
-    return event_days
-
-
-def _current_days(raw: Ledger, policy: Policy) -> Callable[[Record], Iterable[date]]:
-    """The event days of which a commit of the raw log changes what is known."""
-
-    def current_days(record: Record) -> Iterable[date]:
-        if "current_days" in record.said:
-            return record.days_said("current_days")
-        last = max({*record.days, *record.withdrawn}, default=policy.start)
-        return {day for day in raw.published if day <= last}
-
-    return current_days
-
-
-def _changed_log_days(record: Record) -> Iterable[date]:
-    """The log days whose lateness a commit of the raw log may change."""
-    return record.days_said("log_days") if "log_days" in record.said else record.days
 
 
 def final_days(
@@ -202,8 +146,7 @@ def closings(raw: Ledger, policy: Policy) -> dict[date, int]:
             found.pop(day, None)
         for day in {d for logged in new for d in policy.may_touch(logged)} - found.keys():
             # The last one first: of most windows it is the one that lacks.
-            window = log_days(Window(day, day + DAY), policy.window_days)
-            if all(logged in settled for logged in reversed(list(window))):
+            if all(logged in settled for logged in reversed(list(policy.log_days(day)))):
                 found[day] = record.version
     return found
 
@@ -235,7 +178,7 @@ def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], b
     raw, staged = ledgers[RAW.name], ledgers[STAGED.name]
     closed = closings(raw, policy)
     changes: dict[date, list[int]] = defaultdict(list)
-    event_days = _event_days(policy)
+    event_days = dependencies(policy)[STAGED.name][0].due(raw)
     for record in raw.records:
         for day in event_days(record):
             changes[day].append(record.version)
@@ -351,18 +294,14 @@ def targets(
     }
 
 
-def loaded_from(raw: Ledger) -> dict[date, Any]:
-    """What each log day was last loaded from, as its record says it."""
-    return {
-        date.fromisoformat(day): what
-        for record in raw.records
-        for day, what in record.said.get("landing", {}).items()
-    }
-
-
 def manifests(raw: Ledger) -> dict[date, Manifest]:
     """What each log day was last loaded from; those of which it is not known are left out."""
-    found = {day: Manifest.of(said) for day, said in loaded_from(raw).items()}
+    loaded = {
+        date.fromisoformat(day): said
+        for record in raw.records
+        for day, said in record.said.get("landing", {}).items()
+    }
+    found = {day: Manifest.of(said) for day, said in loaded.items()}
     return {day: manifest for day, manifest in found.items() if manifest is not None}
 
 

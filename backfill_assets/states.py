@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 
-from backfill_assets.lateness import Policy, log_days
-from backfill_assets.partitions import DAY, Window, windows
+from backfill_assets.graph import BY_EVENT_DAY
+from backfill_assets.lateness import Policy
+from backfill_assets.partitions import DAY, windows
 from backfill_assets.records import Ledgers
-from backfill_assets.reprocessing import BY_EVENT_DAY, Arrivals, Backlog, closing, final_days
+from backfill_assets.reprocessing import Arrivals, Backlog, closing, final_days
 from backfill_assets.schemas import FACT, RAW, REJECTED, STAGED
 from backfill_assets.withdrawn import built_of_withdrawn
 
@@ -163,7 +164,7 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
 
 def _lacks_input(table: str, day: date, now: Situation) -> bool:
     if table in BY_EVENT_DAY:
-        needed = log_days(Window(day, day + DAY), now.policy.window_days)
+        needed = now.policy.log_days(day)
         # A closed day waits for nobody; only what is there and not loaded concerns it.
         closed = day in now.final[FACT.name]
         return any(d in now.unloaded or (not closed and d in now.absent) for d in needed)

@@ -11,9 +11,9 @@ from dagster._core.definitions.asset_checks.asset_check_spec import AssetCheckKe
 from dagster._core.test_utils import create_run_for_test
 
 from backfill_assets.automation import _Look
+from backfill_assets.graph import BY_EVENT_DAY
 from backfill_assets.incidents import incidents
 from backfill_assets.night import busy
-from backfill_assets.reprocessing import BY_EVENT_DAY
 from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, LATE, RAW, STAGED
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 

@@ -19,8 +19,8 @@ from backfill_assets import commits, io_manager
 from backfill_assets.audit import Book, RefusedError
 from backfill_assets.commits import PublishError, Writer
 from backfill_assets.io_manager import Built, Candidate, Done, Outcome, Plan, Source
-from backfill_assets.lateness import log_days
-from backfill_assets.partitions import DAY, NotContiguousError, Window, one_window
+from backfill_assets.partitions import NotContiguousError, Window, one_window
+from backfill_assets.reach import next_days
 from backfill_assets.records import Record
 from backfill_assets.schemas import FACT, RAW, STAGED, SchemaError, Table, config_digests
 from backfill_assets.settings import load_settings
@@ -560,7 +560,7 @@ def test_a_day_is_not_made_of_what_other_settings_made(pipeline):
         n: f"stg_orders[{day(n)}] was made under other settings; rebuild these days first"
         for n in (1, 2, 3)
     }
-    wide = mixed.of(lambda d: log_days(Window(d, d + DAY), 1))
+    wide = mixed.of(next_days(1).deciding(mixed.ledger))
     assert lacks(manager, wide) == {
         1: "stg_orders[2024-01-01...2024-01-02] was made under other settings; rebuild these "
         "days first",

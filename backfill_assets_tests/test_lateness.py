@@ -11,8 +11,9 @@ from dagster._core.definitions.partitions.subset import TimeWindowPartitionsSubs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backfill_assets.lateness import Policy, event_days, log_days, log_days_mapping
+from backfill_assets.lateness import Policy
 from backfill_assets.partitions import DAY, Window
+from backfill_assets.reach import next_days
 from backfill_assets.settings import load_settings
 
 
@@ -130,15 +131,15 @@ def test_may_touch(log_day, window_days, touched):
     ],
 )
 def test_log_days(event_days, window_days, read):
-    assert log_days(span(event_days), window_days) == span(read)
+    assert next_days(window_days).read(span(event_days)) == span(read)
 
 
 @given(st.dates(d("2023-12-01"), d("2024-03-31")), st.integers(-10, 20), st.integers(0, 9))
 def test_a_day_reads_the_log_days_that_may_touch_it(event_day, delay, window_days):
     log_day = event_day + delay * DAY
-    reads = log_day in log_days(Window(event_day, event_day + DAY), window_days)
-    assert reads is (event_day in replace(POLICY, window_days=window_days).may_touch(log_day))
-    assert reads is (event_day in event_days(Window(log_day, log_day + DAY), window_days))
+    policy = replace(POLICY, window_days=window_days)
+    reads = log_day in policy.log_days(event_day)
+    assert reads is (event_day in policy.may_touch(log_day))
     assert reads is (0 <= delay <= window_days)
 
 
@@ -152,7 +153,7 @@ NOW = datetime(2024, 1, 30, 12, tzinfo=timezone.utc)
 def upstream(keys: list[str], window_days: int, partitions=DAILY):
     subset = partitions.subset_with_partition_keys(keys)
     with dg.partition_loading_context(effective_dt=NOW):
-        return log_days_mapping(window_days).get_upstream_mapped_partitions_result_for_partitions(
+        return next_days(window_days).mapping.get_upstream_mapped_partitions_result_for_partitions(
             subset, partitions, partitions
         )
 
@@ -191,7 +192,7 @@ def test_mapping_as_dagster_resolves_it(keys, window_days, log_days_read):
 def test_mapping_is_the_rule_within_the_calendar(window_days):
     for event_day in Window(d("2024-01-01"), d("2024-01-30")):
         found = upstream([str(event_day)], window_days).partitions_subset
-        ruled = log_days(Window(event_day, event_day + DAY), window_days)
+        ruled = next_days(window_days).read(Window(event_day, event_day + DAY))
         with dg.partition_loading_context(effective_dt=NOW):
             read = [d(key) for key in sorted(found.get_partition_keys())]
         assert read == [day for day in ruled if day < d("2024-01-30")]
@@ -199,7 +200,7 @@ def test_mapping_is_the_rule_within_the_calendar(window_days):
 
 def test_mapping_downstream_has_no_day_before():
     """A root backfilled in the UI drags in what reads it: that must not be days before START."""
-    mapping = log_days_mapping(7)
+    mapping = next_days(7).mapping
     with dg.partition_loading_context(effective_dt=NOW):
         found = mapping.get_downstream_partitions_for_partitions(
             DAILY.subset_with_partition_keys(["2024-01-03"]), DAILY, DAILY
@@ -212,7 +213,7 @@ def test_mapping_crosses_a_change_of_the_clock():
         "2024-01-01", end_date="2024-06-01", timezone="Europe/Berlin"
     )
     subset = berlin.subset_with_partition_keys(["2024-03-29"])
-    found = log_days_mapping(7).get_upstream_mapped_partitions_result_for_partitions(
+    found = next_days(7).mapping.get_upstream_mapped_partitions_result_for_partitions(
         subset, berlin, berlin
     )
     keys = sorted(found.partitions_subset.get_partition_keys())

@@ -14,14 +14,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from backfill_assets.lateness import Policy, log_days
+from backfill_assets.graph import BY_EVENT_DAY, BY_LOG_DAY
+from backfill_assets.lateness import Policy
 from backfill_assets.listing import Listing
 from backfill_assets.manifests import target
 from backfill_assets.partitions import DAY, Window, windows
 from backfill_assets.records import Foreign, Ledger, Record
 from backfill_assets.reprocessing import (
-    BY_EVENT_DAY,
-    BY_LOG_DAY,
     HANDFUL,
     Arrivals,
     Backlog,
@@ -1284,7 +1283,7 @@ class World:
         self.shut |= {
             d
             for d in Window(self.policy.start, window.end)
-            if {*log_days(Window(d, d + DAY), self.policy.window_days)} <= self.settled
+            if {*self.policy.log_days(d)} <= self.settled
         }
         for name in (REJECTED.name, *BY_LOG_DAY):
             self.publish(name, window, NIGHTLY)

@@ -15,13 +15,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.assets.fact import daily_orders
-from backfill_assets.assets.publishing import delta_assets, publish
+from backfill_assets.assets.publishing import delta_assets, ins, plan_of, publish
 from backfill_assets.assets.versions import in_time, known, staged_orders, with_event_day
 from backfill_assets.audit import Book
 from backfill_assets.io_manager import Built, Candidate, Input, Plan
-from backfill_assets.lateness import Policy, log_days_mapping
+from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window, any_of, windows
-from backfill_assets.recipes import deciding, made_of
+from backfill_assets.reach import Known
 from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, RAW
 from backfill_assets.settings import Settings
 from backfill_assets.spark import keeping
@@ -113,9 +113,7 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
         name="sum_current_orders",
         tables=[CURRENT],
         group="fact",
-        # It reads what came later as well; but as a mapping, that would make a launch of one raw
-        # day in the UI build every earlier day. `touched` finds those that need it.
-        ins={RAW.name: dg.AssetIn(partition_mapping=log_days_mapping(settings.window_days))},
+        ins=ins(CURRENT, policy),
         lineage={
             "run_date": [(RAW.name, "order_ts")],
             "customer_id": [(RAW.name, "customer_id")],
@@ -129,7 +127,7 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
 
             def plan(window: Window) -> Plan:
                 log = raw_orders.now()
-                logged = deciding(log.ledger)
+                logged = Known().deciding(log.ledger)
 
                 def build(days: Window) -> Built:
                     wanted = windows({d for day in days for d in logged(day)})
@@ -139,8 +137,7 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
                     books = current_books(raw, rows, days, policy)
                     return Built(current_orders(rows), books, scattered=True)
 
-                recipes = made_of(CURRENT.name, {RAW.name: log.ledger}, window, policy)
-                return Plan(recipes, build, [log.of(logged)])
+                return plan_of(CURRENT, policy, window, [log], build)
 
             yield from publish(context, [Candidate(CURRENT, plan)])
 
@@ -149,7 +146,7 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
         name="correct_orders",
         tables=[CORRECTIONS],
         group="fact",
-        ins={FACT.name: dg.AssetIn(), CURRENT.name: dg.AssetIn()},
+        ins=ins(CORRECTIONS, policy),
         lineage={
             name: [(CURRENT.name, name), (FACT.name, name)]
             for name in ("run_date", "customer_id", "orders", "revenue")
@@ -171,8 +168,7 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
                     rows = keep(order_corrections(facts, current))
                     return Built(rows, correction_books(facts, current, days), scattered=True)
 
-                ledgers = {source.table.name: source.ledger for source in sources}
-                return Plan(made_of(CORRECTIONS.name, ledgers, window, policy), build, sources)
+                return plan_of(CORRECTIONS, policy, window, sources, build)
 
             yield from publish(context, [Candidate(CORRECTIONS, plan)])
 

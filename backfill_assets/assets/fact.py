@@ -8,12 +8,11 @@ import dagster as dg
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.publishing import delta_assets, publish
+from backfill_assets.assets.publishing import delta_assets, ins, plan_of, publish
 from backfill_assets.audit import Book, Verdict
 from backfill_assets.io_manager import Built, Candidate, Input, Plan, Remarks, Source
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
-from backfill_assets.recipes import made_of
 from backfill_assets.schemas import FACT, STAGED
 from backfill_assets.settings import Settings
 from backfill_assets.spark import keeping
@@ -57,7 +56,7 @@ def build(settings: Settings, code_version: str) -> dg.AssetsDefinition:
         name="sum_orders",
         tables=[FACT],
         group="fact",
-        ins={STAGED.name: dg.AssetIn()},
+        ins=ins(FACT, policy),
         lineage={
             "run_date": [(STAGED.name, "event_date")],
             "customer_id": [(STAGED.name, "customer_id")],
@@ -81,8 +80,7 @@ def build(settings: Settings, code_version: str) -> dg.AssetsDefinition:
 
                     return Built(rows, books(staged, days), scattered=True, remarks=remarks)
 
-                recipes = made_of(FACT.name, {STAGED.name: orders.ledger}, window, policy)
-                return Plan(recipes, build, [orders])
+                return plan_of(FACT, policy, window, [orders], build)
 
             yield from publish(context, [Candidate(FACT, plan)])
 

@@ -9,14 +9,13 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
-from backfill_assets.assets.publishing import delta_assets, publish
+from backfill_assets.assets.publishing import delta_assets, ins, plan_of, publish
 from backfill_assets.assets.versions import in_time, with_event_day
 from backfill_assets.audit import Book
 from backfill_assets.dashboard import COMPARED, DASHBOARD, key_figures, lines_within, page, write
 from backfill_assets.io_manager import Built, Candidate, Input, Plan
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
-from backfill_assets.recipes import made_of
 from backfill_assets.records import load_log
 from backfill_assets.schemas import LATENESS, RAW, REJECTED
 from backfill_assets.settings import Settings
@@ -237,14 +236,12 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
     in_minutes = [*of_lines, (RAW.name, "ingestion_ts")]
     delays = ("p50", "p95", "max")
 
-    # Dagster is not told of the W days before: with an offset in the mapping, the UI would ask for
-    # more days than the user did. They are read from the same version of the log as the day itself.
     @delta_assets(
         settings,
         name="measure_lateness",
         tables=[LATENESS],
         group="lateness",
-        ins={RAW.name: dg.AssetIn(), REJECTED.name: dg.AssetIn()},
+        ins=ins(LATENESS, policy),
         lineage={
             "log_date": [(RAW.name, "log_date")],
             "lines": [(RAW.name, "log_date")],
@@ -288,9 +285,7 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
                         numbers={day: numbers(row) for day, row in rows.items()},
                     )
 
-                sources = [log, unread]
-                ledgers = {source.table.name: source.ledger for source in sources}
-                return Plan(made_of(LATENESS.name, ledgers, window, policy), build, sources)
+                return plan_of(LATENESS, policy, window, [log, unread], build)
 
             yield from publish(context, [Candidate(LATENESS, plan)])
 

@@ -11,8 +11,11 @@ from dagster._core.definitions.source_asset import (
 )
 
 from backfill_assets.checks import check_specs
-from backfill_assets.io_manager import Candidate
-from backfill_assets.partitions import backfill_policy, daily_partitions
+from backfill_assets.graph import dependencies
+from backfill_assets.io_manager import Built, Candidate, Plan, Source
+from backfill_assets.lateness import Policy
+from backfill_assets.partitions import Window, backfill_policy, daily_partitions
+from backfill_assets.recipes import made_of
 from backfill_assets.schemas import Table
 from backfill_assets.settings import Settings
 
@@ -51,6 +54,39 @@ def delta_assets(
         # Only where there is something to choose: a check alone cannot be run, it is the audit.
         can_subset=len(tables) > 1,
     )
+
+
+def ins(table: Table, policy: Policy) -> dict[str, dg.AssetIn]:
+    """The inputs of a table's asset, with the partition mappings of their reaches."""
+    return {
+        of.source.name: dg.AssetIn(partition_mapping=(of.launched or of.reach).mapping)
+        for of in dependencies(policy)[table.name]
+    }
+
+
+def plan_of(
+    table: Table,
+    policy: Policy,
+    days: Window,
+    sources: Sequence[Source],
+    build: Callable[[Window], Built],
+) -> Plan:
+    """The plan of days of a table that is made of others.
+
+    Args:
+        table: the table.
+        policy: the late-data policy.
+        days: the days.
+        sources: its inputs, each as of one version.
+        build: computes some of the days.
+    """
+    ledgers = {source.table.name: source.ledger for source in sources}
+    deciding = {
+        of.source.name: of.reach.deciding(ledgers[of.source.name])
+        for of in dependencies(policy)[table.name]
+    }
+    of = [source.of(deciding[source.table.name]) for source in sources]
+    return Plan(made_of(table.name, ledgers, days, policy), build, of)
 
 
 def _out(

@@ -11,13 +11,12 @@ import dagster as dg
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.publishing import delta_assets, publish
+from backfill_assets.assets.publishing import delta_assets, ins, plan_of, publish
 from backfill_assets.assets.versions import in_time, ranked, staged_orders, with_event_day
 from backfill_assets.audit import Book, Severity, Verdict
 from backfill_assets.io_manager import Built, Candidate, Input, Plan, Remarks, Source
-from backfill_assets.lateness import Policy, log_days, log_days_mapping
-from backfill_assets.partitions import DAY, Window
-from backfill_assets.recipes import made_of
+from backfill_assets.lateness import Policy
+from backfill_assets.partitions import Window
 from backfill_assets.reprocessing import closings
 from backfill_assets.schemas import LATE, RAW, STAGED
 from backfill_assets.settings import Settings
@@ -115,7 +114,7 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
         name="stage_orders",
         tables=[STAGED],
         group="staging",
-        ins={RAW.name: dg.AssetIn(partition_mapping=log_days_mapping(window_days))},
+        ins=ins(STAGED, policy),
         lineage=lineage,
         code_version=code_version,
     )
@@ -123,10 +122,10 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
         with keeping() as keep:
 
             def plan(window: Window) -> Plan:
-                log = raw_orders.now().of(lambda d: log_days(Window(d, d + DAY), window_days))
+                log = raw_orders.now()
 
                 def build(days: Window) -> Built:
-                    logged = log.days(log_days(days, window_days))
+                    logged = log.days(policy.reach.read(days))
                     raw = with_event_day(logged, settings.timezone)
                     rows = keep(ranked(raw, days, window_days))
 
@@ -137,8 +136,7 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
                     due = staged_books(raw, rows, days, window_days)
                     return Built(staged_orders(rows), due, scattered=True, remarks=remarks)
 
-                recipes = made_of(STAGED.name, {RAW.name: log.ledger}, window, policy)
-                return Plan(recipes, build, [log])
+                return plan_of(STAGED, policy, window, [log], build)
 
             yield from publish(context, [Candidate(STAGED, plan)])
 
@@ -147,7 +145,7 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
         name="keep_late_orders",
         tables=[LATE],
         group="staging",
-        ins={RAW.name: dg.AssetIn()},
+        ins=ins(LATE, policy),
         lineage={
             **lineage,
             "arrival_date": [(RAW.name, "arrival_date")],
@@ -167,8 +165,7 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
                     due = late_books(raw, days, window_days, settings.start, keep=policy.corrects)
                     return Built(rows, due, remarks=_say_what_is_late)
 
-                recipes = made_of(LATE.name, {RAW.name: log.ledger}, window, policy)
-                return Plan(recipes, build, [log])
+                return plan_of(LATE, policy, window, [log], build)
 
             yield from publish(context, [Candidate(LATE, plan)])
 

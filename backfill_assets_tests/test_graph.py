@@ -1,0 +1,153 @@
+"""Which days of an input decide a day, which days a change of it touches, and what follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date, datetime, timezone
+
+import dagster as dg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backfill_assets.graph import BY_EVENT_DAY, BY_LOG_DAY, Dependency, dependencies, upstream
+from backfill_assets.lateness import Policy
+from backfill_assets.partitions import DAY, Days, Window
+from backfill_assets.reach import SAME_DAY, Known, Reach, last_days, next_days
+from backfill_assets.records import packed
+from backfill_assets.schemas import RAW, STAGED, TABLES
+from backfill_assets_tests.pipeline import START, day
+from backfill_assets_tests.test_records import days, ledger, record
+
+POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touched=True)
+RAW_LEDGER = ledger(RAW)
+reaches = st.builds(Reach, st.integers(0, 9), st.integers(0, 9), st.booleans())
+some_days = st.sets(st.integers(1, 12).map(day), min_size=1).map(frozenset)
+
+
+def one(day_: date) -> Window:
+    return Window(day_, day_ + DAY)
+
+
+# --- reaches --------------------------------------------------------------------------------------
+
+
+@given(reaches, some_days, some_days)
+def test_what_is_touched_is_the_inverse_of_what_is_read(reach, of_table, of_input):
+    pairs = {(d, of) for d in of_table for of in of_input if of in reach.read(one(d))}
+    assert pairs == {(d, of) for d in of_table for of in of_input if d in reach.touched(one(of))}
+    deciding = reach.deciding(RAW_LEDGER)
+    assert pairs == {(d, of) for d in of_table for of in of_input if of in deciding(d)}
+    changed = set(reach.changed(of_input, RAW_LEDGER))
+    assert {d for d, _ in pairs} == of_table & changed
+    # And of several days at once, gaps between them included.
+    assert {*reach.read(Days.of(of_table))} == {of for d in of_table for of in deciding(d)}
+
+
+def test_nothing_is_touched_by_nothing():
+    assert not {*last_days(7).changed((), RAW_LEDGER)}
+    assert not {*Known().changed((), RAW_LEDGER)}
+
+
+@pytest.mark.parametrize(
+    ("reach", "read"),
+    [(SAME_DAY, (5, 5)), (next_days(0), (5, 5)), (next_days(2), (5, 7)), (last_days(3), (3, 5))],
+)
+def test_reaches_by_name(reach, read):
+    first, last = read
+    assert reach.read(one(day(5))) == Window(day(first), day(last) + DAY)
+
+
+@given(reaches.filter(lambda reach: reach != SAME_DAY), st.integers(1, 12))
+def test_the_mapping_is_the_reach_within_the_calendar(reach, n):
+    daily = dg.DailyPartitionsDefinition(str(START), end_date=str(day(13)))
+    subset = daily.subset_with_partition_keys([str(day(n))])
+    with dg.partition_loading_context(effective_dt=datetime(2030, 1, 1, tzinfo=timezone.utc)):
+        mapping = reach.mapping
+        up = mapping.get_upstream_mapped_partitions_result_for_partitions(subset, daily, daily)
+        down = mapping.get_downstream_partitions_for_partitions(subset, daily, daily)
+        read, touched = (
+            {date.fromisoformat(key) for key in of.get_partition_keys()}
+            for of in (up.partitions_subset, down)
+        )
+    calendar = {*Window(START, day(13))}
+    assert read == calendar & {*reach.read(one(day(n)))}
+    assert touched == calendar & {*reach.touched(one(day(n)))}
+
+
+@given(
+    st.dictionaries(
+        st.integers(1, 8),
+        st.none() | st.sets(st.integers(1, 8)),
+        min_size=1,
+    )
+)
+def test_what_is_known_is_touched_by_the_days_that_tell_of_it(spans):
+    """Also by those of which nobody recorded what they tell of."""
+    log = ledger(
+        RAW,
+        *(
+            record(n, days(of))
+            if told is None
+            else record(n, days(of), spans={str(day(of)): packed(days(*told))})
+            for n, (of, told) in enumerate(sorted(spans.items()))
+        ),
+    )
+    reach = Known()
+    deciding = reach.deciding(log)
+    for of, told in spans.items():
+        tells = {d for d in log.published if day(of) in deciding(d)}
+        assert tells <= {*reach.changed({day(of)}, log)}
+        earlier = {d for d in log.published if d <= day(of)}
+        assert tells == (earlier if told is None else earlier & ({*days(*told)} | {day(of)}))
+
+
+# --- the graph ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window_days", [0, 7])
+def test_inputs_come_before_what_is_made_of_them(window_days):
+    order = list(TABLES)
+    for name, inputs in dependencies(replace(POLICY, window_days=window_days)).items():
+        assert inputs
+        assert all(order.index(of.source.name) < order.index(name) for of in inputs)
+
+
+def test_upstream_is_all_that_a_table_is_made_of():
+    graph = dependencies(POLICY)
+    assert upstream("raw_orders", graph) == set()
+    assert upstream("late_orders", graph) == {"raw_orders"}
+    assert upstream("fact_order_corrections", graph) == {
+        "raw_orders",
+        "stg_orders",
+        "fact_daily_orders",
+        "fact_daily_orders_current",
+    }
+
+
+def test_what_is_made_with_the_load_and_what_stays_open():
+    assert BY_LOG_DAY == ("late_orders", "arrival_lateness")
+    assert BY_EVENT_DAY == (
+        "stg_orders",
+        "fact_daily_orders",
+        "fact_daily_orders_current",
+        "fact_order_corrections",
+    )
+
+
+def test_the_days_that_a_commit_records_come_before_all_that_it_may_change():
+    of = Dependency(RAW, next_days(2), recorded="event_days")
+    told = record(0, days(5), event_days=days(4))
+    silent = record(1, days(6), digest="d")
+    same = record(2, days(6), digest="d")
+    log = ledger(RAW, told, silent, same)
+    due = of.due(log)
+    assert {*due(told)} == days(4)
+    assert {*due(silent)} == days(4, 5, 6)
+    assert not {*due(same)}, "it changed nothing"
+
+
+def test_reprocess_window_asks_for_all_that_may_change():
+    told = record(0, days(5), event_days=days(4))
+    (of,) = dependencies(replace(POLICY, only_touched=False))[STAGED.name]
+    assert {*of.due(ledger(RAW, told))(told)} == days(3, 4, 5)
