@@ -12,11 +12,11 @@ from datetime import date
 from pyspark.sql import SparkSession
 
 from backfill_assets.asked import Asked
+from backfill_assets.codes import Code
 from backfill_assets.footprints import Change, belongs, footprint, part_of
 from backfill_assets.layers import across_layers
 from backfill_assets.partitions import spelled
 from backfill_assets.planning import BackfillPlan
-from backfill_assets.provenance import Code
 from backfill_assets.reconciliation import reconcile
 from backfill_assets.records import Ledger, Ledgers, read_ledgers
 from backfill_assets.reports import Report
@@ -70,9 +70,9 @@ def certificate(ledgers: Ledgers, name: str) -> Certificate:
     for table, ledger in ledgers.items():
         for record in ledger.records:
             if belongs(record, name):
-                days = codes.setdefault(record.code_version, {}).setdefault(table, [])
+                days = codes.setdefault(record.code, {}).setdefault(table, [])
                 days += record.days
-                commits.add(str(Code(record.code_version, record.git_commit, record.git_dirty)))
+                commits.add(str(Code(record.code, record.git_commit, record.git_dirty)))
                 configurations.setdefault(table, set()).add(record.config_digest)
     by_table = {table: sorted(digests) for table, digests in configurations.items()}
     return Certificate(codes, frozenset(commits), by_table)
@@ -88,7 +88,7 @@ def mixed_backfills(ledgers: Ledgers) -> list[str]:
         for day, record in ledger.latest.items():
             if record.backfill_id:
                 of = makers.setdefault(record.backfill_id.partition("-")[0], {})
-                by = (record.code_version, record.config_digest)
+                by = (record.code, record.config_digest)
                 of.setdefault(by, {}).setdefault(name, []).append(day)
     return [
         f"backfill {backfill}: "

@@ -30,6 +30,7 @@ from rich.table import Table as Grid
 
 from backfill_assets import accounts, backfills, jobs, maintenance, planning, verification
 from backfill_assets.audit import Severity
+from backfill_assets.codes import running_code
 from backfill_assets.definitions import build_defs
 from backfill_assets.deployment import deploy
 from backfill_assets.history import history, life, spans
@@ -37,7 +38,6 @@ from backfill_assets.landing import LandingError
 from backfill_assets.night import LOAD, UNLIMITED, Night, busy, command, run_night
 from backfill_assets.partitions import Window, windows
 from backfill_assets.planning import BackfillPlan, Parameters
-from backfill_assets.provenance import running_code
 from backfill_assets.records import read_ledger
 from backfill_assets.reports import as_grid, as_json
 from backfill_assets.reprocessing import Request

@@ -9,10 +9,10 @@ import dagster as dg
 from backfill_assets import automation, jobs
 from backfill_assets.assets import corrections, fact, lateness, raw, staging
 from backfill_assets.automation import Clock
+from backfill_assets.codes import running_code
 from backfill_assets.executor import one_process_executor
 from backfill_assets.io_manager import DeltaIOManager
-from backfill_assets.provenance import running_code
-from backfill_assets.schemas import config_digests
+from backfill_assets.schemas import TABLES, config_digests
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.spark import Engine
 
@@ -35,16 +35,15 @@ def build_defs(
     """
     settings = settings or load_settings()
     running = running_code(settings.git_commit)
-    code = running.version
     given = resources or {}
     engine = given.get("engine") or Engine.of(settings)
     automatic = automation.build(settings, clock)
     assets = [
-        raw.build(settings, code),
-        *staging.build(settings, code),
-        fact.build(settings, code),
-        *corrections.build(settings, code),
-        *lateness.build(settings, code),
+        raw.build(settings, running),
+        *staging.build(settings, running),
+        fact.build(settings, running),
+        *corrections.build(settings, running),
+        *lateness.build(settings, running),
     ]
     if policy := automation.freshness(settings):
         assets = [
@@ -63,7 +62,8 @@ def build_defs(
             "io_manager": DeltaIOManager(
                 engine=engine,
                 warehouse=settings.warehouse,
-                code_version=code,
+                code_version=running.version,
+                code_versions={name: running.of(name) for name in TABLES},
                 git_commit=running.commit,
                 git_dirty=running.dirty,
                 undo_days=settings.undo_days,

@@ -83,6 +83,19 @@ def dependencies(policy: Policy) -> Graph:
     }
 
 
+#: By table, the module that makes it; see `codes`.
+MADE_IN = {
+    RAW.name: "assets.raw",
+    REJECTED.name: "assets.raw",
+    STAGED.name: "assets.staging",
+    LATE.name: "assets.staging",
+    FACT.name: "assets.fact",
+    CURRENT.name: "assets.corrections",
+    CORRECTIONS.name: "assets.corrections",
+    LATENESS.name: "assets.lateness",
+}
+
+
 def upstream(name: str, graph: Graph) -> set[str]:
     """All tables that a table is made of, directly or by way of others."""
     found = {of.source.name for of in graph.get(name, ())}

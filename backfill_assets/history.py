@@ -7,8 +7,8 @@ from datetime import date
 
 from rich.table import Table as Grid
 
+from backfill_assets.codes import Code
 from backfill_assets.partitions import Window, windows
-from backfill_assets.provenance import Code
 from backfill_assets.records import Foreign, Record, read_ledger
 from backfill_assets.schemas import TABLES
 from backfill_assets.settings import Settings

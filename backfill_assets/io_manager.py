@@ -255,7 +255,8 @@ class DeltaIOManager(dg.ConfigurableIOManager):
     Attributes:
         engine: where the Spark session comes from.
         warehouse: each table lives at `<warehouse>/<asset name>`.
-        code_version: of the code that computes the tables, for the commit's record.
+        code_version: of the code that computes the tables, to which a backfill is pinned.
+        code_versions: the same by table, of the code that makes it, for the commit's record.
         config_digest: of all settings that decide what is in them, to which a backfill is pinned.
         config_digests: the same by table, each of those that decide it, for the commit's record.
         git_commit: of that code; empty if unknown.
@@ -266,6 +267,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
     engine: Engine
     warehouse: str
     code_version: str
+    code_versions: dict[str, str]
     config_digest: str
     config_digests: dict[str, str]
     git_commit: str = ""
@@ -334,7 +336,8 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             "launched_by": launched_by(tags),
             "reason": tags.get(REASON_TAG, ""),
             "asset": table.name,
-            "code_version": self.code_version,
+            "code_version": self.code_versions[table.name],
+            "release": self.code_version,
             "config_digest": self.config_digests[table.name],
             "git_commit": self.git_commit,
             "git_dirty": self.git_dirty,
@@ -613,7 +616,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
                 **one.numbers,
                 **_outcome_metadata(one),
                 "dagster/uri": self.url(table),
-                "code version": self.code_version,
+                "code version": self.code_versions[table.name],
                 "config digest": self.config_digests[table.name],
                 **{f"input version {name}": version for name, version in one.inputs.items()},
             },

@@ -16,6 +16,7 @@ from backfill_assets import backfills, maintenance
 from backfill_assets.accounts import Account, account, in_lines
 from backfill_assets.asked import asked_for
 from backfill_assets.backfills import RECONCILES_TAG, BackfillRefusedError, Step, Undertaking
+from backfill_assets.codes import Code
 from backfill_assets.footprints import backfills_of, belongs
 from backfill_assets.io_manager import REASON_TAG
 from backfill_assets.partitions import Window, spelled
@@ -26,7 +27,6 @@ from backfill_assets.planning import (
     make_plan,
 )
 from backfill_assets.planning import in_lines as plan_in_lines
-from backfill_assets.provenance import Code
 from backfill_assets.records import read_ledgers
 from backfill_assets.reports import as_markdown
 from backfill_assets.run_failures import failed_runs
@@ -150,7 +150,8 @@ def give_account(
     if of:
         parameters = parameters.model_copy(update={"days": str(of)})
     # By the code of the plan: a deploy afterwards does not make the backfill a lesser one.
-    again = make_plan(settings, graph, instance, parameters, Code(plan.code_version), id_)
+    code = Code(plan.code_version, tables=plan.code_versions)
+    again = make_plan(settings, graph, instance, parameters, code, id_)
     return account(settings, spark, name, None if stage else plan, again)
 
 

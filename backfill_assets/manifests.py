@@ -37,15 +37,15 @@ class Manifest:
         there: which of the two folders have been there.
         closed: whether somebody decided that nothing more comes although there is no folder.
         held: replaced files that wait for a person, by name: the digest of what lies there now.
-        known: what else than the files was there to load when an undo put the day back, as the
-            recipe of that; until something else is there, nothing is due. Empty if no undo did.
+        known: if an undo put the day back, what it was made of before that: it counts as known, so
+            nothing is due until something else is there than then.
     """
 
     files: Mapping[str, Loaded] = field(default_factory=dict)
     there: frozenset[date] = frozenset()
     closed: bool = False
     held: Mapping[str, str] = field(default_factory=dict)
-    known: str = ""
+    known: Manifest | None = None
 
     @classmethod
     def of(cls, said: Any) -> Manifest | None:
@@ -57,7 +57,7 @@ class Manifest:
             frozenset(map(date.fromisoformat, said.get("there", ()))),
             said.get("closed", False),
             said.get("held", {}),
-            said.get("known", ""),
+            cls.of(said.get("known")),
         )
 
     @property
@@ -68,7 +68,7 @@ class Manifest:
             "there": sorted(map(str, self.there)),
             "closed": self.closed,
             "held": dict(self.held),
-            "known": self.known,
+            "known": self.known and self.known.said,
         }
         return {name: value for name, value in found.items() if value}
 
@@ -108,6 +108,7 @@ class Target:
         dropped: files that were loaded and whose rows go: their content lies under another name
             now, or they are gone and a person accepted it.
         kept: files that were loaded and are gone, or held back: their rows stay.
+        known: the recipe of the day, had the undo that put it back not been; empty if none did.
     """
 
     manifest: Manifest
@@ -115,6 +116,7 @@ class Target:
     replaced: frozenset[str] = frozenset()
     dropped: frozenset[str] = frozenset()
     kept: frozenset[str] = frozenset()
+    known: str = ""
 
     def without(self, names: Collection[str], before: Manifest | None) -> Target:
         """The target without some of the files to read: those that were loaded stay as they were.
@@ -167,21 +169,24 @@ def target(
         accepted: files that may take away, by their disappearance too, orders that came from them.
         close: whether nothing more is expected of a day without a folder.
     """
-    entries = {**listing.files(day - DAY), **listing.files(day)}
-    there = {d for d in (day - DAY, day) if d in listing.folders or d in seen}
-    return _target(day, before or Manifest(), entries, there, listing.digests, accepted, close)
+    then = before or Manifest()
+    wanted = _target(day, then, listing, seen, accepted, close)
+    if then.known is None:
+        return wanted
+    known = _target(day, then.known, listing, seen, accepted, close)
+    return replace(wanted, known=known.manifest.recipe())
 
 
 def _target(
     day: date,
     then: Manifest,
-    entries: Mapping[str, Entry],
-    there: Collection[date],
-    digests: Digests,
-    accepted: Collection[str] = (),
-    close: bool = False,
+    listing: Listing,
+    seen: Collection[date],
+    accepted: Collection[str],
+    close: bool,
 ) -> Target:
-    now = _loaded(entries, then.files, digests)
+    entries = {**listing.files(day - DAY), **listing.files(day)}
+    now = _loaded(entries, then.files, listing.digests)
     held = {
         name: digest
         for name, digest in then.held.items()
@@ -198,7 +203,7 @@ def _target(
         if name not in accepted and not _is_control(name)
         if name in then.files and then.files[name].digest != now[name].digest
     }
-    there = then.there | set(there)
+    there = then.there | {d for d in (day - DAY, day) if d in listing.folders or d in seen}
     manifest = Manifest(
         {**{name: now[name] for name in read}, **stays},
         there,
@@ -209,22 +214,18 @@ def _target(
     return Target(manifest, read, frozenset(other), frozenset(dropped), kept)
 
 
-def after_undo(day: date, before: Manifest | None, undone: Manifest) -> Manifest:
+def after_undo(before: Manifest | None, undone: Manifest) -> Manifest:
     """What a log day is made of once an undo has put it back.
 
     Its rows are those of the files before. What it was loaded from since counts as known: it is not
     loaded again by itself, and a replaced file is asked about once more when somebody loads it.
 
     Args:
-        day: the log day.
         before: what it was made of before what is undone; none if it was not there.
         undone: what it was made of until now.
     """
-    then = replace(before or Manifest(), closed=undone.closed)
-    entries = {n: Entry(n, "", file.size, file.mtime) for n, file in undone.files.items()}
-    contents = {entry: undone.files[name].digest for name, entry in entries.items()}
-    now = _target(day, then, entries, undone.there, lambda of: {e: contents[e] for e in of})
-    return replace(then, there=now.manifest.there, known=now.manifest.recipe())
+    then, known = before or Manifest(), undone.known or undone
+    return replace(then, there=then.there | undone.there, closed=undone.closed, known=known)
 
 
 def _is_control(source_file: str) -> bool:
@@ -290,4 +291,8 @@ def _holds(manifest: Manifest, name: str, digest: str) -> bool:
 
 def due(before: Manifest | None, wanted: Target) -> bool:
     """Whether a day is made of something else than is to be loaded now."""
-    return before is None or wanted.manifest.recipe() != (before.known or before.recipe())
+    if before is None:
+        return True
+    if before.known:
+        return wanted.known != before.known.recipe()
+    return wanted.manifest.recipe() != before.recipe()

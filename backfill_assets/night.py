@@ -17,6 +17,7 @@ from dagster._core.execution.backfill import BulkActionStatus
 from dagster._core.storage.dagster_run import FINISHED_STATUSES
 from dagster._core.storage.tags import RUN_KEY_TAG, WILL_RETRY_TAG
 
+from backfill_assets.codes import Code, running_code
 from backfill_assets.dashboard import DASHBOARD
 from backfill_assets.graph import dependencies, upstream
 from backfill_assets.io_manager import why
@@ -24,7 +25,6 @@ from backfill_assets.lateness import Policy
 from backfill_assets.launcher import is_alive
 from backfill_assets.listing import list_landing
 from backfill_assets.partitions import DAY
-from backfill_assets.provenance import running_code
 from backfill_assets.recipes import made_of
 from backfill_assets.records import Ledger, Ledgers, read_ledger, read_ledgers
 from backfill_assets.reprocessing import (
@@ -64,7 +64,7 @@ class Night:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.policy = Policy.of(settings)
-        self._code = running_code(settings.git_commit).version
+        self._code = running_code(settings.git_commit)
         self._configs = config_digests(settings)
 
     def of(self, moment: datetime) -> date:
@@ -85,7 +85,7 @@ class Night:
         @cache
         def same() -> set[date]:
             raw, rejected = (
-                _same(ledger, found.recipes, self._code, self._configs[name])
+                _same(ledger, found.recipes, self._code.of(name), self._configs[name])
                 for name, ledger in ledgers.items()
             )
             return raw & rejected
@@ -131,7 +131,7 @@ def _same(ledger: Ledger, recipes: Mapping[date, str], code: str, config: str) -
 
 
 def bridge(
-    ledgers: Ledgers, behind: Backlog, policy: Policy, code: str, configs: Mapping[str, str]
+    ledgers: Ledgers, behind: Backlog, policy: Policy, code: Code, configs: Mapping[str, str]
 ) -> Bridge:
     """Tells the days that a run may take in although nothing asks for them.
 
@@ -159,7 +159,7 @@ def bridge(
     def frozen(table: str) -> set[date]:
         days = closed.get(table, set())
         recipes = made_of(table, ledgers, days, policy)
-        return days - _same(ledgers[table], recipes, code, configs[table])
+        return days - _same(ledgers[table], recipes, code.of(table), configs[table])
 
     def may(table: str, day: date) -> bool:
         if day not in there(table) or day in frozen(table):

@@ -19,6 +19,7 @@ from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGra
 from dagster._core.definitions.partitions.subset import PartitionsSubset
 from pydantic import BaseModel, Field
 
+from backfill_assets.codes import Code
 from backfill_assets.graph import dependencies
 from backfill_assets.history import spans
 from backfill_assets.io_manager import new_input, why
@@ -26,7 +27,6 @@ from backfill_assets.lateness import Policy
 from backfill_assets.listing import Listing, list_landing
 from backfill_assets.manifests import news
 from backfill_assets.partitions import DAY, Window, daily_partitions, days_of_run, windows
-from backfill_assets.provenance import Code
 from backfill_assets.recipes import made_of
 from backfill_assets.records import Ledger, Ledgers, packed, read_ledgers, unpacked
 from backfill_assets.reprocessing import final_days, manifests, targets
@@ -152,6 +152,7 @@ class BackfillPlan(BaseModel, frozen=True):
         id: of the plan, and of the backfill that comes of it.
         parameters: what was asked for.
         code_version: of the code that is to compute it.
+        code_versions: the same by table.
         code: the same in words, with the git commit.
         config_digest: of the settings that decide what is in the tables.
         versions: by table that it reads or writes, the version of the last commit that changed it.
@@ -174,6 +175,7 @@ class BackfillPlan(BaseModel, frozen=True):
     config_digest: str
     versions: Mapping[str, int | None]
     landing: str
+    code_versions: Mapping[str, str] = Field(default_factory=dict)
     held: tuple[str, ...] = ()
     replaced: tuple[str, ...] = ()
     tables: Mapping[str, Outlook]
@@ -311,6 +313,7 @@ def plan_backfill(
         id=id_,
         parameters=parameters,
         code_version=code.version,
+        code_versions={name: code.of(name) for name in days},
         code=str(code),
         config_digest=settings.digest,
         versions={name: last_change(ledgers[name]) for name in TABLES if name in touched},
@@ -369,7 +372,7 @@ def _outcomes(
     unlike = {name: ledgers[name].under_other_settings(digests[name]) for name in ledgers}
     found, graph = {}, dependencies(policy)
     for name, wanted in days.items():
-        ledger, by = ledgers[name], (code.version, digests[name])
+        ledger, by = ledgers[name], (code.of(name), digests[name])
         of_landing = name in (RAW.name, REJECTED.name)
         now = landed if of_landing else made_of(name, ledgers, wanted, policy)
         may_change = _may_change(name, now, ledgers, supposed, policy)
@@ -377,6 +380,7 @@ def _outcomes(
         reads = {
             of.source.name: of.reach.deciding(supposed[of.source.name])
             for of in graph.get(name, ())
+            if unlike[of.source.name]
         }
         of, fates = [ledgers[input_] for input_ in inputs], {}
         for day in wanted:
@@ -384,7 +388,7 @@ def _outcomes(
             reason = why(ledger, day, now[day], *by, parameters.rewrite, inputs=of, news=said)
             if not all(day in supposed[input_].published for input_ in inputs):
                 fates[day] = _Fate(Expected.LACKING)
-            elif any(not unlike[input_].isdisjoint(reads[input_](day)) for input_ in inputs):
+            elif any(not unlike[of].isdisjoint(deciding(day)) for of, deciding in reads.items()):
                 fates[day] = _Fate(Expected.OTHER_SETTINGS)
             elif parameters.rewrite or not _made_by(ledger, day, by):
                 fates[day] = _Fate(Expected.COMPUTED, reason or "")
@@ -438,8 +442,10 @@ def _reads(
     for name, days in work.items():
         for of in dependencies(policy).get(name, ()):
             source = ledgers[of.source.name]
-            deciding = of.reach.deciding(source)
-            yield of.source.name, {d for day in days for d in deciding(day) if d in source.stored}
+            if source.stored:
+                deciding = of.reach.deciding(source)
+                read = {d for day in days for d in deciding(day) if d in source.stored}
+                yield of.source.name, read
 
 
 def _digest(listed: Mapping[date, str]) -> str:

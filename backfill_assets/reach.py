@@ -12,10 +12,11 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from datetime import date
+from typing import ClassVar
 
 import dagster as dg
 
-from backfill_assets.partitions import DAY, Days, Window
+from backfill_assets.partitions import DAY, Window
 from backfill_assets.records import Ledger, unpacked
 
 
@@ -34,6 +35,8 @@ class Reach:
     before: int = 0
     after: int = 0
     stays_open: bool = False
+    #: Whether how many input days there are differs by day, so that they must be told by date.
+    varies: ClassVar[bool] = False
 
     def read(self, days: Window) -> Window:
         """The input days that decide some days."""
@@ -49,7 +52,10 @@ class Reach:
 
     def changed(self, days: Collection[date], _source: Ledger) -> Iterable[date]:
         """The days that changes of some input days may change."""
-        return self.touched(Days.of(days)) if days else ()
+        if self == SAME_DAY:
+            return days
+        offsets = [n * DAY for n in range(-self.after, self.before + 1)]
+        return {day + offset for day in days for offset in offsets}
 
     @property
     def mapping(self) -> dg.PartitionMapping | None:
@@ -91,7 +97,8 @@ class Known:
     it tells of. No input day tells of a later one.
     """
 
-    stays_open: bool = True
+    stays_open: ClassVar[bool] = True
+    varies: ClassVar[bool] = True
 
     def deciding(self, source: Ledger) -> Callable[[date], Collection[date]]:
         """By day, the input days that decide it, in ascending order.

@@ -12,7 +12,6 @@ from datetime import date
 
 from backfill_assets.graph import dependencies
 from backfill_assets.lateness import Policy
-from backfill_assets.reach import Known
 from backfill_assets.records import Ledgers
 
 
@@ -27,7 +26,7 @@ def made_of(table: str, ledgers: Ledgers, days: Iterable[date], policy: Policy) 
     """
     inputs = [
         # Where the number of days varies, a day's content alone does not tell which day it is of.
-        (ledgers[of.source.name], of.reach.deciding(ledgers[of.source.name]), of.reach == Known())
+        (ledgers[of.source.name], of.reach.deciding(ledgers[of.source.name]), of.reach.varies)
         for of in dependencies(policy)[table]
     ]
     return {

@@ -71,7 +71,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         run_id: the Dagster run.
         backfill_id: the Dagster backfill that the run belongs to, if any.
         launched_by: `schedule <name>`, `sensor <name>`, or `person`.
-        code_version: of the code that computed it.
+        code_version: of the code that computed it, as far as that makes the table.
         config_digest: of the settings that decide what is in the table.
         inputs: the version of each table that it was computed from.
         days: what was published, by day.
@@ -88,6 +88,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         because: why its days were computed: the days, as ranges, by reason; see `why`.
         merged: whether it changed rows of the days that it wrote, rather than replace all of them.
         failed: days that its run could not publish, each with the reason.
+        release: version of the code of all tables together; empty if nobody recorded it.
     """
 
     version: int
@@ -111,6 +112,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     because: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
     merged: bool = False
     failed: Mapping[date, str] = msgspec.field(default_factory=dict)
+    release: str = ""
 
     def why(self, day: date) -> str:
         """Why a day was computed; empty if nobody recorded it."""
@@ -133,6 +135,11 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         if self.written is None or (day in self.written and not self.merged):
             return self.version
         return -1 if self.since is None else self.since
+
+    @property
+    def code(self) -> str:
+        """The version of the code of all tables together, as far as it is on record."""
+        return self.release or self.code_version
 
     def made_under(self, day: date) -> str:
         """Digest of the settings that a day of it was made under."""
@@ -589,6 +596,7 @@ class _Said(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     withdrawn: list[str] = msgspec.field(default_factory=list)
     because: dict[str, list[str]] = msgspec.field(default_factory=dict)
     not_published: dict[date, Any] = msgspec.field(default_factory=dict)
+    release: str = ""
 
 
 class _Entry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -722,6 +730,7 @@ def _record(entry: _Entry, said: _Said) -> Record:
         because=said.because,
         merged=entry.operation == "MERGE",
         failed={day: str(why) for day, why in said.not_published.items()},
+        release=said.release,
     )
 
 

@@ -178,7 +178,8 @@ def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], b
     raw, staged = ledgers[RAW.name], ledgers[STAGED.name]
     closed = closings(raw, policy)
     changes: dict[date, list[int]] = defaultdict(list)
-    event_days = dependencies(policy)[STAGED.name][0].due(raw)
+    due_by = {(source, table): days_of for source, table, days_of in follows(ledgers, policy)}
+    event_days = due_by[RAW.name, STAGED.name]
     for record in raw.records:
         for day in event_days(record):
             changes[day].append(record.version)

@@ -317,4 +317,4 @@ def _put_back(previous: Record | None, day: date, undone: Manifest) -> Manifest:
     before = Manifest.of(previous.said.get("landing", {}).get(str(day))) if previous else None
     if previous and before is None:
         return undone  # a commit of an earlier release did not record it
-    return after_undo(day, before, undone)
+    return after_undo(before, undone)

@@ -33,11 +33,11 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from backfill_assets.audit import Measured, RefusedError, Verdict, empty_day, judge, measure
+from backfill_assets.codes import Code
 from backfill_assets.commits import gist
 from backfill_assets.definitions import build_defs
 from backfill_assets.io_manager import Candidate, DeltaIOManager, Done, Plan
 from backfill_assets.partitions import DAY, Window, any_of, daily_partitions, windows
-from backfill_assets.provenance import Code
 from backfill_assets.records import (
     Ledger,
     Published,
@@ -303,7 +303,7 @@ class _Verifier(DeltaIOManager):
             newer = [name for name, at in versions.items() if record.inputs.get(name) != at]
             what = ", ".join(newer) or "what it is made of" if plan.sources else "the landing"
             moved.append(f"{what} has changed since")
-        if record.code_version != self.code_version:
+        if record.code_version != self.code_versions[ledger.table.name]:
             was = Code(record.code_version, record.git_commit, record.git_dirty)
             moved.append(f"it was computed by other code: {was}")
         if (under := record.made_under(day)) != self.config_digests[ledger.table.name]:

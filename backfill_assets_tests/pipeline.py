@@ -13,6 +13,7 @@ from dagster._core.definitions.sensor_definition import SensorExecutionData
 from deltalake import DeltaTable
 
 from backfill_assets.audit import measure
+from backfill_assets.codes import Code
 from backfill_assets.definitions import build_defs
 from backfill_assets.schemas import TABLES
 from backfill_assets.settings import load_settings
@@ -69,6 +70,8 @@ class Pipeline:
         self.repository = self.defs.get_repository_def()
         self.instance = dg.DagsterInstance.ephemeral()
         self.io_manager = self.defs.resources["io_manager"]
+        io = self.io_manager
+        self.code = Code(io.code_version, tables=io.code_versions)
         self.cursors: dict[str, str | None] = {}
         self.run_keys: set[str] = set()
 

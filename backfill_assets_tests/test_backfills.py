@@ -9,10 +9,10 @@ from dagster._core.execution.backfill import BulkActionStatus
 
 from backfill_assets import backfills, definitions, jobs
 from backfill_assets.backfills import BackfillRefusedError
+from backfill_assets.codes import Code
 from backfill_assets.graph import BY_EVENT_DAY
 from backfill_assets.partitions import Window
 from backfill_assets.planning import Parameters, expected_seconds, plan_backfill, target_days
-from backfill_assets.provenance import Code
 from backfill_assets.records import read_ledgers
 from backfill_assets.schemas import FACT, RAW, STAGED, TABLES, config_digests
 from backfill_assets.settings import load_settings
@@ -39,7 +39,7 @@ def graph(pipeline):
 
 
 def code(pipeline):
-    return Code(pipeline.io_manager.code_version)
+    return pipeline.code
 
 
 def planned(pipeline, days, **more):

@@ -13,9 +13,9 @@ import pytest
 from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster._serdes import serialize_value
 
+from backfill_assets.codes import running_code
 from backfill_assets.definitions import build_defs
 from backfill_assets.executor import one_process_executor
-from backfill_assets.provenance import running_code
 from backfill_assets.schemas import TABLES
 from backfill_assets.settings import SettingsError, load_settings
 
@@ -155,7 +155,7 @@ def test_what_the_ui_shows(assets):
         assert asset.metadata["dagster/table_name"] == name
         assert asset.metadata["partition_expr"] == TABLES[name].partition
         assert asset.metadata["dagster/column_schema"] == TABLES[name].column_schema
-        assert asset.code_version == running_code().version
+        assert asset.code_version == running_code().of(name)
 
 
 def test_column_lineage(assets):

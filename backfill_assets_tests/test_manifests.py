@@ -483,7 +483,7 @@ def test_listings_of_dates_that_were_not_looked_for():
 def undone(n: int, then: Made, now: Made, **how) -> tuple[Manifest, Target]:
     """A day that was loaded twice, the second time undone, and what it would be made of now."""
     before = loaded(n, then)
-    put_back = after_undo(day(n), before, loaded(n, now, before, **how))
+    put_back = after_undo(before, loaded(n, now, before, **how))
     told = Manifest.of(json.loads(json.dumps(put_back.said)))
     assert told == put_back
     assert {**put_back.files} == {**before.files}
@@ -526,7 +526,7 @@ def test_a_file_that_was_held_before_is_held_again_after_the_undo():
     held = target(day(1), before, shorter).holding(files(1, "a"), before).manifest
     accepted = loaded(1, shorter, held, accepted=[file(1, "a")])
     assert not accepted.held
-    back = after_undo(day(1), held, accepted)
+    back = after_undo(held, accepted)
     wanted = target(day(1), back, shorter)
     assert back.held == wanted.manifest.held != {}
     assert not due(back, wanted)
@@ -534,7 +534,46 @@ def test_a_file_that_was_held_before_is_held_again_after_the_undo():
 
 def test_the_undo_of_a_first_load_leaves_nothing_that_was_loaded():
     now = loaded(1, landing("a=1"))
-    back = after_undo(day(1), None, now)
+    back = after_undo(None, now)
     assert not back.files
     assert not due(back, target(day(1), back, landing("a=1")))
     assert due(back, target(day(1), back, landing("a=2", at=2)))
+
+
+def test_undos_one_after_another_hold():
+    """The latest is undone first, as an undo asks for."""
+    landed = landing("a=1 b=2 c=3")
+    one, two, three = (loaded(1, landing(of)) for of in ("a=1", "a=1 b=2", "a=1 b=2 c=3"))
+    back = after_undo(two, three)
+    back = after_undo(one, back)
+    assert not due(back, target(day(1), back, landed))
+    back = after_undo(None, back)
+    assert not due(back, target(day(1), back, landed))
+    assert not back.files
+    assert due(back, target(day(1), back, landing("a=1 b=2 c=3 d=4")))
+
+
+def test_the_undo_of_an_undo_holds():
+    now = landing("a=2", at=2)
+    first = loaded(1, landing("a=1"))
+    accepted = loaded(1, now, first, accepted=[file(1, "a")])
+    back = after_undo(accepted, after_undo(first, accepted))
+    assert {**back.files} == {**accepted.files}
+    assert not due(back, target(day(1), back, now))
+
+
+def test_the_undo_of_a_load_that_held_a_file_holds():
+    first, now = loaded(1, landing("a=1")), landing("a=2 b=3", at=2)
+    held = target(day(1), first, now).holding(files(1, "a"), first).manifest
+    back = after_undo(first, held)
+    assert not due(back, target(day(1), back, now))
+
+
+@pytest.mark.parametrize("purged", ["", "a=1", None])
+@pytest.mark.parametrize("then", ["a=1", None])
+def test_a_landing_that_is_purged_after_an_undo_is_no_news(then, purged):
+    before = None if then is None else loaded(1, landing(then))
+    back = after_undo(before, loaded(1, landing("a=1 b=2")))
+    wanted = target(day(1), back, landing(purged))
+    assert not due(back, wanted)
+    assert wanted.kept == (files(1, "a") if then and not purged else set())

@@ -19,6 +19,7 @@ from dagster._core.storage.dagster_run import DagsterRunStatus
 from dagster._core.test_utils import create_run_for_test
 
 from backfill_assets.cli import main
+from backfill_assets.codes import Code
 from backfill_assets.night import LOAD, REBUILD, Night, bridge, busy, run_night, waves_under_way
 from backfill_assets.recipes import made_of
 from backfill_assets.records import read_ledgers
@@ -105,7 +106,7 @@ def test_days_that_a_run_may_take_in():
         again = msgspec.structs.replace(old, days={**made, **changed.get("made", {})})
         now = ledgers(raw, ledger(STAGED, again))
         waiting = Backlog({STAGED.name: dict.fromkeys(behind, Behind({}))})
-        ask = bridge(now, waiting, policy, code, dict.fromkeys(TABLES, config))
+        ask = bridge(now, waiting, policy, Code(code), dict.fromkeys(TABLES, config))
         return {n for n in range(1, 8) if ask(STAGED.name, day(n))}
 
     by = (old.code_version, old.config_digest)

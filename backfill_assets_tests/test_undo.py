@@ -15,7 +15,6 @@ from backfill_assets.footprints import belongs, footprint, part_of
 from backfill_assets.io_manager import ACCEPT_TAG
 from backfill_assets.partitions import DAY, Window
 from backfill_assets.planning import Expected, Parameters
-from backfill_assets.provenance import Code
 from backfill_assets.records import read_ledger, read_ledgers
 from backfill_assets.reprocessing import manifests
 from backfill_assets.schemas import FACT, RAW, STAGED, TABLES
@@ -260,7 +259,7 @@ DAYS = 6
 
 def planned(pipeline, window):
     asked = Parameters(days=str(window), tables=LAYERS)
-    code = Code(pipeline.io_manager.code_version)
+    code = pipeline.code
     graph = pipeline.repository.asset_graph
     return jobs.plan_anew(pipeline.settings, graph, pipeline.instance, code, asked)
 

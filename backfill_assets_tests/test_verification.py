@@ -20,8 +20,8 @@ from backfill_assets import definitions
 from backfill_assets.assets import fact
 from backfill_assets.audit import RefusedError
 from backfill_assets.cli import main
+from backfill_assets.codes import Code
 from backfill_assets.partitions import DAY, Window
-from backfill_assets.provenance import Code
 from backfill_assets.records import Foreign
 from backfill_assets.schemas import CORRECTIONS, FACT, LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.settings import Settings

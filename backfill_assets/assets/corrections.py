@@ -18,6 +18,7 @@ from backfill_assets.assets.fact import daily_orders
 from backfill_assets.assets.publishing import delta_assets, ins, plan_of, publish
 from backfill_assets.assets.versions import in_time, known, staged_orders, with_event_day
 from backfill_assets.audit import Book
+from backfill_assets.codes import Code
 from backfill_assets.io_manager import Built, Candidate, Input, Plan
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window, any_of, windows
@@ -104,7 +105,7 @@ def _totals(frame: DataFrame) -> Mapping[date, tuple[int, Decimal]]:
     return {day: (orders, revenue) for day, orders, revenue in sums.collect()}
 
 
-def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
+def build(settings: Settings, code: Code) -> list[dg.AssetsDefinition]:
     """`fact_daily_orders_current` and `fact_order_corrections`."""
     policy = Policy.of(settings)
 
@@ -120,7 +121,7 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
             "orders": [(RAW.name, "order_id")],
             "revenue": [(RAW.name, "amount")],
         },
-        code_version=code_version,
+        code=code,
     )
     def sum_current_orders(context: dg.AssetExecutionContext, raw_orders: Input) -> Iterator:
         with keeping() as keep:
@@ -151,7 +152,7 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
             name: [(CURRENT.name, name), (FACT.name, name)]
             for name in ("run_date", "customer_id", "orders", "revenue")
         },
-        code_version=code_version,
+        code=code,
     )
     def correct_orders(
         context: dg.AssetExecutionContext,

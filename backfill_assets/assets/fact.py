@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 
 from backfill_assets.assets.publishing import delta_assets, ins, plan_of, publish
 from backfill_assets.audit import Book, Verdict
+from backfill_assets.codes import Code
 from backfill_assets.io_manager import Built, Candidate, Input, Plan, Remarks, Source
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
@@ -47,7 +48,7 @@ def books(staged: DataFrame, window: Window) -> dict[date, Book]:
     return found
 
 
-def build(settings: Settings, code_version: str) -> dg.AssetsDefinition:
+def build(settings: Settings, code: Code) -> dg.AssetsDefinition:
     """`fact_daily_orders`, from the same days of `stg_orders`."""
     policy = Policy.of(settings)
 
@@ -63,7 +64,7 @@ def build(settings: Settings, code_version: str) -> dg.AssetsDefinition:
             "orders": [(STAGED.name, "order_id")],
             "revenue": [(STAGED.name, "amount")],
         },
-        code_version=code_version,
+        code=code,
     )
     def sum_orders(context: dg.AssetExecutionContext, stg_orders: Input) -> Iterator:
         with keeping() as keep:

@@ -12,6 +12,7 @@ from pyspark.sql.window import Window as SqlWindow
 from backfill_assets.assets.publishing import delta_assets, ins, plan_of, publish
 from backfill_assets.assets.versions import in_time, with_event_day
 from backfill_assets.audit import Book
+from backfill_assets.codes import Code
 from backfill_assets.dashboard import COMPARED, DASHBOARD, key_figures, lines_within, page, write
 from backfill_assets.io_manager import Built, Candidate, Input, Plan
 from backfill_assets.lateness import Policy
@@ -228,7 +229,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, int | float]:
     return said
 
 
-def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
+def build(settings: Settings, code: Code) -> list[dg.AssetsDefinition]:
     """`arrival_lateness`, from the raw log, and the page `lateness_dashboard` on all its days."""
     window_days, policy = settings.window_days, Policy.of(settings)
     of_lines = [(RAW.name, "log_date"), (RAW.name, "order_ts")]
@@ -257,7 +258,7 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
             "lines_by_delay": of_lines,
             "amount_by_delay": with_amount,
         },
-        code_version=code_version,
+        code=code,
     )
     def measure_lateness(
         context: dg.AssetExecutionContext,
@@ -289,10 +290,10 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
 
             yield from publish(context, [Candidate(LATENESS, plan)])
 
-    return [measure_lateness, _dashboard(settings, code_version)]
+    return [measure_lateness, _dashboard(settings, code)]
 
 
-def _dashboard(settings: Settings, code_version: str) -> dg.AssetsDefinition:
+def _dashboard(settings: Settings, code: Code) -> dg.AssetsDefinition:
     @dg.multi_asset(
         name="draw_lateness",
         specs=[
@@ -304,7 +305,7 @@ def _dashboard(settings: Settings, code_version: str) -> dg.AssetsDefinition:
                 group_name="lateness",
                 owners=["team:data-platform"],
                 kinds={"plotly", "html"},
-                code_version=code_version,
+                code_version=code.of(LATENESS.name),
             )
         ],
         # It has no days; but Dagster's command line takes a range only if every asset has this.

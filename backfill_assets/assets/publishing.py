@@ -11,6 +11,7 @@ from dagster._core.definitions.source_asset import (
 )
 
 from backfill_assets.checks import check_specs
+from backfill_assets.codes import Code
 from backfill_assets.graph import dependencies
 from backfill_assets.io_manager import Built, Candidate, Plan, Source
 from backfill_assets.lateness import Policy
@@ -30,7 +31,7 @@ def delta_assets(
     group: str,
     ins: Mapping[str, dg.AssetIn] | None = None,
     lineage: Lineage | None = None,
-    code_version: str | None = None,
+    code: Code | None = None,
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
     """Declare the assets of one step: partitions, policy, checks and UI metadata from the tables.
 
@@ -41,12 +42,12 @@ def delta_assets(
         group: asset group.
         ins: inputs, with their partition mappings.
         lineage: for each column, the (asset, column) pairs that it is made of.
-        code_version: of the code that computes the assets.
+        code: that computes the assets.
     """
     partitions_def = daily_partitions(settings)
     return dg.multi_asset(
         name=name,
-        outs={table.name: _out(settings, table, group, lineage, code_version) for table in tables},
+        outs={table.name: _out(settings, table, group, lineage, code) for table in tables},
         ins=ins,
         check_specs=check_specs(tables, partitions_def),
         partitions_def=partitions_def,
@@ -94,7 +95,7 @@ def _out(
     table: Table,
     group: str,
     lineage: Lineage | None,
-    code_version: str | None,
+    code: Code | None,
 ) -> dg.AssetOut:
     metadata: dict[str, Any] = {
         "dagster/column_schema": table.column_schema,
@@ -116,7 +117,7 @@ def _out(
         group_name=group,
         owners=["team:data-platform"],
         kinds={"pyspark", "deltalake"},
-        code_version=code_version,
+        code_version=code.of(table.name) if code else None,
     )
 
 

@@ -7,13 +7,14 @@ import dagster as dg
 
 from backfill_assets.assets.landed import Work
 from backfill_assets.assets.publishing import delta_assets, publish
+from backfill_assets.codes import Code
 from backfill_assets.io_manager import ACCEPT_TAG, CLOSE_TAG, Candidate
 from backfill_assets.schemas import RAW, REJECTED
 from backfill_assets.settings import Settings
 from backfill_assets.spark import Engine, keeping
 
 
-def build(settings: Settings, code_version: str) -> dg.AssetsDefinition:
+def build(settings: Settings, code: Code) -> dg.AssetsDefinition:
     """`raw_orders` and `raw_orders_rejected`: one step, as both come from one reading of a file."""
 
     @delta_assets(
@@ -21,7 +22,7 @@ def build(settings: Settings, code_version: str) -> dg.AssetsDefinition:
         name="read_landing",
         tables=[RAW, REJECTED],
         group="raw",
-        code_version=code_version,
+        code=code,
     )
     def read_landing(context: dg.AssetExecutionContext, engine: Engine) -> Iterator:
         tags = context.run.tags

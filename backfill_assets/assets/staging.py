@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from backfill_assets.assets.publishing import delta_assets, ins, plan_of, publish
 from backfill_assets.assets.versions import in_time, ranked, staged_orders, with_event_day
 from backfill_assets.audit import Book, Severity, Verdict
+from backfill_assets.codes import Code
 from backfill_assets.io_manager import Built, Candidate, Input, Plan, Remarks, Source
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
@@ -103,7 +104,7 @@ def late_books(
 _SAME = ("order_id", "customer_id", "order_ts", "amount", "ingestion_ts", "log_date")
 
 
-def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
+def build(settings: Settings, code: Code) -> list[dg.AssetsDefinition]:
     """`stg_orders`, whose late-data window is its partition mapping, and `late_orders`."""
     lineage = {name: [(RAW.name, name)] for name in _SAME}
     lineage["event_date"] = [(RAW.name, "order_ts")]
@@ -116,7 +117,7 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
         group="staging",
         ins=ins(STAGED, policy),
         lineage=lineage,
-        code_version=code_version,
+        code=code,
     )
     def stage_orders(context: dg.AssetExecutionContext, raw_orders: Input) -> Iterator:
         with keeping() as keep:
@@ -151,7 +152,7 @@ def build(settings: Settings, code_version: str) -> list[dg.AssetsDefinition]:
             "arrival_date": [(RAW.name, "arrival_date")],
             "source_file": [(RAW.name, "source_file")],
         },
-        code_version=code_version,
+        code=code,
     )
     def keep_late_orders(context: dg.AssetExecutionContext, raw_orders: Input) -> Iterator:
         with keeping() as keep:
