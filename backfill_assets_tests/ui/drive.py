@@ -296,7 +296,7 @@ class Pages:
     def late(self, page: Path) -> None:
         """Pictures of what shows late data: schedule and sensors, states, figures, the page."""
         self.open("/automation")
-        for name in ("nightly", "touched_days", "watch_days", "alerts", "planned_backfills", "lost_retries"):
+        for name in ("nightly", "touched_days", "watch_days", "alerts", "lost_retries"):
             self.text(name)
         self.shoot("automation")
 
