@@ -133,21 +133,31 @@ def _report(deployment: Deployment, killed: Counter[str]) -> None:
     """Say how the runs ended; a run may fail only because its process or the engine was lost."""
     with deployment.instance() as instance:
         runs = instance.get_runs()
-        failed = [run for run in runs if run.status is dg.DagsterRunStatus.FAILURE]
-        unexplained = [run.run_id for run in failed if not _lost(instance, run)]
+        failed = {
+            run.run_id: _why(instance, run)
+            for run in runs
+            if run.status is dg.DagsterRunStatus.FAILURE
+        }
     ended = Counter(run.status.value for run in runs)
     print(f"runs: {dict(ended)}; killed: {dict(killed)}")
+    for run_id, why in failed.items():
+        print(f"{run_id}: {why[:300]}")
+    unexplained = [run_id for run_id, why in failed.items() if not _lost(why)]
     assert not unexplained, f"failed without losing a process: {unexplained}"
     assert len(failed) <= 8 * sum(killed.values()), "more failures than kills explain"
 
 
-def _lost(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
-    """Whether a run failed as its process or the engine was lost, as its events say."""
-    said = " ".join(
+def _why(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
+    """What the events of a failed run say of its failure."""
+    return " ".join(
         str(entry.get_dagster_event().message) + str(entry.get_dagster_event().event_specific_data)
         for entry in instance.all_logs(run.run_id)
         if entry.is_dagster_event and "FAILURE" in entry.get_dagster_event().event_type_value
     )
+
+
+def _lost(said: str) -> bool:
+    """Whether a run failed as its process or the engine was lost."""
     signs = ("process", "engine", "UNAVAILABLE", "Connection", "heartbeat", "crash", "code server")
     return any(sign.lower() in said.lower() for sign in signs)
 
