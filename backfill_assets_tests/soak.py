@@ -12,6 +12,7 @@ import random
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -33,7 +34,15 @@ from backfill_assets_tests.whatever import differences
 _PATIENCE = 1800
 
 
-def soak(root: Path, days: int, kills: float, seed: int, window_days: int, late_lines: str) -> None:
+def soak(
+    root: Path,
+    days: int,
+    kills: float,
+    seed: int,
+    window_days: int,
+    late_lines: str,
+    kinds: Sequence[str],
+) -> None:
     """Let a deployment live.
 
     Args:
@@ -43,6 +52,7 @@ def soak(root: Path, days: int, kills: float, seed: int, window_days: int, late_
         seed: of all chances.
         window_days: the reprocessing window W.
         late_lines: `correct` or `drop`.
+        kinds: of processes to kill.
 
     Raises:
         AssertionError: a table is not as the model says, or a run ended failed that did not lose
@@ -78,7 +88,7 @@ def soak(root: Path, days: int, kills: float, seed: int, window_days: int, late_
             today = start + (n + 1) * DAY
             clock.write_text(f"{today}T02:00:00+00:00")
             began = time.monotonic()
-            victim = chance.choice(sorted(KINDS)) if chance.random() < kills else None
+            victim = chance.choice(kinds) if chance.random() < kills else None
             _settle(deployment, settings, today, victim, chance, killed)
             truth.load(today)
             wrong = differences(settings, truth)
@@ -148,11 +158,12 @@ def _report(deployment: Deployment, killed: Counter[str]) -> None:
 
 
 def _why(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
-    """What the events of a failed run say of its failure."""
+    """What the events of a failed run say of its failure, those of its launch included."""
+    logged = (e.get_dagster_event() for e in instance.all_logs(run.run_id) if e.is_dagster_event)
     return " ".join(
-        str(entry.get_dagster_event().message) + str(entry.get_dagster_event().event_specific_data)
-        for entry in instance.all_logs(run.run_id)
-        if entry.is_dagster_event and "FAILURE" in entry.get_dagster_event().event_type_value
+        f"{event.message} {event.event_specific_data}"
+        for event in logged
+        if "FAILURE" in event.event_type_value or getattr(event.event_specific_data, "error", None)
     )
 
 
@@ -171,12 +182,14 @@ def main() -> None:
     parser.add_argument("--window-days", type=int, default=3)
     parser.add_argument("--late-lines", choices=["correct", "drop"], default="correct")
     parser.add_argument("--root", type=Path, help="keep everything in this (new) folder")
+    parser.add_argument("--kind", choices=sorted(KINDS), action="append", help="kill only these")
     asked = parser.parse_args()
+    kinds = asked.kind or sorted(KINDS)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         root = asked.root or Path(scratch)
         root.mkdir(parents=True, exist_ok=True)
-        soak(root, asked.days, asked.kills, asked.seed, asked.window_days, asked.late_lines)
+        soak(root, asked.days, asked.kills, asked.seed, asked.window_days, asked.late_lines, kinds)
     print(f"{asked.days} days in {timedelta(seconds=round(time.monotonic() - began))}")
 
 
