@@ -147,14 +147,33 @@ def _signed(condition: Column) -> Column:
 
 
 def _spans(versions: DataFrame) -> dict[date, frozenset[date]]:
-    """By log day, the event days of the orders that have a line there."""
-    by_order = versions.groupBy("order_id").agg(
-        F.collect_set("log_date").alias("_logged"), F.collect_set("event_date").alias("_told")
-    )
-    pairs = by_order.select(F.explode("_logged").alias("_log"), "_told").distinct()
+    """By log day, the event days of the orders that have a line there.
+
+    Sets of days are slow to build. Nearly all orders have at most two lines: of these, the least
+    and the greatest day are all. Orders are told apart by a hash: where two meet, a day counts for
+    more log days than it must, and nothing is missed.
+    """
     found: dict[date, set[date]] = defaultdict(set)
-    for log_day, told in pairs.collect():
-        found[log_day].update(told)
+
+    def add(pairs: Iterable[tuple[Iterable[date], Iterable[date]]]) -> None:
+        for logged, told in pairs:
+            for log_day in logged:
+                found[log_day].update(told)
+
+    lines = versions.select(F.xxhash64("order_id").alias("_order"), "log_date", "event_date")
+    ends = [end(day) for day in ("log_date", "event_date") for end in (F.min, F.max)]
+    names = [f"_{n}" for n in range(len(ends))]
+    orders = lines.groupBy("_order").agg(
+        *(end.alias(name) for end, name in zip(ends, names, strict=True)),
+        F.count(F.lit(1)).alias("_lines"),
+    )
+    between = (F.col("_lines") > 2) & ((F.col("_0") != F.col("_1")) | (F.col("_2") != F.col("_3")))
+    rows = orders.select(*names, between.alias("_between")).distinct().collect()
+    add(((row["_0"], row["_1"]), (row["_2"], row["_3"])) for row in rows)
+    if any(row["_between"] for row in rows):
+        few = lines.join(orders.where(between), "_order", "left_semi").groupBy("_order")
+        sets = few.agg(F.collect_set("log_date"), F.collect_set("event_date"))
+        add((logged, told) for _, logged, told in sets.collect())
     return {day: frozenset(told) for day, told in sorted(found.items())}
 
 

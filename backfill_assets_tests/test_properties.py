@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 from collections import defaultdict
 from decimal import Decimal
@@ -11,6 +12,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from backfill_assets import touched
 from backfill_assets.assets import corrections, fact, lines, staging, versions
 from backfill_assets.landing import read_lines, survey
 from backfill_assets.partitions import DAY, Window
@@ -140,6 +142,25 @@ def test_current_is_what_an_endless_window_gives(engine, spark, batch, window_da
         }
         log.unpersist()
         whole.unpersist()
+
+
+def test_spans_hold_the_days_of_all_lines_of_an_order(spark):
+    """Of orders with one line to five, which need not be on the days of the first and the last."""
+    chance, lines, expected = random.Random(3), [], defaultdict(set)
+    for n in range(60):
+        of = [
+            (day(chance.randint(1, 300)), day(chance.randint(1, 300)))
+            for _ in range(chance.randint(1, 5))
+        ]
+        lines += [(f"o-{n}", log_day, event_day) for log_day, event_day in of]
+        for log_day, _ in of:
+            expected[log_day].update(event_day for _, event_day in of)
+    for take in (lines, lines[:5], []):
+        frame = spark.createDataFrame(take, "order_id STRING, log_date DATE, event_date DATE")
+        found = touched._spans(frame)
+        if take is lines:
+            assert found == expected
+        assert found.keys() == {log_day for _, log_day, _ in take}
 
 
 ranges = st.tuples(st.integers(1, DAYS), st.integers(1, DAYS)).map(lambda r: (min(r), max(r)))
