@@ -760,9 +760,9 @@ def _refuse_other_code(
         return
     digests = {**config_digests, ledgers[0].table.name: record["config_digest"]}
     for ledger in ledgers:
-        now = (record["code_version"], digests[ledger.table.name])
+        now = (record.get("release", record["code_version"]), digests[ledger.table.name])
         for other in reversed(ledger.records):
-            then = (other.code_version, other.config_digest)
+            then = (other.code, other.config_digest)
             if other.backfill_id == backfill and then != now:
                 raise PublishError(
                     f"{ledgers[0].table.name} [{window}]: backfill {backfill} has published "
