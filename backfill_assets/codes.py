@@ -10,8 +10,9 @@ from __future__ import annotations
 import ast
 import hashlib
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 
 from backfill_assets.graph import MADE_IN
@@ -59,8 +60,9 @@ def running_code(
         package: the package's folder.
         made_in: by table, the module of the package that makes it.
     """
-    modules = {table: _imported(package, module) for table, module in made_in.items()}
-    tables = {table: _digest(package, of) for table, of in modules.items()}
+    modules = _imported(package, made_in.values())
+    digests = {module: _digest(package, of) for module, of in modules.items()}
+    tables = {table: digests[module] for table, module in made_in.items()}
     version = _digest(package, set().union(*modules.values()))
     # A package that git does not track lies in somebody else's repository, as in a `.venv`.
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
@@ -71,27 +73,34 @@ def running_code(
     return Code(version, commit, dirty, tables)
 
 
-def _imported(package: Path, module: str) -> set[str]:
-    """A module of the package, and those of it that it imports, directly or not."""
-    found: set[str] = set()
-    left = {f"{package.name}.{module}"}
-    while left:
-        name = left.pop()
-        found.add(name)
-        left |= {
-            other for other in _imports(package, name) if _file(package, other).exists()
-        } - found
-    return found
+def _imported(package: Path, modules: Iterable[str]) -> dict[str, set[str]]:
+    """By module of the package: itself, and those of it that it imports, directly or not.
+
+    Each file is parsed once, as this is done at the start of every process.
+    """
+    imports = cache(partial(_imports, package))
+
+    def closure(module: str) -> set[str]:
+        found: set[str] = set()
+        left = {f"{package.name}.{module}"}
+        while left:
+            found |= left
+            left = set().union(*map(imports, left)) - found
+        return found
+
+    return {module: closure(module) for module in set(modules)}
 
 
-def _imports(package: Path, module: str) -> Iterator[str]:
-    """What a module names in its imports: modules of the package, and names within them."""
+def _imports(package: Path, module: str) -> set[str]:
+    """The modules of the package that a module of it imports."""
+    named: set[str] = set()
     for node in ast.walk(ast.parse(_file(package, module).read_bytes())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(package.name):
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            # A module, or a name within one.
+            named |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
-            yield from (a.name for a in node.names if a.name.startswith(f"{package.name}."))
+            named |= {a.name for a in node.names if a.name.startswith(f"{package.name}.")}
+    return {name for name in named if _file(package, name).exists()}
 
 
 def _file(package: Path, module: str) -> Path:

@@ -121,7 +121,8 @@ def test_a_table_has_the_code_of_what_makes_it(many, changed, tables):
 
 def test_what_makes_the_tables():
     assert MADE_IN.keys() == TABLES.keys()
-    imported = {table: _imported(_PACKAGE, module) for table, module in MADE_IN.items()}
+    modules = _imported(_PACKAGE, MADE_IN.values())
+    imported = {table: modules[module] for table, module in MADE_IN.items()}
     for table, modules in imported.items():
         for module in ("io_manager", "audit", "schemas", "graph", MADE_IN[table]):
             assert f"backfill_assets.{module}" in modules
