@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.assets.fact import daily_orders
-from backfill_assets.assets.publishing import delta_assets, ins, plan_of, publish
+from backfill_assets.assets.publishing import delta_assets, plan_of, publish
 from backfill_assets.assets.versions import in_time, known, staged_orders, with_event_day
 from backfill_assets.audit import Book
 from backfill_assets.codes import Code
@@ -114,7 +114,6 @@ def build(settings: Settings, code: Code) -> list[dg.AssetsDefinition]:
         name="sum_current_orders",
         tables=[CURRENT],
         group="fact",
-        ins=ins(CURRENT, policy),
         lineage={
             "run_date": [(RAW.name, "order_ts")],
             "customer_id": [(RAW.name, "customer_id")],
@@ -147,7 +146,6 @@ def build(settings: Settings, code: Code) -> list[dg.AssetsDefinition]:
         name="correct_orders",
         tables=[CORRECTIONS],
         group="fact",
-        ins=ins(CORRECTIONS, policy),
         lineage={
             name: [(CURRENT.name, name), (FACT.name, name)]
             for name in ("run_date", "customer_id", "orders", "revenue")

@@ -8,7 +8,7 @@ import dagster as dg
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.publishing import delta_assets, ins, plan_of, publish
+from backfill_assets.assets.publishing import delta_assets, plan_of, publish
 from backfill_assets.audit import Book, Verdict
 from backfill_assets.codes import Code
 from backfill_assets.io_manager import Built, Candidate, Input, Plan, Remarks, Source
@@ -57,7 +57,6 @@ def build(settings: Settings, code: Code) -> dg.AssetsDefinition:
         name="sum_orders",
         tables=[FACT],
         group="fact",
-        ins=ins(FACT, policy),
         lineage={
             "run_date": [(STAGED.name, "event_date")],
             "customer_id": [(STAGED.name, "customer_id")],

@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
-from backfill_assets.assets.publishing import delta_assets, ins, plan_of, publish
+from backfill_assets.assets.publishing import delta_assets, plan_of, publish
 from backfill_assets.assets.versions import in_time, with_event_day
 from backfill_assets.audit import Book
 from backfill_assets.codes import Code
@@ -242,7 +242,6 @@ def build(settings: Settings, code: Code) -> list[dg.AssetsDefinition]:
         name="measure_lateness",
         tables=[LATENESS],
         group="lateness",
-        ins=ins(LATENESS, policy),
         lineage={
             "log_date": [(RAW.name, "log_date")],
             "lines": [(RAW.name, "log_date")],

@@ -29,18 +29,16 @@ def delta_assets(
     name: str,
     tables: Sequence[Table],
     group: str,
-    ins: Mapping[str, dg.AssetIn] | None = None,
     lineage: Lineage | None = None,
     code: Code | None = None,
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
-    """Declare the assets of one step: partitions, policy, checks and UI metadata from the tables.
+    """Declare the assets of one step: inputs, partitions, checks and UI metadata from the tables.
 
     Args:
         settings: the deployment's settings.
         name: of the step.
         tables: one asset each.
         group: asset group.
-        ins: inputs, with their partition mappings.
         lineage: for each column, the (asset, column) pairs that it is made of.
         code: that computes the assets.
     """
@@ -48,7 +46,7 @@ def delta_assets(
     return dg.multi_asset(
         name=name,
         outs={table.name: _out(settings, table, group, lineage, code) for table in tables},
-        ins=ins,
+        ins={name: one for table in tables for name, one in _ins(settings, table).items()},
         check_specs=check_specs(tables, partitions_def),
         partitions_def=partitions_def,
         backfill_policy=backfill_policy(settings),
@@ -57,11 +55,11 @@ def delta_assets(
     )
 
 
-def ins(table: Table, policy: Policy) -> dict[str, dg.AssetIn]:
+def _ins(settings: Settings, table: Table) -> dict[str, dg.AssetIn]:
     """The inputs of a table's asset, with the partition mappings of their reaches."""
     return {
         of.source.name: dg.AssetIn(partition_mapping=(of.launched or of.reach).mapping)
-        for of in dependencies(policy)[table.name]
+        for of in dependencies(Policy.of(settings)).get(table.name, ())
     }
 
 

@@ -11,7 +11,7 @@ import dagster as dg
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.publishing import delta_assets, ins, plan_of, publish
+from backfill_assets.assets.publishing import delta_assets, plan_of, publish
 from backfill_assets.assets.versions import in_time, ranked, staged_orders, with_event_day
 from backfill_assets.audit import Book, Severity, Verdict
 from backfill_assets.codes import Code
@@ -115,7 +115,6 @@ def build(settings: Settings, code: Code) -> list[dg.AssetsDefinition]:
         name="stage_orders",
         tables=[STAGED],
         group="staging",
-        ins=ins(STAGED, policy),
         lineage=lineage,
         code=code,
     )
@@ -146,7 +145,6 @@ def build(settings: Settings, code: Code) -> list[dg.AssetsDefinition]:
         name="keep_late_orders",
         tables=[LATE],
         group="staging",
-        ins=ins(LATE, policy),
         lineage={
             **lineage,
             "arrival_date": [(RAW.name, "arrival_date")],
