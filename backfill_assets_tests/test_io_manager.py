@@ -17,14 +17,16 @@ from pyspark.sql import functions as F
 
 from backfill_assets import commits, io_manager
 from backfill_assets.audit import Book, RefusedError
+from backfill_assets.catalog import config_digests
 from backfill_assets.commits import PublishError, Writer
 from backfill_assets.io_manager import Built, Candidate, Done, Outcome, Plan, Source
 from backfill_assets.partitions import NotContiguousError, Window, one_window
 from backfill_assets.reach import next_days
 from backfill_assets.records import Record
-from backfill_assets.schemas import FACT, RAW, STAGED, SchemaError, Table, config_digests
+from backfill_assets.schemas import FACT, RAW, STAGED
 from backfill_assets.settings import load_settings
 from backfill_assets.spark import SPARK_ERRORS
+from backfill_assets.tables import SchemaError, Table
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 from backfill_assets_tests.test_records import days, ledger, record
 
