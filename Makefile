@@ -91,7 +91,7 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 
 docs: $(VENV)/.installed-docs ## build the documentation into site/; a warning fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
-	@echo "Built site/index.html"
+	@echo "Built site/index.html (its search needs a web server: python3 -m http.server -d site)"
 
 clean: ## remove the environment, the sample data, its tables and the Dagster instance
 	rm -rf $(VENV) data .dagster build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -183,6 +183,22 @@ def test_the_readme_is_short():
     assert len(PAGES["README.md"].splitlines()) <= 150
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        "idempotent",
+        "watermark",
+        "late-arriving",
+        "rollback",
+        "skew",
+        "schema evolution",
+        "write-audit-publish",
+    ],
+)
+def test_the_words_that_people_search_for_are_in_the_glossary(word):
+    assert re.search(rf"^\| \*[^|]*{word}", PAGES["docs/glossary.md"], re.MULTILINE)
+
+
 def test_there_is_no_other_kind_of_block():
     found = {(page, kind) for page, text in PAGES.items() for kind, _ in _BLOCK.findall(text)}
     assert {kind for page, kind in found if (page, kind) not in RUN_ELSEWHERE} == {
