@@ -496,7 +496,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             for day, rows in left.items():
                 book = books.get(day, Book())
                 said = (
-                    f"{rows} published row(s) are not (or no longer so often) in the source, and a "
+                    f"{rows} published row(s) are absent or less frequent in the source, and a "
                     "merge would leave them; launch the day without merge"
                 )
                 books[day] = replace(book, problems=[*book.problems, said])
