@@ -86,7 +86,8 @@ def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition
 
                     def remarks(_: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
                         passed = (v.day for v in verdicts if v.passed)
-                        return Remarks({day for day in passed if _final(table, sources, day)})
+                        final = {d for d in passed if _final(table, sources, d, settings.start)}
+                        return Remarks(final)
 
                     return Built(rows, books(table, frames, days), scattered=True, remarks=remarks)
 
@@ -97,11 +98,11 @@ def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition
     return make
 
 
-def _final(table: Derived, sources: Mapping[str, Source], day: date) -> bool:
-    """Whether all input days that decide a day are final, as far as they are published."""
+def _final(table: Derived, sources: Mapping[str, Source], day: date, start: date) -> bool:
+    """Whether all input days that decide a day are final; a missing one is not."""
     return all(
         of in source.ledger.final
         for name, source in sources.items()
         for of in table.reads[name].reach.deciding(source.ledger)(day)
-        if of in source.ledger.published
+        if of >= start
     )
