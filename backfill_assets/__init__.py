@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from backfill_assets.definitions import build_defs
+    from backfill_assets.definitions import build_defs, delta_io_manager
     from backfill_assets.derived import Reads, conserves, table
     from backfill_assets.reach import SAME_DAY, last_days
     from backfill_assets.schemas import CURRENT, FACT, LATE, ORDERS, RAW, REJECTED, STAGED
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 #: modules are imported by way of this one, and some of them need no Spark.
 _PLACES = {
     "build_defs": "definitions",
+    "delta_io_manager": "definitions",
     "Reads": "derived",
     "conserves": "derived",
     "table": "derived",
@@ -42,6 +43,7 @@ __all__ = [
     "Reads",
     "build_defs",
     "conserves",
+    "delta_io_manager",
     "last_days",
     "load_settings",
     "table",

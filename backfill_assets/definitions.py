@@ -10,10 +10,10 @@ from backfill_assets import automation, jobs
 from backfill_assets.assets import corrections, derived, fact, lateness, raw, staging
 from backfill_assets.automation import Clock
 from backfill_assets.catalog import config_digests, tables_of
-from backfill_assets.codes import running_code
+from backfill_assets.codes import Code, running_code
 from backfill_assets.derived import Derived
 from backfill_assets.executor import one_process_executor
-from backfill_assets.io_manager import DeltaIOManager
+from backfill_assets.plain import DataFrameIOManager
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.spark import Engine
 
@@ -65,22 +65,36 @@ def build_defs(
         sensors=[*automatic.sensors, stages],
         resources={
             "engine": engine,
-            "io_manager": DeltaIOManager(
-                engine=engine,
-                warehouse=settings.warehouse,
-                code_version=running.version,
-                code_versions={name: running.of(name) for name in tables_of(settings)},
-                git_commit=running.commit,
-                git_dirty=running.dirty,
-                undo_days=settings.undo_days,
-                tables=settings.tables,
-                config_digest=settings.digest,
-                config_digests=config_digests(settings),
-            ),
+            "io_manager": delta_io_manager(settings, engine, running),
             **given,
         },
         # One process and one session a run: a JVM for each step costs more than the step.
         executor=one_process_executor,
+    )
+
+
+def delta_io_manager(
+    settings: Settings, engine: Engine | None = None, code: Code | None = None
+) -> DataFrameIOManager:
+    """The IO manager of all tables, also for definitions of one's own.
+
+    Args:
+        settings: the deployment's settings.
+        engine: where the Spark session comes from; as the settings say if not given.
+        code: of the tables; looked up if not given.
+    """
+    running = code or running_code(settings)
+    return DataFrameIOManager(
+        engine=engine or Engine.of(settings),
+        warehouse=settings.warehouse,
+        code_version=running.version,
+        code_versions={name: running.of(name) for name in tables_of(settings)},
+        git_commit=running.commit,
+        git_dirty=running.dirty,
+        undo_days=settings.undo_days,
+        tables=settings.tables,
+        config_digest=settings.digest,
+        config_digests=config_digests(settings),
     )
 
 

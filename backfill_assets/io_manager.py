@@ -332,9 +332,9 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             "launched_by": launched_by(tags),
             "reason": tags.get(REASON_TAG, ""),
             "asset": table.name,
-            "code_version": self.code_versions[table.name],
+            "code_version": self.code_of(table),
             "release": self.code_version,
-            "config_digest": self.config_digests[table.name],
+            "config_digest": self.config_of(table),
             "git_commit": self.git_commit,
             "git_dirty": self.git_dirty,
         }
@@ -463,7 +463,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         """
         found: dict[date, Book] = {}
         for source in sources:
-            digest = self.config_digests[source.table.name]
+            digest = self.config_of(source.table)
             for day, unlike in source.unlike(window, digest).items():
                 said = (
                     f"{source.table.name}[{spelled(unlike)}] was made under other settings; "
@@ -579,6 +579,14 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         """What the table's log says, as of now."""
         return read_ledger(self.url(table), table)
 
+    def code_of(self, table: Table) -> str:
+        """The version of the code that makes a table; of all, if the table is not declared."""
+        return self.code_versions.get(table.name, self.code_version)
+
+    def config_of(self, table: Table) -> str:
+        """The digest of the settings that decide a table; of all, if the table is not declared."""
+        return self.config_digests.get(table.name, self.config_digest)
+
     def _writer(self, table: Table) -> Writer:
         return Writer(self.engine.spark_session, self.url(table), table, self.undo_days)
 
@@ -612,8 +620,8 @@ class DeltaIOManager(dg.ConfigurableIOManager):
                 **one.numbers,
                 **_outcome_metadata(one),
                 "dagster/uri": self.url(table),
-                "code version": self.code_versions[table.name],
-                "config digest": self.config_digests[table.name],
+                "code version": self.code_of(table),
+                "config digest": self.config_of(table),
                 **{f"input version {name}": version for name, version in one.inputs.items()},
             },
             tags={
@@ -756,7 +764,7 @@ def _refuse_other_code(
         return
     digests = {**config_digests, ledgers[0].table.name: record["config_digest"]}
     for ledger in ledgers:
-        now = (record.get("release", record["code_version"]), digests[ledger.table.name])
+        now = (record.get("release", record["code_version"]), digests.get(ledger.table.name))
         for other in reversed(ledger.records):
             then = (other.code, other.config_digest)
             if other.backfill_id == backfill and then != now:

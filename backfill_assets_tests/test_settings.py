@@ -85,6 +85,7 @@ GOOD = [
     ("BACKFILL_ASSETS_SPARK_MASTER", "spark://host:7077", "spark_master", "spark://host:7077"),
     ("BACKFILL_ASSETS_SPARK_CONF", '{"spark.x": "1"}', "spark_conf", {"spark.x": "1"}),
     ("BACKFILL_ASSETS_JARS", "/j", "jars", Path("/j")),
+    ("BACKFILL_ASSETS_TABLES", "mine.tables:ALL", "tables", "mine.tables:ALL"),
     ("SPARK_REMOTE", "sc://host:15002", "spark_remote", "sc://host:15002"),
 ]
 
@@ -238,6 +239,7 @@ def test_digest_knows_only_what_decides_the_rows():
         "spark_remote": "sc://host:1",
         "spark_conf": {"spark.x": "1", "spark.sql.shuffle.partitions": "64"},
         "jars": Path("/j"),
+        "tables": "mine:TABLES",
         "lag_days": 2,
         "reprocess": "window",
         "nightly_at": "01:00",

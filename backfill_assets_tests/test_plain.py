@@ -1,0 +1,199 @@
+"""Ordinary Dagster assets that return a DataFrame: audited and published day by day."""
+
+import warnings
+from datetime import date, timedelta
+from typing import ClassVar
+
+import dagster as dg
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+import pytest
+from deltalake import DeltaTable
+from pandera.pyspark import Field
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets import FACT, delta_io_manager, load_settings
+from backfill_assets.plain import MODEL
+from backfill_assets.records import read_ledger
+from backfill_assets.tables import Table
+from backfill_assets_tests.pipeline import START, Pipeline, day, order
+
+DAYS = dg.DailyPartitionsDefinition(str(START), end_date=str(day(31)))
+
+
+class Visits(pa.DataFrameModel):
+    """Visits of a page."""
+
+    visited: T.DateType = Field(description="The day.")
+    page: T.StringType = Field(description="The page.")
+    visits: T.LongType = Field(ge=0, description="How many.")
+
+    class Config:
+        """A row for each day and page."""
+
+        strict = True
+        metadata: ClassVar = {"partition": "visited", "key": ["page"], "totals": ["visits"]}
+
+
+class Spread(pa.DataFrameModel):
+    """Customers by day."""
+
+    run_date: T.DateType = Field(description="The day.")
+    customers: T.LongType = Field(description="How many had orders.")
+
+    class Config:
+        """A row for each day."""
+
+        strict = True
+        metadata: ClassVar = {"partition": "run_date"}
+
+
+#: The day that is wrong, and how.
+BAD: dict[date, str] = {}
+
+
+def asset(model, **more):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.BetaWarning)  # of the backfill policy
+        return dg.asset(
+            partitions_def=DAYS,
+            backfill_policy=dg.BackfillPolicy.single_run(),
+            metadata={MODEL: model} if model else {},
+            **more,
+        )
+
+
+@asset(Visits, required_resource_keys={"engine"})
+def page_visits(context: dg.AssetExecutionContext) -> DataFrame:
+    spark = context.resources.engine.spark_session
+    rows = []
+    for key in context.partition_keys:
+        wrong = BAD.get(date.fromisoformat(key))
+        rows += [(key, "home" if wrong == "twice" else page, 7) for page in ("home", "shop")]
+        if wrong == "stray":
+            rows.append((str(START - timedelta(days=9)), "home", 1))
+    frame = spark.createDataFrame(rows, "visited STRING, page STRING, visits BIGINT")
+    return frame.withColumn("visited", F.col("visited").cast("date"))
+
+
+@asset(Spread)
+def customers_a_day(fact_daily_orders: DataFrame) -> DataFrame:
+    return fact_daily_orders.groupBy("run_date").agg(F.count("*").alias("customers"))
+
+
+@asset(None, required_resource_keys={"engine"})
+def without_a_model(context: dg.AssetExecutionContext) -> DataFrame:
+    return context.resources.engine.spark_session.range(1)
+
+
+class Plain:
+    """The assets in definitions of somebody's own."""
+
+    def __init__(self, engine, settings):
+        self.settings = settings
+        self.instance = dg.DagsterInstance.ephemeral()
+        facts = dg.AssetSpec(FACT.name, partitions_def=DAYS)
+        self.defs = dg.Definitions(
+            assets=[page_visits, customers_a_day, without_a_model, facts],
+            resources={"engine": engine, "io_manager": delta_io_manager(settings, engine)},
+        )
+
+    def run(self, name: str, first: int, last: int, *, fails: bool = False):
+        job = self.defs.get_repository_def().get_implicit_global_asset_job_def()
+        result = job.execute_in_process(
+            instance=self.instance,
+            asset_selection=[dg.AssetKey(name)],
+            tags={
+                "dagster/asset_partition_range_start": str(day(first)),
+                "dagster/asset_partition_range_end": str(day(last)),
+            },
+            raise_on_error=False,
+        )
+        assert result.success is not fails
+        return result
+
+    def ledger(self, name, model):
+        return read_ledger(self.settings.table(name), Table(name, model, ""))
+
+    def materializations(self, name):
+        records = self.instance.fetch_materializations(dg.AssetKey(name), limit=1000).records
+        return [r.asset_materialization for r in records]
+
+
+@pytest.fixture
+def plain(engine, tmp_path):
+    BAD.clear()
+    settings = load_settings(warehouse=str(tmp_path / "warehouse"), start=START, end=day(31))
+    return Plain(engine, settings)
+
+
+def failure(result) -> str:
+    (event,) = (e for e in result.all_events if e.is_step_failure)
+    said = event.step_failure_data
+    return str(said.user_failure_data.description if said.user_failure_data else said.error)
+
+
+def test_29_of_30_days_are_published_with_a_verdict_each(plain):
+    BAD[day(17)] = "twice"
+    result = plain.run("page_visits", 1, 30, fails=True)
+    said = failure(result)
+    assert f"page_visits[{day(17)}]  unique_key" in said
+    rows = DeltaTable(plain.settings.table("page_visits")).to_pyarrow_table().to_pylist()
+    assert {row["visited"] for row in rows} == {day(n) for n in range(1, 31)} - {day(17)}
+    told = plain.materializations("page_visits")
+    assert len(told) == 29, "one for each day, and none of Dagster's own"
+    assert {m.metadata["outcome"].value for m in told} == {"written"}
+    assert all(m.tags["dagster/data_version"] for m in told)
+    events = (e for e in result.all_events if e.event_type_value == "ASSET_CHECK_EVALUATION")
+    judged = [e.asset_check_evaluation_data for e in events]
+    assert {e.partition for e in judged} == set(DAYS.get_partition_keys())
+    failed = {(e.partition, e.check_name) for e in judged if not e.passed}
+    assert failed == {(str(day(17)), "unique_key")}
+    ledger = plain.ledger("page_visits", Visits)
+    assert ledger.published == {row["visited"] for row in rows}
+
+    BAD.clear()
+    plain.run("page_visits", 17, 17)
+    assert len(plain.ledger("page_visits", Visits).published) == 30
+
+
+def test_days_are_computed_each_time_and_written_where_they_differ(plain):
+    plain.run("page_visits", 1, 3)
+    before = plain.ledger("page_visits", Visits)
+    plain.run("page_visits", 1, 3)
+    after = plain.ledger("page_visits", Visits)
+    (first, second) = after.records
+    assert first.written == {day(1), day(2), day(3)}
+    assert second.written == frozenset()
+    assert {d: after.content(d) for d in after.published} == {
+        d: before.content(d) for d in before.published
+    }
+
+
+def test_rows_outside_of_the_run_are_refused(plain):
+    BAD[day(2)] = "stray"
+    assert "RefusedError" in failure(plain.run("page_visits", 1, 3, fails=True))
+    assert plain.ledger("page_visits", Visits).version is None
+
+
+def test_an_asset_without_a_model_is_refused_with_the_way(plain):
+    said = failure(plain.run("without_a_model", 1, 1, fails=True))
+    assert "without_a_model: the asset has no pandera model" in said
+    assert MODEL in said
+
+
+def test_a_day_that_lacks_its_input_is_not_published(engine, tmp_path):
+    pipeline = Pipeline(engine, tmp_path)
+    for n in (1, 2, 3):
+        pipeline.land(n, [order(f"o{n}", n), order(f"p{n}", n, customer="c2")])
+    pipeline.run(1, 3)
+    plain = Plain(engine, pipeline.settings)
+    said = failure(plain.run("customers_a_day", 1, 4, fails=True))
+    assert f"customers_a_day[{day(4)}]  conservation: fact_daily_orders[{day(4)}] has never" in said
+    rows = DeltaTable(plain.settings.table("customers_a_day")).to_pyarrow_table().to_pylist()
+    assert {row["run_date"]: row["customers"] for row in rows} == dict.fromkeys(
+        (day(1), day(2), day(3)), 2
+    )
+    (record,) = plain.ledger("customers_a_day", Spread).records
+    assert record.inputs[FACT.name] == pipeline.log(FACT.name).version()
