@@ -5,9 +5,7 @@ Nothing here knows Spark or Dagster. The same rows give the same page, byte for 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from html import escape
 from math import log10
@@ -18,101 +16,13 @@ import pyarrow as pa
 from plotly.offline import get_plotlyjs
 from plotly.subplots import make_subplots
 
+from backfill_assets.advice import Arrived, Rows, arrived, smallest_window
+from backfill_assets.delays import COMPARED, lines_within, within
 from backfill_assets.partitions import DAY
 from backfill_assets.schemas import LATENESS
 from backfill_assets.stores import open_store
 
-#: The window lengths that are compared, in days.
-COMPARED = range(15)
 DASHBOARD = "lateness_dashboard"
-
-#: Rows of `arrival_lateness`, as they come from the table.
-Rows = Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Arrived:
-    """What is known of the order days that had the time to be known.
-
-    Attributes:
-        needed: so many log days an order day needs, itself the first.
-        days: the order days, ascending.
-        lines: of these order days, by delay in days.
-        cents: the amounts of these lines without their signs, in cents: a refund that is late does
-            not make up for a sale that is.
-    """
-
-    needed: int
-    days: Sequence[date]
-    lines: Mapping[int, int]
-    cents: Mapping[int, int]
-
-
-def arrived(rows: Rows, window_days: int) -> Arrived:
-    """The lines by which windows are judged: only of order days that had the chance to be late.
-
-    A log that begins with a day holds nothing late on it, and of the last days more is to come:
-    counted, both would make lines look more punctual than they are. So an order day counts if it
-    and as many log days after it as the longest window compared are measured, and then with all of
-    its lines, those that came later still included.
-
-    Args:
-        rows: of `arrival_lateness`.
-        window_days: the reprocessing window W, which is compared as well.
-    """
-    longest = max(COMPARED[-1], window_days)
-    measured = {row["log_date"] for row in rows}
-    span = [n * DAY for n in range(longest + 1)]
-    days = [day for day in sorted(measured) if all(day + later in measured for later in span)]
-    wanted, lines, cents = set(days), Counter[int](), Counter[int]()
-    for row in rows:
-        parts = zip(row["delays"], row["lines_by_delay"], row["amount_by_delay"], strict=True)
-        for delay, count, amount in parts:
-            # A delay may reach back to before all days.
-            if delay <= row["log_date"].toordinal() and row["log_date"] - delay * DAY in wanted:
-                lines[delay] += count
-                cents[delay] += int(amount * 100)
-    return Arrived(longest + 1, days, lines, cents)
-
-
-def key_figures(rows: Rows, window_days: int) -> dict[str, int | float | str]:
-    """The page's figures, as metadata."""
-    lines = sum(row["lines"] for row in rows)
-    said: dict[str, int | float | str] = {"days": len(rows), "lines": lines}
-    if lines:
-        said["late share"] = sum(row["late_lines"] for row in rows) / lines
-    known = arrived(rows, window_days)
-    said["order days compared"] = len(known.days)
-    for of, what in ((known.lines, ""), (known.cents, " of the money")):
-        for per_mille, name in ((990, "99 %"), (999, "99.9 %")):
-            days: int | str | None = "not known yet"
-            if any(of.values()):
-                days = smallest_window(of, per_mille)
-            more = f"more than {COMPARED[-1]}"
-            said[f"smallest W that catches {name}{what}"] = more if days is None else days
-    return said
-
-
-def smallest_window(by_delay: Mapping[int, int], per_mille: int) -> int | None:
-    """The shortest window, in days, that takes in so many of a thousand; none if none does.
-
-    Counted in integers: 99.8999 % is not 99.9 %.
-
-    Args:
-        by_delay: lines or cents by delay in days.
-        per_mille: how many of a thousand.
-    """
-    whole = sum(by_delay.values())
-    return next((w for w in COMPARED if _within(by_delay, w) * 1000 >= whole * per_mille), None)
-
-
-def _within(by_delay: Mapping[int, int], window_days: int) -> int:
-    return sum(count for delay, count in by_delay.items() if delay <= window_days)
-
-
-def lines_within(row: Mapping[str, Any], window_days: int) -> int:
-    """How many of a log day's lines a window takes in."""
-    return _within(dict(zip(row["delays"], row["lines_by_delay"], strict=True)), window_days)
 
 
 def write(text: str, folder: str, run_id: str) -> str:
@@ -289,7 +199,7 @@ def _advice(known: Arrived, window_days: int) -> str:
 
 
 def _beyond(by_delay: Mapping[int, int], window_days: int) -> int:
-    return sum(by_delay.values()) - _within(by_delay, window_days)
+    return sum(by_delay.values()) - within(by_delay, window_days)
 
 
 def _span(days: Sequence[date]) -> str:
@@ -304,7 +214,7 @@ def _enough(by_delay: Mapping[int, int], what: str) -> str:
         said += "</strong>" if enough == 0 else ", and no shorter one does.</strong>"
         said += " (0 days: only what comes on the very day)." if enough == 0 else ""
     else:
-        share = _down(_within(by_delay, longest), sum(by_delay.values()))
+        share = _down(within(by_delay, longest), sum(by_delay.values()))
         said = (
             f"<strong>No window of up to {longest} days catches 99.9 % of the {what}</strong>; one "
             f"of {longest} days catches {share}."
@@ -340,7 +250,7 @@ def _windows_chart(known: Arrived, window_days: int) -> go.Figure:
         whole = sum(by_delay.values())
         if not whole:  # lines without amounts
             continue
-        caught = [_within(by_delay, w) for w in COMPARED]
+        caught = [within(by_delay, w) for w in COMPARED]
         lowest = min(lowest, 100 * caught[0] / whole)
         figure.add_scatter(
             name=name,

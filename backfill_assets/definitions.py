@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 
 from backfill_assets import automation, jobs
-from backfill_assets.assets import corrections, fact, lateness, raw, staging
+from backfill_assets.assets import corrections, dashboard, fact, lateness, raw, staging
 from backfill_assets.automation import Clock
 from backfill_assets.codes import running_code
 from backfill_assets.executor import one_process_executor
@@ -43,7 +43,8 @@ def build_defs(
         *staging.build(settings, running),
         fact.build(settings, running),
         *corrections.build(settings, running),
-        *lateness.build(settings, running),
+        lateness.build(settings, running),
+        dashboard.build(settings),
     ]
     if policy := automation.freshness(settings):
         assets = [
