@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from html.parser import HTMLParser
 from math import ceil
+from random import Random
 
 import pyarrow as pa
 import pytest
 
 from backfill_assets import advice, dashboard
+from backfill_assets.delays import within
+from backfill_assets.partitions import DAY
+from backfill_assets.settings import load_settings
 from backfill_assets_tests.pipeline import day
+
+UI = "http://dagster:3000"
 
 
 def by_delay(lines: Iterable[tuple[Decimal, int]]) -> dict[str, list]:
@@ -59,52 +67,247 @@ def row(log_day: date, delays: Sequence[int], amounts: Sequence[Decimal] = ()) -
 
 
 class Reader(HTMLParser):
-    """The text outside of scripts and styles, and every attribute with its tag."""
+    """The text outside of styles, the tags, and every attribute with its tag."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.words, self.attributes, self.inside = [], [], ""
+        self.words, self.attributes, self.tags, self.inside = [], [], set(), ""
         self.feed(page)
 
     def handle_starttag(self, tag, attrs):
         self.inside = tag
+        self.tags.add(tag)
         self.attributes += [(tag, name, value) for name, value in attrs]
 
     def handle_endtag(self, tag):
         self.inside = ""
 
     def handle_data(self, data):
-        if self.inside not in ("script", "style"):
+        if self.inside != "style":
             self.words.append(data)
 
     @property
     def text(self) -> str:
-        return " ".join(" ".join(self.words).split()).replace(" ,", ",").replace(" ;", ";")
+        return re.sub(r" (?=[.,;])", "", " ".join(" ".join(self.words).split()))
+
+
+def drawn(rows: pa.Table, window_days: int = 7, version: int = 2, **overrides) -> str:
+    """The page of a deployment with these settings."""
+    settings = load_settings(window_days=window_days, **{"ui_url": UI} | overrides)
+    return dashboard.page(rows, settings, version)
 
 
 def test_the_page_needs_nothing_from_elsewhere():
-    page = dashboard.page(table(15), 7, 2)
-    reader = Reader(page)
-    assert not [a for a in reader.attributes if a[1] in ("src", "href", "srcset", "data", "action")]
-    assert not {tag for tag, _, _ in reader.attributes} & {"link", "img", "iframe", "object"}
+    reader = Reader(drawn(table(15)))
+    assert not [a for a in reader.attributes if a[1] in ("src", "srcset", "data", "action")]
+    assert {tag for tag, name, _ in reader.attributes if name == "href"} == {"a"}
+    assert not reader.tags & {"link", "img", "iframe", "object", "script", "use"}
     (policy,) = [v for tag, _, v in reader.attributes if v and v.startswith("default-src")]
-    assert policy.startswith("default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-")
-    assert "http" not in policy
-    ids = [value for _, name, value in reader.attributes if name == "id"]
-    assert ids == ["chart-windows", "chart-late", "chart-delays", "chart-others"]
+    assert policy == (
+        "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    )
+
+
+def test_the_links_lead_to_the_ui():
+    reader = Reader(drawn(table(3), 2, ui_url="https://dagster.example/a&b/"))
+    assert {value for _, name, value in reader.attributes if name == "href"} == {
+        f"https://dagster.example/a&b/assets/{path}"
+        for path in (
+            "arrival_lateness",
+            "arrival_lateness?view=partitions",
+            "late_orders",
+            "raw_orders_rejected",
+            "lateness_dashboard",
+        )
+    }
+
+
+def test_the_page_is_as_of_the_newest_log_day():
+    text = Reader(drawn(table(3).take([2, 0, 1]), timezone="Europe/Berlin")).text
+    assert (
+        "As of log day 2024-01-03, the newest measured; days are those of the time zone "
+        "Europe/Berlin."
+    ) in text
 
 
 def test_the_same_table_gives_the_same_page():
     rows = table(3)
-    assert dashboard.page(rows, 7, 2) == dashboard.page(rows.take([2, 0, 1]), 7, 2)
+    assert drawn(rows) == drawn(rows.take([2, 0, 1]))
+
+
+def test_a_page_of_many_years_is_small():
+    chosen, rows = Random(1), []
+    for n in range(1, 2_000):
+        counts = [chosen.randint(10**6, 10**7) for _ in range(12)]
+        made = row(day(n), range(12))
+        made |= {"lines": sum(counts), "late_lines": sum(counts[1:]), "lines_by_delay": counts}
+        made |= {"superseded_lines": chosen.randint(0, 10**7), "rejected_lines": counts[0]}
+        rows.append(made)
+    page = drawn(pa.Table.from_pylist(rows))
+    assert len(page.encode()) < 500_000
+    text = Reader(page).text
+    assert "on 1,999 log days." in text
+    assert "The pictures by log day, and their tables, are of the newest 1,096 log days." in text
+    late = pictures(page)["late"]
+    assert (late.keys[0], late.keys[-1]) == (str(day(904)), str(day(1_999)))
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture as a browser gets it: its paths by their looks, and its table."""
+
+    text: str
+
+    @property
+    def paths(self) -> dict[str, str]:
+        svg = self.text.partition("<svg viewBox")[2].partition("</svg>")[0]
+        return dict(re.findall(r'<path class="([^"]+)" d="([^"]*)"/>', svg))
+
+    @property
+    def keys(self) -> list[str]:
+        return re.findall(r'<tr><th scope="row">([^<]*)', self.text)
+
+    @property
+    def columns(self) -> dict[str, list[str]]:
+        """The cells of the table by the heads of its columns."""
+        rows = re.findall(r'<tr><th scope="row">[^<]*((?:<td>[^<]*)+)', self.text)
+        split = ([cell.strip() for cell in row.split("<td>")[1:]] for row in rows)
+        heads = re.findall(r'<th scope="col">([^<]*)', self.text)[1:]
+        return dict(zip(heads, map(list, zip(*split, strict=True)), strict=True))
+
+    def value(self, y: str) -> float:
+        """What the vertical axis, which is not logarithmic, says of a height."""
+        ticks = re.findall(r'<text x="-8" y="([\d.]+)%"[^>]*>([\d.,]+)', self.text)
+        (y0, low), (y1, high) = (
+            (float(at), float(text.replace(",", ""))) for at, text in (ticks[0], ticks[-1])
+        )
+        return low + (float(y) - y0) / (y1 - y0) * (high - low)
+
+    def bars(self, look: str) -> dict[str, float]:
+        """The lengths of the bars by log day."""
+        found = re.findall(r"M(\d+) ([\d.]+)V([\d.]+)", self.paths[look])
+        return {self.day(n): self.value(top) - self.value(foot) for n, foot, top in found}
+
+    def dots(self, look: str) -> dict[str, float]:
+        found = re.findall(r"M(\d+) ([\d.]+)h0", self.paths[look])
+        return {self.day(n): self.value(y) for n, y in found}
+
+    def day(self, n: str) -> str:
+        return str(date.fromisoformat(self.keys[0]) + int(n) * DAY)
+
+
+def pictures(page: str) -> dict[str, Picture]:
+    found = re.findall(r'<figure id="(\w+)">(.*?)</figure>', page, re.DOTALL)
+    return {name: Picture(text) for name, text in found}
+
+
+def test_each_picture_has_its_words_and_its_table():
+    found = pictures(drawn(pa.Table.from_pylist(delayed(30, older=True))))
+    assert list(found) == ["windows", "late", "delays", "superseded", "rejected"]
+    for name, picture in found.items():
+        assert (
+            f'role="img" aria-labelledby="{name}-title" aria-describedby="{name}-about"'
+        ) in picture.text
+        assert re.search(rf'<title id="{name}-title">\w', picture.text)
+        assert re.search(rf'<desc id="{name}-about">\w', picture.text)
+        assert len(picture.keys) == (15 if name == "windows" else 30)
+        assert {len(cells) for cells in picture.columns.values()} == {len(picture.keys)}
+        assert re.search(r"<caption>\w", picture.text)
+
+
+def some_days() -> list[dict]:
+    """Log days as they may come: one without lines, one without late ones, one not measured."""
+    chosen = Random(2)
+    days = {n: [chosen.choice([0, 0, 0, 1, 2, 5, 9]) for _ in range(40)] for n in range(1, 40)}
+    days |= {4: [], 5: [0, 0]}
+    del days[7]
+    rejected = {"rejected_lines": 0, "superseded_lines": 700}
+    return [row(day(n), delays) | (rejected if n % 3 else {}) for n, delays in days.items()]
+
+
+def test_the_pictures_by_log_day_have_the_numbers_of_their_tables():
+    rows = some_days()
+    found = pictures(drawn(pa.Table.from_pylist(rows)))
+    late = [(r["late_lines"] - r["beyond_lines"], r["beyond_lines"]) for r in rows]
+    expected = {
+        ("late", "late, within the window of 7 days", "bar sky"): [n for n, _ in late],
+        ("late", "beyond the window", "bar red"): [n for _, n in late],
+        ("delays", "longest", "bar pale"): [r["delay_days_max"] for r in rows],
+        ("delays", "95 % are this late at most", "square orange"): [
+            r["delay_days_p95"] for r in rows
+        ],
+        ("delays", "half are this late at most (median)", "dot blue"): [
+            r["delay_days_p50"] for r in rows
+        ],
+        ("superseded", "superseded versions of orders", "bar blue"): [
+            r["superseded_lines"] for r in rows
+        ],
+        ("rejected", "rejected lines", "bar orange"): [r["rejected_lines"] for r in rows],
+    }
+    assert {(name, head) for name, head, _ in expected} == {
+        (name, head)
+        for name, picture in found.items()
+        if name != "windows"
+        for head in picture.columns
+    }
+    days = [str(r["log_date"]) for r in rows]
+    for (name, head, look), values in expected.items():
+        picture = found[name]
+        assert picture.keys == days
+        assert picture.columns[head] == ["none" if n is None else str(n) for n in values]
+        marks = picture.bars(look) if look.startswith("bar") else picture.dots(look)
+        shown = {d: n for d, n in zip(days, values, strict=True) if n}
+        assert marks == pytest.approx(shown, rel=0.01, abs=0.2)
+
+
+def test_the_picture_of_windows_has_the_numbers_of_its_table():
+    rows = delayed(30, older=True)
+    picture = pictures(drawn(pa.Table.from_pylist(rows)))["windows"]
+    known = advice.arrived(rows, 7)
+    assert picture.keys == [str(w) for w in range(15)]
+    for head, of, look in (
+        ("lines", known.lines, "dot blue"),
+        ("money", known.cents, "square orange"),
+    ):
+        shares = [100 * within(of, w) / sum(of.values()) for w in range(15)]
+        said = [float(cell.removesuffix(" %")) for cell in picture.columns[head]]
+        assert said == pytest.approx(shares, abs=0.01)
+        marks = re.findall(r"M\d+ ([\d.]+)h0", picture.paths[look])
+        assert [picture.value(y) for y in marks] == pytest.approx(shares, abs=0.01)
+    assert picture.paths["dashes red"] == "M7 0V100"
+    assert picture.paths["dashes green"] == "M12 0V100"
+
+
+def luminance(colour: str) -> float:
+    """Of a colour #rrggbb, as WCAG defines it."""
+    parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_light_and_dark_have_contrast():
+    light, dark = drawn(table()).split("@media (prefers-color-scheme: dark)")
+    for scheme in (light, dark.partition("body {")[0]):
+        colours = dict(re.findall(r"--(\w+): (#\w{6});", scheme))
+        assert len(colours) == 14
+
+        def contrast(one: str, other: str, colours: dict[str, str] = colours) -> float:
+            lights = sorted(luminance(colours[name]) + 0.05 for name in (one, other))
+            return lights[1] / lights[0]
+
+        for ground in ("page", "said", "note"):
+            assert min(contrast(text, ground) for text in ("ink", "soft", "link")) > 4.5
+        marks = ("blue", "sky", "orange", "red", "green", "grey")
+        assert min(contrast(mark, "page") for mark in marks) > 3
+        assert min(contrast(mark, "pale") for mark in ("blue", "orange", "grey")) > 3
 
 
 def test_the_page_says_its_figures():
-    text = Reader(dashboard.page(table(24), 7, 2)).text
+    text = Reader(drawn(table(24))).text
     for said in (
         "Log days 2024-01-01 to 2024-01-24, from version 2 of arrival_lateness.",
         "24,000 lines on 24 log days. 0.30 % (72) came late; 0.10 % (24) came after the window of "
-        "7 days had closed, with amounts that add up to 29,628.00 . 96 lines made another version "
+        "7 days had closed, with amounts that add up to 29,628.00. 96 lines made another version "
         "of an order obsolete; 24 more lines could not be read and were rejected.",
         "A window of 3 days catches 99.9 % of the lines, and no shorter one does. For 99 % it "
         "takes 0 days. A window of 3 days catches 99.9 % of the money, and no shorter one does. "
@@ -173,7 +376,7 @@ def test_a_history_too_short_gives_no_advice(history):
     assert said["order days compared"] == 0
     assert {value for name, value in said.items() if "smallest W" in name} == {"not known yet"}
     if rows:
-        text = Reader(dashboard.page(pa.Table.from_pylist(rows), 7, 0)).text
+        text = Reader(drawn(pa.Table.from_pylist(rows))).text
         assert "Too little is measured to advise." in text
         assert "it takes 15 log days in a row" in text
         assert "A window of" not in text
@@ -219,7 +422,7 @@ def test_lines_of_long_ago_are_of_no_order_day_that_counts():
     ],
 )
 def test_the_page_of_any_table(rows, window_days, said):
-    text = Reader(dashboard.page(rows, window_days, 0)).text
+    text = Reader(drawn(rows, window_days)).text
     for words in said:
         assert words in text
 

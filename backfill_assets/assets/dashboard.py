@@ -26,7 +26,7 @@ def build(settings: Settings) -> dg.AssetsDefinition:
                 "would catch them; it opens in any browser, without a network.",
                 group_name="lateness",
                 owners=["team:data-platform"],
-                kinds={"plotly", "html"},
+                kinds={"html"},
             )
         ],
         # It has no days; but Dagster's command line takes a range only if every asset has this.
@@ -52,7 +52,7 @@ def build(settings: Settings) -> dg.AssetsDefinition:
                 f"for all its days, and {DASHBOARD}.",
                 allow_retries=False,
             )
-        text = page(rows, settings.window_days, log.version())
+        text = page(rows, settings, log.version())
         path = write(text, f"{settings.warehouse}/{DASHBOARD}", context.run.run_id)
         return dg.MaterializeResult(
             metadata={

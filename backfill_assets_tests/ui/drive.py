@@ -310,9 +310,9 @@ class Pages:
         self.scroll("caught by W=7")
         self.shoot("lateness-plots")
 
-        self.browser.set_window_size(1200, 2900)
+        self.browser.set_window_size(1200, 3500)
         self.browser.get(page.resolve().as_uri())
-        self.see("//*[contains(@class, 'js-plotly-plot')]", 4)
+        self.see("//figure", 5)
         self.shoot("lateness-dashboard")
 
 
