@@ -7,8 +7,8 @@ words keep their size. Marks are SVG paths on a grid of one unit a day (or a day
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from math import ceil, log10
 
@@ -28,14 +28,7 @@ Scale = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Label:
-    """Words at a place of the picture.
-
-    Attributes:
-        text: the words.
-        x: in percent of the width.
-        y: in percent of the height, from the top.
-        spare: whether a narrow picture does without it.
-    """
+    """Words at a place of the picture; a narrow picture does without those that are spare."""
 
     text: str
     x: float = 0
@@ -65,32 +58,20 @@ class Chart:
     """One picture and its table.
 
     Attributes:
-        name: identifies it within the page.
-        title: what it shows, in a few words.
-        about: the same for who cannot see it, in a sentence.
-        unit: of the vertical axis.
-        across: what the horizontal axis has; empty for log days.
         view: the grid of the paths, as the `viewBox` of an SVG.
         x: ticks of the horizontal axis.
         y: ticks of the vertical axis.
         series: the marks, those behind first.
-        key: what the rows of the table are by.
-        keys: the heads of these rows.
+        keys: the heads of the table's rows.
         labels: words among the marks.
     """
 
-    name: str
-    title: str
-    about: str
-    unit: str
-    across: str
     view: str
     x: Sequence[Label]
     y: Sequence[Label]
     series: Sequence[Series]
-    key: str
     keys: Sequence[str]
-    labels: Sequence[Label] = field(default_factory=list)
+    labels: Sequence[Label] = ()
 
 
 def windows_chart(known: Arrived, window_days: int) -> Chart:
@@ -104,7 +85,8 @@ def windows_chart(known: Arrived, window_days: int) -> Chart:
     # Lines may be without amounts.
     kinds = [(*part, sum(part[1].values())) for part in parts if any(part[1].values())]
     bottom, step = _zoom(min(100 * within(of, 0) / whole for _, of, _, _, whole in kinds))
-    floor, top = bottom - step, 100 + step / 4
+    # Below the lowest point is room for its number.
+    floor, top = bottom - step / 2, 100 + step / 4
     left, right = -0.5, COMPARED[-1] + 1
 
     def height(percent: float) -> float:
@@ -112,31 +94,25 @@ def windows_chart(known: Arrived, window_days: int) -> Chart:
 
     series, labels = [], []
     for name, of, colour, shape, whole in kinds:
-        points = [(w, height(100 * within(of, w) / whole)) for w in COMPARED]
+        points = [height(100 * within(of, w) / whole) for w in COMPARED]
         said = [down(within(of, w), whole) for w in COMPARED]
-        line = "L".join(f"{w} {_short(y)}" for w, y in points)
+        line = "L".join(f"{w} {_short(y)}" for w, y in zip(COMPARED, points, strict=True))
+        dots = "".join(_mark(shape, w, y) for w, y in zip(COMPARED, points, strict=True))
         series.append(Series(f"line {colour}", f"M{line}"))
-        series.append(Series(f"{shape} {colour}", _dots(points), name, said))
-        if name == "lines":  # both with numbers would write one over the other
-            labels = [
-                Label(text.removesuffix(" %"), _percent(w, left, right), _rounded(y), w % 2 == 1)
-                for (w, y), text in zip(points, said, strict=True)
-            ]
+        series.append(Series(f"{shape} {colour}", dots, name, said))
+        # The last are the lines: both with numbers would write one over the other.
+        labels = [
+            Label(text.removesuffix(" %"), _percent(w, left, right), _rounded(y), w % 2 == 1)
+            for w, y, text in zip(COMPARED, points, said, strict=True)
+        ]
     for w, (colour, text) in _marks(known, window_days).items():
         series.append(Series(f"dashes {colour}", f"M{w} 0V100", f"{many(w, 'day')}: {text}"))
-    ticks = [100 - n * step for n in range(round((100 - floor) / step) + 1)]
+    ticks = [100 - n * step for n in range(round((100 - bottom) / step) + 1)]
     return Chart(
-        name="windows",
-        title="Share caught by window",
-        about="Two curves that rise with the length of the window, from 0 to "
-        f"{COMPARED[-1]} days: the share of the lines and the share of the money that it catches.",
-        unit="share caught",
-        across="window W in days",
         view=f"{left} 0 {right - left} 100",
         x=[Label(str(w), _percent(w, left, right), spare=w % 2 == 1) for w in COMPARED],
         y=[Label(f"{_rounded(tick):g} %", y=_rounded(height(tick))) for tick in ticks],
         series=series,
-        key="Window, days",
         keys=[str(w) for w in COMPARED],
         labels=labels,
     )
@@ -165,56 +141,12 @@ def _zoom(lowest: float) -> tuple[float, float]:
 def late_chart(rows: Rows, window_days: int) -> Chart:
     """The late lines of each log day, those beyond the window on top."""
     beyond = [row["lines"] - lines_within(row, window_days) for row in rows]
-    late = [row["late_lines"] for row in rows]
-    inside = [all_late - n for all_late, n in zip(late, beyond, strict=True)]
-    scale, ticks = _counted(max(late))
-    name = f"late, within the window of {many(window_days, 'day')}"
-    return _by_day(
-        "late",
-        "Late lines by log day",
-        "lines",
-        rows,
-        ticks,
-        [
-            Series("bar sky", _bars(rows, inside, scale), name, _cells(inside)),
-            Series(
-                "bar red", _bars(rows, late, scale, inside), "beyond the window", _cells(beyond)
-            ),
-        ],
-        f"At most {many(max(late), 'late line')} a day.",
-    )
-
-
-def longest_delay(rows: Rows) -> int:
-    """The longest delay of all, in days; 0 without late lines."""
-    return max(row["delay_days_max"] or 0 for row in rows)
-
-
-def delays_chart(rows: Rows, window_days: int) -> Chart:
-    """How late the late lines of each log day are."""
-    longest = longest_delay(rows)
-    most, p95, p50 = ([row[f"delay_days_{n}"] for row in rows] for n in ("max", "p95", "p50"))
-    top = max(longest, 1) + 0.5
-    # Where all is far below the end of the window, its line would press it flat.
-    shown = window_days + 1 <= 2 * top
-    top = max(top, window_days + 1) if shown else top
-    scale, ticks = _logarithmic(top * 1.3) if longest > SPREAD else _counted(top)
-    half, most_of = "half are this late at most (median)", "95 % are this late at most"
-    series = [
-        Series("bar pale", _bars(rows, most, scale), "longest", _cells(most)),
-        Series("edge grey", _edges(_points(rows, most, scale))),
-        Series("square orange", _dots(_points(rows, p95, scale)), most_of, _cells(p95)),
-        Series("dot blue", _dots(_points(rows, p50, scale)), half, _cells(p50)),
+    inside = [row["late_lines"] - n for row, n in zip(rows, beyond, strict=True)]
+    marks = [
+        ("bar sky", f"late, within the window of {many(window_days, 'day')}", inside),
+        ("bar red", "beyond the window", beyond),
     ]
-    if shown:
-        # A delay of W days is the last within the window.
-        at = _short(scale(window_days + 0.5))
-        name = f"above this line: beyond the window of {many(window_days, 'day')}"
-        left, right = _sides(rows)
-        series.append(Series("dashes red", f"M{left:g} {at}H{right:g}", name))
-    about = f"The longest delay is {many(longest, 'day')}."
-    title = "Delays of the late lines by log day, in days"
-    return _by_day("delays", title, "days", rows, ticks, series, about)
+    return _by_day(rows, marks, _counted(max(row["late_lines"] for row in rows)))
 
 
 def counts_chart(rows: Rows, name: str, title: str, colour: str) -> Chart:
@@ -227,48 +159,87 @@ def counts_chart(rows: Rows, name: str, title: str, colour: str) -> Chart:
         colour: of the bars, as a CSS class.
     """
     counts = [row[f"{name}_lines"] for row in rows]
-    scale, ticks = _counted(max(counts))
-    series = [Series(f"bar {colour}", _bars(rows, counts, scale), title, _cells(counts))]
-    about = f"At most {max(counts):,} a day."
-    return _by_day(name, f"{title.capitalize()} by log day", "lines", rows, ticks, series, about)
+    return _by_day(rows, [(f"bar {colour}", title, counts)], _counted(max(counts)))
+
+
+def longest_delay(rows: Rows) -> int:
+    """The longest delay of all, in days; 0 without late lines."""
+    return max(row["delay_days_max"] or 0 for row in rows)
+
+
+def delays_chart(rows: Rows, window_days: int) -> Chart:
+    """How late the late lines of each log day are."""
+    most, p95, p50 = ([row[f"delay_days_{n}"] for row in rows] for n in ("max", "p95", "p50"))
+    marks = [
+        ("bar pale", "longest", most),
+        ("edge grey", "", most),
+        ("square orange", "95 % are this late at most", p95),
+        ("dot blue", "half are this late at most (median)", p50),
+    ]
+    longest = longest_delay(rows)
+    top, end = max(longest, 1) + 0.5, []
+    # Where all is far below the end of the window, its line would press it flat.
+    if window_days + 1 <= 2 * top:
+        top = max(top, window_days + 1)
+        # A delay of W days is the last within the window.
+        name = f"above this line: beyond the window of {many(window_days, 'day')}"
+        end = [(name, window_days + 0.5)]
+    axis = _logarithmic(top * 1.3) if longest > SPREAD else _counted(top)
+    return _by_day(rows, marks, axis, end)
 
 
 def _by_day(
-    name: str,
-    title: str,
-    unit: str,
     rows: Rows,
-    y: Sequence[Label],
-    series: Sequence[Series],
-    about: str,
+    marks: Sequence[tuple[str, str, Sequence[int | None]]],
+    axis: tuple[Scale, Sequence[Label]],
+    across: Sequence[tuple[str, float]] = (),
 ) -> Chart:
-    """A chart over log days."""
+    """A chart over log days, with room around few of them.
+
+    Args:
+        rows: of `arrival_lateness`, by log day.
+        marks: looks, names and values of the series; bars stand on those before.
+        axis: the scale upwards, and its ticks.
+        across: names and heights of lines.
+    """
+    scale, y = axis
     first, last = rows[0]["log_date"], rows[-1]["log_date"]
-    left, right = _sides(rows)
-    ticks = _day_ticks(first, last)
+    days = [(row["log_date"] - first).days for row in rows]
+    room = max(0, 7 - days[-1]) // 2 + 0.5
+    left, right = -room, days[-1] + room
+    series, feet = [], [0] * len(rows)
+    for look, name, values in marks:
+        shape = look.split()[0]
+        path = ""
+        for n, (day, value) in enumerate(zip(days, values, strict=True)):
+            if value and shape == "bar":
+                foot, feet[n] = feet[n], feet[n] + value
+                # A logarithmic scale has no zero.
+                path += f"M{day} {_short(scale(foot) if foot else 100)}V{_short(scale(feet[n]))}"
+            elif value:
+                path += _mark(shape, day, scale(value))
+        cells = ["none" if value is None else f"{value:,}" for value in values] if name else ()
+        series.append(Series(look, path, name, cells))
+    for name, height in across:
+        path = f"M{left:g} {_short(scale(height))}H{right:g}"
+        series.append(Series("dashes red", path, name))
     return Chart(
-        name=name,
-        title=title,
-        about=f"A mark for each log day, {first} to {last}. {about}",
-        unit=unit,
-        across="",
         view=f"{left:g} 0 {right - left:g} 100",
         x=[
             Label(str(day), _percent((day - first).days, left, right), spare=n % 2 == 1)
-            for n, day in enumerate(ticks)
+            for n, day in enumerate(_day_ticks(first, last))
         ],
         y=y,
         series=series,
-        key="Log day",
         keys=[str(row["log_date"]) for row in rows],
     )
 
 
-def _sides(rows: Rows) -> tuple[float, float]:
-    """Where the picture begins and ends, in days from the first: with room around few days."""
-    span = (rows[-1]["log_date"] - rows[0]["log_date"]).days
-    room = max(0, 7 - span) // 2 + 0.5
-    return -room, span + room
+def _mark(shape: str, day: int, y: float) -> str:
+    if shape == "edge":  # the upper one of a bar
+        return f"M{_short(day - 0.425)} {_short(y)}h.85"
+    # A line without a length: its caps are the mark, which keeps its shape at any width.
+    return f"M{day} {_short(y)}h0"
 
 
 def _day_ticks(first: date, last: date) -> Sequence[date]:
@@ -301,37 +272,6 @@ def _logarithmic(top: float) -> tuple[Scale, list[Label]]:
 
     powers = [10**n for n in range(int(log10(top)) + 1)]
     return height, [Label(f"{n:,}", y=_rounded(height(n))) for n in powers]
-
-
-def _bars(rows: Rows, values: Sequence[int | None], scale: Scale, above: Sequence[int] = ()) -> str:
-    """A bar for each day with a value, from the bottom or from the top of another."""
-    first, path = rows[0]["log_date"], []
-    for row, value, low in zip(rows, values, above or [0] * len(rows), strict=True):
-        if value and value > low:
-            foot = _short(scale(low)) if low else "100"
-            path.append(f"M{(row['log_date'] - first).days} {foot}V{_short(scale(value))}")
-    return "".join(path)
-
-
-def _points(rows: Rows, values: Sequence[int | None], scale: Scale) -> Iterator[tuple[int, float]]:
-    first = rows[0]["log_date"]
-    for row, value in zip(rows, values, strict=True):
-        if value is not None:
-            yield (row["log_date"] - first).days, scale(value)
-
-
-def _dots(points: Iterable[tuple[int, float]]) -> str:
-    """Lines without a length: their caps are the dots, which keep their shape at any width."""
-    return "".join(f"M{x} {_short(y)}h0" for x, y in points)
-
-
-def _edges(points: Iterable[tuple[int, float]]) -> str:
-    """The upper edges of bars."""
-    return "".join(f"M{x - 0.425:.4g} {_short(y)}h.85" for x, y in points)
-
-
-def _cells(values: Sequence[int | None]) -> list[str]:
-    return ["none" if value is None else f"{value:,}" for value in values]
 
 
 def _percent(at: float, left: float, right: float) -> float:

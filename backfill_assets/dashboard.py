@@ -73,10 +73,8 @@ def page(table: pa.Table, settings: Settings, version: int) -> str:
         windows=windows_chart(known, window_days) if any(known.lines.values()) else None,
         late=late_chart(drawn, window_days),
         delays=delays_chart(drawn, window_days),
-        others=[
-            counts_chart(drawn, "superseded", "superseded versions of orders", "blue"),
-            counts_chart(drawn, "rejected", "rejected lines", "orange"),
-        ],
+        superseded=counts_chart(drawn, "superseded", "superseded versions of orders", "blue"),
+        rejected=counts_chart(drawn, "rejected", "rejected lines", "orange"),
     )
 
 

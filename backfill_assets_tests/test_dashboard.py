@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,7 @@ from datetime import date
 from decimal import Decimal
 from html.parser import HTMLParser
 from math import ceil
+from pathlib import Path
 from random import Random
 
 import pyarrow as pa
@@ -106,6 +108,15 @@ def test_the_page_needs_nothing_from_elsewhere():
     assert policy == (
         "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
     )
+
+
+def test_the_template_is_part_of_the_package():
+    project = (Path(dashboard.__file__).parents[1] / "pyproject.toml").read_text()
+    (patterns,) = re.findall(r"^backfill_assets = (\[.*\])$", project, re.MULTILINE)
+    package = Path(dashboard.__file__).parent
+    packaged = {path for pattern in json.loads(patterns) for path in package.glob(pattern)}
+    assert packaged == {package / "py.typed", package / "templates" / "lateness.html.j2"}
+    assert packaged >= set(package.rglob("*.j2"))
 
 
 def test_the_links_lead_to_the_ui():
