@@ -30,7 +30,9 @@ from rich.table import Table as Grid
 
 from backfill_assets import accounts, backfills, jobs, maintenance, planning, verification
 from backfill_assets.audit import Severity
+from backfill_assets.catalog import tables_of
 from backfill_assets.codes import running_code
+from backfill_assets.dashboard import DASHBOARD
 from backfill_assets.definitions import build_defs
 from backfill_assets.deployment import deploy
 from backfill_assets.history import history, life, spans
@@ -43,7 +45,6 @@ from backfill_assets.reports import as_grid, as_json
 from backfill_assets.reprocessing import Request
 from backfill_assets.sample.cdnow import write_landing
 from backfill_assets.sample.generator import generate
-from backfill_assets.schemas import TABLES
 from backfill_assets.settings import PREFIX, Settings, SettingsError, load_settings
 from backfill_assets.spark import (
     Engine,
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cdnow.add_argument("master", type=Path, help="path of CDNOW_master.txt")
     commands.add_parser("show", help="what is published: days, rows, verdicts, places")
     commits = commands.add_parser("history", help="the commits of a table, or of a day of it")
-    commits.add_argument("table", choices=TABLES)
+    commits.add_argument("table")
     commits.add_argument("day", nargs="?", type=date.fromisoformat, help="YYYY-MM-DD")
     for name, text in (
         ("plan", "what a backfill of these days would do; kept under an id"),
@@ -94,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     upkeep.add_argument("--dry-run", action="store_true", help="tell what would be done")
     proof = commands.add_parser("verify", help="compute days anew, compare them, write nothing")
     proof.add_argument("days", type=Window.parse, help="FIRST...LAST, or one day")
-    proof.add_argument("--table", choices=TABLES, action="append", default=[], help="(all)")
+    proof.add_argument("--table", action="append", default=[], help="(all)")
     proof.add_argument("--json", action="store_true", help="print JSON")
     night = commands.add_parser(
         "night", help="what tonight's runs would be, as commands; with --run, run them"
@@ -109,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(width=None if sys.stdout.isatty() else 100)
     try:
         settings = load_settings()
+        _refuse_unknown(settings, getattr(given, "table", ()))
         if given.command == "jars":
             _jars(settings, console)
         elif given.command == "sample":
@@ -147,6 +149,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _refuse_unknown(settings: Settings, names: str | Sequence[str]) -> None:
+    tables = tables_of(settings)
+    if unknown := sorted({*([names] if isinstance(names, str) else names)} - tables.keys()):
+        raise ValueError(f"no such table: {', '.join(unknown)}; there are {', '.join(tables)}")
+
+
 def _say(console: Console, text: str, end: str = "\n") -> None:
     """Print text as it is: a path is no markup, and nobody wants it broken in the middle."""
     console.print(text, end=end, markup=False, highlight=False, emoji=False, soft_wrap=True)
@@ -181,7 +189,7 @@ def _sample(settings: Settings, days: int, console: Console) -> None:
 
 
 def _add_parameters(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--table", choices=TABLES, action="append", default=[], help="(all)")
+    parser.add_argument("--table", action="append", default=[], help="(all)")
     parser.add_argument("--pilot-days", type=int, default=0, help="so many first, then the rest")
     parser.add_argument("--chunk-days", type=int, help="stages of so many days, each reconciled")
     parser.add_argument("--max-parallel", type=int, help="runs at a time (the queue's limit)")
@@ -203,7 +211,7 @@ def _instance() -> dg.DagsterInstance:
 
 def _backfill(settings: Settings, given: argparse.Namespace, console: Console) -> int:
     """Make a plan, show it, and launch it if that was asked for."""
-    code = running_code(settings.git_commit)
+    code = running_code(settings)
     graph = build_defs(settings).get_repository_def().asset_graph
     with _instance() as instance:
         if "-" not in given.days and given.command == "backfill":
@@ -211,7 +219,7 @@ def _backfill(settings: Settings, given: argparse.Namespace, console: Console) -
         else:
             asked = Parameters(
                 days=given.days,
-                tables=tuple(given.table) or tuple(TABLES),
+                tables=tuple(given.table),
                 **{name: getattr(given, name) for name in _PARAMETERS},
             )
             plan = jobs.plan_anew(settings, graph, instance, code, asked)
@@ -263,7 +271,7 @@ def _night(settings: Settings, as_of: date | None, run: bool, console: Console) 
     night = Night(settings)
     today = as_of or datetime.now(settings.zone).date()
     with _home_or_none() as home, dg.DagsterInstance.from_config(home) as instance:
-        look = partial(busy, instance, daemon=not backfills.lacking_daemons(instance))
+        look = partial(busy, instance, night.tables, daemon=not backfills.lacking_daemons(instance))
         if not run:
             kind, requests = night.wave(today, look(), list)
             _say(console, _outlook(today, kind, requests))
@@ -387,8 +395,8 @@ def _verify(
     settings: Settings, days: Window, names: Sequence[str], json: bool, console: Console
 ) -> int:
     found = verification.verify(settings, days, names)
-    looked_at = dict.fromkeys(one.table for one in found)
-    reads = [verification.read_test(settings, TABLES[name], days) for name in looked_at]
+    looked_at, tables = dict.fromkeys(one.table for one in found), tables_of(settings)
+    reads = [verification.read_test(settings, tables[name], days) for name in looked_at]
     if json:
         _say(console, verification.as_json(found, reads))
     else:
@@ -406,7 +414,7 @@ def show(settings: Settings, console: Console) -> None:
     grid.add_column("from...to", no_wrap=True)
     for heading in ("rows", *(severity.value for severity in _PUBLISHED), "commits"):
         grid.add_column(heading, justify="right", no_wrap=True)
-    for name, table in TABLES.items():
+    for name, table in tables_of(settings).items():
         ledger = read_ledger(settings.table(name), table)
         if ledger.version is None:
             grid.add_row(name, "0", "no table yet")
@@ -531,7 +539,7 @@ class _Condensed:
         """What the step published and evaluated."""
         days, same = (
             ", ".join(
-                f"{name} {n} day{'s' * (n != 1)}" if name in TABLES else name
+                f"{name} {n} day{'s' * (n != 1)}" if name != DASHBOARD else name
                 for name, n in counts.items()
             )
             for counts in (self.days, self.identical)

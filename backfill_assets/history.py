@@ -7,10 +7,10 @@ from datetime import date
 
 from rich.table import Table as Grid
 
+from backfill_assets.catalog import tables_of
 from backfill_assets.codes import Code
 from backfill_assets.partitions import Window, windows
 from backfill_assets.records import Foreign, Record, read_ledger
-from backfill_assets.schemas import TABLES
 from backfill_assets.settings import Settings
 
 _MOST_SPANS = 5
@@ -60,7 +60,7 @@ def life(settings: Settings, name: str, day: date) -> Grid:
 
 
 def _commits(settings: Settings, name: str, day: date | None = None) -> list[Record | Foreign]:
-    ledger = read_ledger(settings.table(name), TABLES[name])
+    ledger = read_ledger(settings.table(name), tables_of(settings)[name])
     found = [commit for commit in ledger.commits if day is None or _speaks(commit, day)]
     if not found:
         what = name if day is None else f"{name}[{day}]"
