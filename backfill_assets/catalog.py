@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 
 from backfill_assets.lateness import Policy
 from backfill_assets.settings import PREFIX, Settings, SettingsError
@@ -43,6 +45,8 @@ def declared(place: str) -> Mapping[str, Table]:
             that have a name each of their own.
     """
     module, _, attribute = place.partition(":")
+    if (here := str(Path.cwd())) not in sys.path:  # as Dagster's own commands look for modules
+        sys.path.append(here)
     try:
         given = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

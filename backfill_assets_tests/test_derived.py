@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+import sys
+import tempfile
 from collections import defaultdict
 from datetime import timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -23,11 +28,24 @@ from backfill_assets.schemas import RAW, REJECTED
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.states import State, day_states
 from backfill_assets.verification import Outcome, verify
-from backfill_assets_tests.example_tables import CustomerSpend, customer_spend_7d
 from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, order
 
-PLACE = "backfill_assets_tests.example_tables:TABLES"
-SPEND = customer_spend_7d
+PLACE = "my_tables:TABLES"
+PAGE = Path(__file__).parents[1] / "docs" / "own-tables.md"
+
+
+def documented(language: str) -> str:
+    """The one block of the page in a language."""
+    (block,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    return block
+
+
+#: The module of the page, word for word, where a user would have it.
+_HOME = tempfile.TemporaryDirectory()
+(Path(_HOME.name) / "my_tables.py").write_text(documented("python"))
+sys.path.append(_HOME.name)
+my_tables = importlib.import_module("my_tables")
+SPEND, CustomerSpend = my_tables.customer_spend_7d, my_tables.CustomerSpend
 ALL = (*EVERYTHING, SPEND.name)
 
 
@@ -130,7 +148,7 @@ def test_a_day_whose_totals_are_not_those_of_its_inputs_is_not_published(engine,
 
 @table(CustomerSpend, checks=[conserves("orders", "amount", "spend")])
 def losing(orders: Annotated[DataFrame, Reads(STAGED, last_days(2))]) -> DataFrame:
-    return customer_spend_7d(orders.where("customer_id IS NOT NULL"))
+    return SPEND(orders.where("customer_id IS NOT NULL"))
 
 
 LOSING = [*ORDERS, losing]
