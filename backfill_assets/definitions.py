@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 
 from backfill_assets import automation, jobs
-from backfill_assets.assets import corrections, derived, fact, lateness, raw, staging
+from backfill_assets.assets import corrections, dashboard, derived, fact, lateness, raw, staging
 from backfill_assets.automation import Clock
 from backfill_assets.catalog import config_digests, tables_of
 from backfill_assets.codes import Code, running_code
@@ -44,7 +44,8 @@ def build_defs(
         *staging.build(settings, running),
         fact.build(settings, running),
         *corrections.build(settings, running),
-        *lateness.build(settings, running),
+        lateness.build(settings, running),
+        dashboard.build(settings),
         *(
             derived.build(settings, running, table)
             for table in tables_of(settings).values()

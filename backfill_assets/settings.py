@@ -107,7 +107,7 @@ class Settings(BaseSettings):
         webhook: where alerts are posted; none means that there are no alerts.
         git_commit: the commit that the code was built from, where it is installed without its git
             repository; the repository itself is asked first.
-        ui_url: where the Dagster UI is, for the links in alerts.
+        ui_url: where the Dagster UI is, for the links in alerts and on the lateness page.
         spark_master: master URL of the embedded session.
         spark_remote: URL of a Spark Connect server, which then replaces the embedded session.
         spark_conf: Spark settings that override the defaults of `backfill_assets.spark`.

@@ -1,13 +1,11 @@
-"""How late lines arrive: the figures against plain Python, and the page as a reader gets it."""
+"""How late lines arrive: the figures against plain Python, and the way from landing to page."""
 
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
-from html.parser import HTMLParser
 from math import ceil
 
 import dagster as dg
@@ -22,6 +20,7 @@ from backfill_assets.audit import Severity, judge, measure
 from backfill_assets.partitions import DAY, Window
 from backfill_assets.schemas import LATENESS
 from backfill_assets_tests.pipeline import Pipeline, day, order
+from backfill_assets_tests.test_dashboard import by_delay
 
 WEEK = Window(day(10), day(17))
 LINE = T.StructType(
@@ -62,19 +61,6 @@ def generated() -> list[dict]:
         order_id = f"o{chosen.randint(1, 30)}"
         lines.append(line(log_day, log_day - delay, order_id, amount, seconds=seconds))
     return lines
-
-
-def by_delay(lines: Iterable[tuple[Decimal, int]]) -> dict[str, list]:
-    """The columns by delay of lines, each given as amount and delay."""
-    counts, money = Counter(), defaultdict(Decimal)
-    for amount, delay in lines:
-        counts[delay] += 1
-        money[delay] += abs(amount)
-    return {
-        "delays": sorted(counts),
-        "lines_by_delay": [counts[delay] for delay in sorted(counts)],
-        "amount_by_delay": [money[delay] for delay in sorted(counts)],
-    }
 
 
 def expected(lines: list[dict], rejected: list[date], log_day: date, window_days: int) -> dict:
@@ -286,7 +272,7 @@ def test_assets_from_landing_to_page(pipeline):
     assert said[f"delta version {LATENESS.name}"] == version
     table = pipeline.log(LATENESS.name).to_pyarrow_table()
     text = (folder / "index.html").read_text()
-    assert text == dashboard.page(table, pipeline.settings.window_days, version)
+    assert text == dashboard.page(table, pipeline.settings, version)
 
 
 def test_without_a_table_there_is_no_page(pipeline):
@@ -305,216 +291,3 @@ def test_a_table_of_an_earlier_release_is_named_with_the_way(pipeline):
     assert "was made by an earlier release and has no delays. The page is as it was." in (
         pipeline.failure(result)
     )
-
-
-def table(days: int = 1, delays: tuple[int, ...] = (0,) * 997 + (1, 3, 9), **changed) -> pa.Table:
-    """Rows of the table: so many days with the same delays each, and amounts of 1."""
-    return pa.Table.from_pylist([row(day(n), delays) | changed for n in range(1, days + 1)])
-
-
-def row(log_day: date, delays: Sequence[int], amounts: Sequence[Decimal] = ()) -> dict:
-    """One row of the table, of lines with these delays; each has an amount of 1 unless given."""
-    late = sorted(delay for delay in delays if delay)
-    beyond = sum(delay > 7 for delay in late)
-
-    def percentile(percent: int) -> int | None:
-        return late[ceil(len(late) * percent / 100) - 1] if late else None
-
-    return {
-        "log_date": log_day,
-        "lines": len(delays),
-        "late_lines": len(late),
-        "late_amount": Decimal(len(late)),
-        "beyond_lines": beyond,
-        "beyond_amount": Decimal("1234.50") * beyond,
-        "superseded_lines": 4,
-        "rejected_lines": 1,
-        "delay_days_p50": percentile(50),
-        "delay_days_p95": percentile(95),
-        "delay_days_max": percentile(100),
-        **by_delay(zip(amounts or [Decimal(1)] * len(delays), delays, strict=True)),
-    }
-
-
-class Reader(HTMLParser):
-    """The text outside of scripts and styles, and every attribute with its tag."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.words, self.attributes, self.inside = [], [], ""
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        self.inside = tag
-        self.attributes += [(tag, name, value) for name, value in attrs]
-
-    def handle_endtag(self, tag):
-        self.inside = ""
-
-    def handle_data(self, data):
-        if self.inside not in ("script", "style"):
-            self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split()).replace(" ,", ",").replace(" ;", ";")
-
-
-def test_the_page_needs_nothing_from_elsewhere():
-    page = dashboard.page(table(15), 7, 2)
-    reader = Reader(page)
-    assert not [a for a in reader.attributes if a[1] in ("src", "href", "srcset", "data", "action")]
-    assert not {tag for tag, _, _ in reader.attributes} & {"link", "img", "iframe", "object"}
-    (policy,) = [v for tag, _, v in reader.attributes if v and v.startswith("default-src")]
-    assert policy.startswith("default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-")
-    assert "http" not in policy
-    ids = [value for _, name, value in reader.attributes if name == "id"]
-    assert ids == ["chart-windows", "chart-late", "chart-delays", "chart-others"]
-
-
-def test_the_same_table_gives_the_same_page():
-    rows = table(3)
-    assert dashboard.page(rows, 7, 2) == dashboard.page(rows.take([2, 0, 1]), 7, 2)
-
-
-def test_the_page_says_its_figures():
-    text = Reader(dashboard.page(table(24), 7, 2)).text
-    for said in (
-        "Log days 2024-01-01 to 2024-01-24, from version 2 of arrival_lateness.",
-        "24,000 lines on 24 log days. 0.30 % (72) came late; 0.10 % (24) came after the window of "
-        "7 days had closed, with amounts that add up to 29,628.00 . 96 lines made another version "
-        "of an order obsolete; 24 more lines could not be read and were rejected.",
-        "A window of 3 days catches 99.9 % of the lines, and no shorter one does. For 99 % it "
-        "takes 0 days. A window of 3 days catches 99.9 % of the money, and no shorter one does. "
-        "For 99 % it takes 0 days. The configured window of 7 days catches 99.90 % of the lines "
-        "and 99.90 % of the money; 10 lines came after it. All shares are of the 10,000 lines of "
-        "the 10 order days 2024-01-01 to 2024-01-10: the days that are measured together with the "
-        "14 log days after them",
-    ):
-        assert said in text
-    assert "not measured" not in text
-    assert "another window" not in text
-
-
-#: Of an order day's 2,000 lines 2 % come late, over 1 to 12 days: three with each delay, four with
-#: 7 to 10 days. So a window of 6 days misses 22 of them and one of 7 days 18; 20 are 1 %.
-DELAYS = [0] * 1960 + [(n + 6) % 12 + 1 for n in range(40)]
-
-
-def delayed(history: int, *, older: bool) -> list[dict]:
-    """Log days of a source whose lines are late as `DELAYS` says.
-
-    Late lines have twice the amount of others, and half of them are refunds.
-
-    Args:
-        history: how many log days.
-        older: whether the source is older than its log; otherwise no line is of a day before.
-    """
-    logged = defaultdict(list)
-    for order_day in range(-30 if older else 1, history + 1):
-        for n, delay in enumerate(DELAYS):
-            amount = Decimal(1) if not delay else Decimal(2) * (-1) ** n
-            logged[order_day + delay].append((amount, delay))
-    return [
-        row(day(n), [delay for _, delay in logged[n]], [amount for amount, _ in logged[n]])
-        for n in range(1, history + 1)
-    ]
-
-
-@pytest.mark.parametrize("older", [False, True])
-@pytest.mark.parametrize("history", [15, 16, 30, 40])
-def test_the_advice_is_the_true_window_from_the_first_day_that_can_tell(history, older):
-    rows = delayed(history, older=older)
-    known = dashboard.arrived(rows, 7)
-    assert known.days == list(map(day, range(1, history - 13)))
-    assert known.lines == {d: n * len(known.days) for d, n in Counter(DELAYS).items()}
-    assert dashboard.smallest_window(known.lines, 990) == 7
-    assert dashboard.smallest_window(known.lines, 999) == 12
-    # Money comes later than lines, as late lines have the greater amounts.
-    assert dashboard.smallest_window(known.cents, 990) == 9
-    assert dashboard.smallest_window(known.cents, 999) == 12
-    said = dashboard.key_figures(rows, 7)
-    assert [value for name, value in said.items() if "smallest W" in name] == [7, 12, 9, 12]
-
-
-def test_counting_every_log_day_would_advise_too_short_a_window():
-    every = Counter()
-    for found in delayed(30, older=False):
-        every += Counter(dict(zip(found["delays"], found["lines_by_delay"], strict=True)))
-    assert [dashboard.smallest_window(every, n) for n in (990, 999)] == [5, 11]
-
-
-@pytest.mark.parametrize("history", [0, 1, 14])
-def test_a_history_too_short_gives_no_advice(history):
-    rows = delayed(history, older=True)
-    said = dashboard.key_figures(rows, 7)
-    assert said["order days compared"] == 0
-    assert {value for name, value in said.items() if "smallest W" in name} == {"not known yet"}
-    if rows:
-        text = Reader(dashboard.page(pa.Table.from_pylist(rows), 7, 0)).text
-        assert "Too little is measured to advise." in text
-        assert "it takes 15 log days in a row" in text
-        assert "A window of" not in text
-
-
-def test_a_day_that_is_not_measured_hides_those_whose_late_lines_it_may_hold():
-    rows = [row for row in delayed(40, older=False) if row["log_date"] != day(20)]
-    known = dashboard.arrived(rows, 7)
-    assert known.days == [*map(day, range(1, 6)), *map(day, range(21, 27))]
-    assert dashboard.smallest_window(known.lines, 999) == 12
-
-
-def test_a_configured_window_longer_than_those_compared_needs_a_longer_history():
-    known = dashboard.arrived(delayed(40, older=False), 30)
-    assert known.days == list(map(day, range(1, 11)))
-
-
-def test_lines_of_long_ago_are_of_no_order_day_that_counts():
-    rows = [row(day(n), [0, 9_999, 800_000]) for n in range(1, 16)]
-    assert dashboard.arrived(rows, 7).lines == {0: 1}
-
-
-@pytest.mark.parametrize(
-    ("rows", "window_days", "said"),
-    [
-        (table(), 7, ["Log day 2024-01-01, from", "on 1 log day."]),
-        (table(15, (0,) * 5), 7, ["None came late.", "A window of 0 days catches 99.9 % of"]),
-        (table(delays=(0, 2)), 7, ["50.00 % (1) came late; none came after the window of 7 days"]),
-        (table(delays=()), 7, ["No lines on 1 log day.", "Too little is measured"]),
-        (table(15, ()), 7, ["order day 2024-01-01 had no lines, so there is nothing to say"]),
-        (table(546), 7, ["546,000 lines on 546 log days.", "2024-01-01 to 2025-06-15"]),
-        (table(delays=(0,) * 9_999 + (20,)), 7, ["0.01 % (1) came late"]),
-        (table(40, (0,) * 9 + (20,)), 14, ["No window of up to 14 days catches 99.9 % of the li"]),
-        (table(delays=(0, 20_000)), 7, ["The scale is logarithmic."]),
-        (table(3), 2, ["0.20 % (6) came after", "At least 3 log days were measured when another"]),
-        (table(40), 30, ["window of 30 days catches 100 % of the lines", "the 30 log days after"]),
-        (table(3).take([0, 2]), 7, ["1 log day in between was not measured"]),
-        (
-            table(15, amount_by_delay=[Decimal(0)] * 4),
-            7,
-            ["catches 99.90 % of the lines;", "3 days catches 99.9 % of the lines"],
-        ),
-    ],
-)
-def test_the_page_of_any_table(rows, window_days, said):
-    text = Reader(dashboard.page(rows, window_days, 0)).text
-    for words in said:
-        assert words in text
-
-
-def test_a_share_is_never_rounded_to_what_it_is_not():
-    assert dashboard.smallest_window({0: 998_999, 1: 1_001}, 999) == 1
-    assert dashboard.smallest_window({0: 999, 1: 1}, 999) == 0
-    assert dashboard.smallest_window({0: 1, 20: 1}, 999) is None
-    # Beyond all windows that are compared, but of order days that count.
-    figures = dashboard.key_figures(table(40, (0, 20)).to_pylist(), 7)
-    assert figures["smallest W that catches 99 %"] == "more than 14"
-
-
-def test_a_page_replaces_the_one_before(tmp_path):
-    folder = tmp_path / "a" / "page"
-    for text in ("first", "zweite é"):
-        assert dashboard.write(text, str(folder), "run") == f"{folder}/index.html"
-    assert dashboard.write("third", f"file://{folder}", "run") == f"file://{folder}/index.html"
-    assert (folder / "index.html").read_text() == "third"
-    assert [path.name for path in folder.iterdir()] == ["index.html"]

@@ -1,4 +1,4 @@
-"""How late lines arrive: figures by log day, and the asset of the page that shows them."""
+"""How late lines arrive: figures by log day."""
 
 from collections.abc import Collection, Iterator, Mapping
 from datetime import date
@@ -13,15 +13,13 @@ from backfill_assets.assets.publishing import delta_assets, plan_of, publish
 from backfill_assets.assets.versions import in_time, with_event_day
 from backfill_assets.audit import Book
 from backfill_assets.codes import Code
-from backfill_assets.dashboard import COMPARED, DASHBOARD, key_figures, lines_within, page, write
+from backfill_assets.delays import COMPARED, lines_within
 from backfill_assets.io_manager import Built, Candidate, Input, Plan
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
-from backfill_assets.records import load_log
 from backfill_assets.schemas import LATENESS, RAW, REJECTED
 from backfill_assets.settings import Settings
 from backfill_assets.spark import keeping
-from backfill_assets.stores import folder_of
 
 
 def arrival_lateness(
@@ -229,8 +227,8 @@ def numbers(row: Mapping[str, Any]) -> dict[str, int | float]:
     return said
 
 
-def build(settings: Settings, code: Code) -> list[dg.AssetsDefinition]:
-    """`arrival_lateness`, from the raw log, and the page `lateness_dashboard` on all its days."""
+def build(settings: Settings, code: Code) -> dg.AssetsDefinition:
+    """`arrival_lateness`, from the raw log."""
     window_days, policy = settings.window_days, Policy.of(settings)
     of_lines = [(RAW.name, "log_date"), (RAW.name, "order_ts")]
     with_amount = [*of_lines, (RAW.name, "amount")]
@@ -289,57 +287,4 @@ def build(settings: Settings, code: Code) -> list[dg.AssetsDefinition]:
 
             yield from publish(context, [Candidate(LATENESS, plan)])
 
-    return [measure_lateness, _dashboard(settings, code)]
-
-
-def _dashboard(settings: Settings, code: Code) -> dg.AssetsDefinition:
-    @dg.multi_asset(
-        name="draw_lateness",
-        specs=[
-            dg.AssetSpec(
-                DASHBOARD,
-                deps=[LATENESS.name],
-                description="One page, for people, on how late lines arrive and which window "
-                "would catch them; it opens in any browser, without a network.",
-                group_name="lateness",
-                owners=["team:data-platform"],
-                kinds={"plotly", "html"},
-                code_version=code.of(LATENESS.name),
-            )
-        ],
-        # It has no days; but Dagster's command line takes a range only if every asset has this.
-        backfill_policy=dg.BackfillPolicy.single_run(),
-        # Two runs at once would write the one page; dagster.yaml lets one in at a time.
-        pool=DASHBOARD,
-    )
-    def draw_lateness(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        url = settings.table(LATENESS.name)
-        log = load_log(url)
-        rows = log.to_pyarrow_table(filesystem=folder_of(url)) if log else None
-        if log is None or not rows:
-            raise dg.Failure(
-                f"There is nothing to show yet, {LATENESS.name} has no rows at {url}: materialize "
-                f"it for some days, then {DASHBOARD} again. Nothing was written.",
-                allow_retries=False,
-            )
-        if missing := [name for name in LATENESS.columns if name not in rows.column_names]:
-            raise dg.Failure(
-                f"{DASHBOARD}: {LATENESS.name} at {url} was made by an earlier release and has no "
-                f"{', '.join(missing)}. The page is as it was. Delete that folder, as all of it "
-                f"follows from {RAW.name} and {REJECTED.name}; then materialize {LATENESS.name} "
-                f"for all its days, and {DASHBOARD}.",
-                allow_retries=False,
-            )
-        text = page(rows, settings.window_days, log.version())
-        path = write(text, f"{settings.warehouse}/{DASHBOARD}", context.run.run_id)
-        return dg.MaterializeResult(
-            metadata={
-                "path": dg.MetadataValue.url(path)
-                if "://" in path
-                else dg.MetadataValue.path(path),
-                **key_figures(rows.to_pylist(), settings.window_days),
-                f"delta version {LATENESS.name}": log.version(),
-            }
-        )
-
-    return draw_lateness
+    return measure_lateness

@@ -293,8 +293,8 @@ class Pages:
         self.see("//table//td")
         self.shoot(picture)
 
-    def late(self, page: Path) -> None:
-        """Pictures of what shows late data: schedule and sensors, states, figures, the page."""
+    def late(self) -> None:
+        """Pictures of what shows late data: schedule and sensors, states, figures."""
         self.open("/automation")
         for name in ("nightly", "touched_days", "watch_days", "alerts", "lost_retries"):
             self.text(name)
@@ -310,10 +310,27 @@ class Pages:
         self.scroll("caught by W=7")
         self.shoot("lateness-plots")
 
-        self.browser.set_window_size(1200, 2900)
-        self.browser.get(page.resolve().as_uri())
-        self.see("//*[contains(@class, 'js-plotly-plot')]", 4)
-        self.shoot("lateness-dashboard")
+    def lateness(self, page: Path) -> None:
+        """Pictures of the lateness page: wide and light, and as a phone has it in the dark.
+
+        Raises:
+            WrongError: the narrow page has to be moved sideways to be read.
+        """
+        width = 420
+        for name, scheme, size in (
+            ("lateness-dashboard", "light", (1200, 3500)),
+            ("lateness-dashboard-narrow", "dark", (width, 1800)),
+        ):
+            shape = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
+            asked = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+            self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", shape)
+            self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", asked)
+            self.browser.get(page.resolve().as_uri())
+            self.see("//figure", 5)
+            self.shoot(name)
+        needed = self.browser.execute_script("return document.documentElement.scrollWidth")
+        if needed > width:
+            raise WrongError(f"The lateness page needs {needed} pixels where there are {width}.")
 
 
 @contextmanager
@@ -416,7 +433,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         server.ask("mutation { setNuxSeen }")  # no invitation to a newsletter over the pages
         if given.page:
             with browsing(server, given.shots) as pages:
-                pages.late(given.page)
+                pages.late()
+                pages.lateness(given.page)
             return 0
         if given.planned:
             with browsing(server, given.shots) as pages:

@@ -1,0 +1,67 @@
+"""The lateness page as an asset: drawn anew from all days of `arrival_lateness`.
+
+In a module of its own, so that the code of the page is none of the table's: see `codes`.
+"""
+
+import dagster as dg
+
+from backfill_assets.advice import key_figures
+from backfill_assets.dashboard import DASHBOARD, page, write
+from backfill_assets.records import load_log
+from backfill_assets.schemas import LATENESS, RAW, REJECTED
+from backfill_assets.settings import Settings
+from backfill_assets.stores import folder_of
+
+
+def build(settings: Settings) -> dg.AssetsDefinition:
+    """`lateness_dashboard`, which has no days of its own."""
+
+    @dg.multi_asset(
+        name="draw_lateness",
+        specs=[
+            dg.AssetSpec(
+                DASHBOARD,
+                deps=[LATENESS.name],
+                description="One page, for people, on how late lines arrive and which window "
+                "would catch them; it opens in any browser, without a network.",
+                group_name="lateness",
+                owners=["team:data-platform"],
+                kinds={"html"},
+            )
+        ],
+        # It has no days; but Dagster's command line takes a range only if every asset has this.
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        # Two runs at once would write the one page; dagster.yaml lets one in at a time.
+        pool=DASHBOARD,
+    )
+    def draw_lateness(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+        url = settings.table(LATENESS.name)
+        log = load_log(url)
+        rows = log.to_pyarrow_table(filesystem=folder_of(url)) if log else None
+        if log is None or not rows:
+            raise dg.Failure(
+                f"There is nothing to show yet, {LATENESS.name} has no rows at {url}: materialize "
+                f"it for some days, then {DASHBOARD} again. Nothing was written.",
+                allow_retries=False,
+            )
+        if missing := [name for name in LATENESS.columns if name not in rows.column_names]:
+            raise dg.Failure(
+                f"{DASHBOARD}: {LATENESS.name} at {url} was made by an earlier release and has no "
+                f"{', '.join(missing)}. The page is as it was. Delete that folder, as all of it "
+                f"follows from {RAW.name} and {REJECTED.name}; then materialize {LATENESS.name} "
+                f"for all its days, and {DASHBOARD}.",
+                allow_retries=False,
+            )
+        text = page(rows, settings, log.version())
+        path = write(text, f"{settings.warehouse}/{DASHBOARD}", context.run.run_id)
+        return dg.MaterializeResult(
+            metadata={
+                "path": dg.MetadataValue.url(path)
+                if "://" in path
+                else dg.MetadataValue.path(path),
+                **key_figures(rows.to_pylist(), settings.window_days),
+                f"delta version {LATENESS.name}": log.version(),
+            }
+        )
+
+    return draw_lateness
