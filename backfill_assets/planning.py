@@ -19,6 +19,7 @@ from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGra
 from dagster._core.definitions.partitions.subset import PartitionsSubset
 from pydantic import BaseModel, Field
 
+from backfill_assets.calendars import days_asked
 from backfill_assets.codes import Code
 from backfill_assets.graph import dependencies
 from backfill_assets.history import spans
@@ -26,7 +27,7 @@ from backfill_assets.io_manager import new_input, why
 from backfill_assets.lateness import Policy
 from backfill_assets.listing import Listing, list_landing
 from backfill_assets.manifests import news
-from backfill_assets.partitions import DAY, Window, daily_partitions, days_of_run, windows
+from backfill_assets.partitions import DAY, Window, days_of_run, windows
 from backfill_assets.recipes import made_of
 from backfill_assets.records import Ledger, Ledgers, packed, read_ledgers, unpacked
 from backfill_assets.reprocessing import final_days, manifests, targets
@@ -185,6 +186,15 @@ class BackfillPlan(BaseModel, frozen=True):
     runs: int
     seconds: float | None
 
+    @property
+    def rewrites_final(self) -> dict[str, list[date]]:
+        """The final days that it computes, or may, by table."""
+        found = {
+            name: sorted({*unpacked(outlook.final)} & {*outlook.left})
+            for name, outlook in self.tables.items()
+        }
+        return {name: days for name, days in found.items() if days}
+
     def moved(self, now: BackfillPlan) -> list[str]:
         """What has changed since the plan was made, in words."""
         found = []
@@ -229,6 +239,23 @@ def target_days(
     }
 
 
+def refuse_impossible(settings: Settings, parameters: Parameters) -> None:
+    """See that what a person asks for can be planned.
+
+    Raises:
+        ValueError: a day is not on the calendar, there is no such table, or no day is left to
+            build after the pilot.
+    """
+    days_asked(parameters.days, settings)
+    if unknown := set(parameters.tables) - TABLES.keys():
+        raise ValueError(f"no such table: {', '.join(sorted(unknown))}; there are {[*TABLES]}")
+    if 0 < len(parameters.window) <= parameters.pilot_days:
+        raise ValueError(
+            f"a pilot of {parameters.pilot_days} day(s) leaves nothing of the "
+            f"{len(parameters.window)} day(s) {parameters.window}: give fewer pilot days, or none"
+        )
+
+
 def make_plan(
     settings: Settings,
     graph: BaseAssetGraph,
@@ -248,16 +275,10 @@ def make_plan(
         id_: of the plan.
 
     Raises:
-        ValueError: a day is not on the calendar, or there is no such table.
+        ValueError: as `refuse_impossible` does.
     """
-    window = parameters.window
-    keys = daily_partitions(settings).get_partition_keys()
-    if unknown := set(parameters.tables) - TABLES.keys():
-        raise ValueError(f"no such table: {', '.join(sorted(unknown))}; there are {[*TABLES]}")
-    if window.end <= window.start or not {str(window.start), str(window.end - DAY)} <= set(keys):
-        calendar = f"{keys[0]}...{keys[-1]}" if keys else "empty"
-        raise ValueError(f"{parameters.days}: the calendar is {calendar} (FIRST...LAST)")
-    days = target_days(graph, parameters.tables, window)
+    refuse_impossible(settings, parameters)
+    days = target_days(graph, parameters.tables, parameters.window)
     ledgers = read_ledgers(settings)
     return plan_backfill(settings, parameters, days, ledgers, code, id_, past_runs(instance))
 
