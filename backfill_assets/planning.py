@@ -243,8 +243,8 @@ def refuse_impossible(settings: Settings, parameters: Parameters) -> None:
     """See that what a person asks for can be planned.
 
     Raises:
-        ValueError: a day is not on the calendar, there is no such table, or no day is left to
-            build after the pilot.
+        ValueError: a day is not on the calendar, there is no such table, no day is left to build
+            after the pilot, or files are accepted for tables that are not loaded from any.
     """
     days_asked(parameters.days, settings)
     if unknown := set(parameters.tables) - TABLES.keys():
@@ -253,6 +253,11 @@ def refuse_impossible(settings: Settings, parameters: Parameters) -> None:
         raise ValueError(
             f"a pilot of {parameters.pilot_days} day(s) leaves nothing of the "
             f"{len(parameters.window)} day(s) {parameters.window}: give fewer pilot days, or none"
+        )
+    if parameters.accept and not {RAW.name, REJECTED.name} & {*parameters.tables}:
+        raise ValueError(
+            f"{', '.join(parameters.accept)} is accepted for nothing: only {RAW.name} and "
+            f"{REJECTED.name} are loaded from files, and neither is among the tables"
         )
 
 

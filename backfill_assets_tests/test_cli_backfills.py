@@ -87,6 +87,7 @@ def test_what_cannot_be_planned(instance, capsys, command):
     for options, said in (
         (["--pilot-days", "5"], f"a pilot of 5 day(s) leaves nothing of the 3 day(s) {DAYS}"),
         (["--pilot-days", "3"], "a pilot of 3 day(s) leaves nothing of the 3 day(s)"),
+        (["--accept", "x", "--select", FACT.name], "x is accepted for nothing: only raw_orders"),
         (["--pilot-days", "-1"], "-1 is not in the range x>=0"),
         (["--chunk-days", "0"], "0 is not in the range x>=1"),
         (["--max-parallel", "8"], "8 is not in the range 1<=x<=7"),
@@ -232,6 +233,27 @@ def test_a_launch_is_watched(instance, monkeypatch, capsys, complete, status):
     assert said.count("stage 1 of 1 (aaaaaaaa-rest): about to be launched") == 1
     assert re.search(r"^\d\d:\d\d:\d\d  it is over$", said, re.M)
     assert "Next     backfill-assets reconcile aaaaaaaa, or backfill-assets undo" in said
+
+
+def test_a_launch_that_nobody_watches_to_its_end(instance, monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    it = kept(instance, "aaaaaaaa")
+    monkeypatch.setattr(jobs, "launch", lambda *_: it)
+    monkeypatch.setattr(backfills, "progress", interrupt)
+    assert main(["backfill", "aaaaaaaa"]) == 130
+    assert "It goes on, and `backfill-assets plans` tells how far" in capsys.readouterr().out
+
+
+def test_a_quiet_launch_tells_its_end_alone(instance, monkeypatch, capsys):
+    it = kept(instance, "aaaaaaaa")
+    monkeypatch.setattr(jobs, "launch", lambda *_: it)
+    monkeypatch.setattr(backfills, "lacking_daemons", lambda _: [])
+    looks = iter([it, it, it.model_copy(update={"ended": "it is over"})])
+    monkeypatch.setattr(backfills, "find", lambda *_: next(looks))
+    assert main(["-q", "backfill", "aaaaaaaa"]) == 1
+    assert re.fullmatch(r"\d\d:\d\d:\d\d  it is over\n", capsys.readouterr().out)
 
 
 def test_a_daemon_that_dies_meanwhile(instance, monkeypatch, capsys):

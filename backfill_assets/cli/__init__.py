@@ -41,10 +41,11 @@ _INTERRUPTED = 130  # as a shell tells it
 
 _EPILOG = """\b
 Exit status:
-  0  fine
-  1  a finding: something is not as it should be
-  2  wrong use of the command
-  3  the command could not run
+  0    fine
+  1    a finding: something is not as it should be
+  2    wrong use of the command
+  3    the command could not run
+  130  interrupted
 \b
 Shell completion, in ~/.bashrc (zsh_source or fish_source for those shells):
   eval "$(_BACKFILL_ASSETS_COMPLETE=bash_source backfill-assets)"

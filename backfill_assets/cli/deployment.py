@@ -30,8 +30,7 @@ def ui(out: Output, port: int) -> Status:
     Needs DAGSTER_HOME. It runs until Ctrl-C, and ends with 3 if a part of it cannot run.
     """
     settings = load_settings()
-    if not home():
-        raise CannotRunError("DAGSTER_HOME is not set: it names the folder of Dagster's own data")
+    home()
     refuse_used_port(port)
     _fetch_jars(out, settings)
     from backfill_assets.deployment import deploy

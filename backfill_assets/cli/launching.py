@@ -47,7 +47,8 @@ def backfill(ctx: click.Context, out: Output, what: str, yes: bool, **given: Any
         _refuse_options(ctx, what)
     with instance() as dagster:
         made = plan_anew(settings, dagster, days, given) if days else _kept(dagster, what).plan
-        show_plan(out, made)
+        if not out.quiet:
+            show_plan(out, made)
         _confirm_final(made, yes)
         it = _launched(settings, dagster, made)
         out.note(f"Launched {settings.ui_url}/runs/b/{it.backfill_id}")
@@ -119,16 +120,21 @@ def _watched(out: Output, dagster: dg.DagsterInstance, it: Undertaking) -> Under
     from backfill_assets import backfills
 
     id_, said = it.plan.id, ""
-    while not it.ended:
-        time.sleep(_LOOK_EVERY)
-        it = backfills.find(dagster, id_)
-        if (now := backfills.progress(dagster, it)) != said:
-            said = now
-            out.note(f"{time.strftime('%X')}  {said}")
-        if not it.ended and (lacking := backfills.lacking_daemons(dagster)):
-            raise CannotRunError(
-                f"the {' and the '.join(lacking)} daemon fell silent, so backfill {id_} stands at: "
-                f"{said}. What is published stays. Start the deployment again (`make ui`): it goes "
-                "on by itself, and `backfill-assets plans` tells how far it is"
-            )
+    how = "`backfill-assets plans` tells how far it is"
+    try:
+        while not it.ended:
+            time.sleep(_LOOK_EVERY)
+            it = backfills.find(dagster, id_)
+            if (now := backfills.progress(dagster, it)) != said:
+                said = now
+                (out.say if it.ended else out.note)(f"{time.strftime('%X')}  {said}")
+            if not it.ended and (lacking := backfills.lacking_daemons(dagster)):
+                raise CannotRunError(
+                    f"the {' and the '.join(lacking)} daemon fell silent, so backfill {id_} stands "
+                    f"at: {said}. What is published stays. Start the deployment again (`make ui`): "
+                    f"the backfill goes on by itself, and {how}"
+                )
+    except KeyboardInterrupt:
+        out.say(f"Nobody watches backfill {id_} any more. It goes on, and {how}")
+        raise
     return it

@@ -46,7 +46,7 @@ class Output:
 
     Attributes:
         quiet: print results alone, neither progress nor hints.
-        verbose: print Dagster's log and the traces of errors as well.
+        verbose: print the traces of errors as well, and Dagster's log of an undo.
         command: the command that runs, for messages.
     """
 
@@ -142,7 +142,7 @@ def levels() -> list[click.Option]:
         )
         for name, text in (
             ("quiet", "Results alone: no progress, no hints."),
-            ("verbose", "Also Dagster's log, and the traces of errors."),
+            ("verbose", "Also the traces of errors, and Dagster's log of an undo."),
         )
     ]
 
