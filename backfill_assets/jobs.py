@@ -27,6 +27,7 @@ from backfill_assets.planning import (
     Parameters,
     in_numbers,
     make_plan,
+    refuse_impossible,
 )
 from backfill_assets.planning import in_lines as plan_in_lines
 from backfill_assets.records import read_ledgers
@@ -98,6 +99,7 @@ def plan_anew(
     Raises:
         ValueError: a parameter is not possible, and why.
     """
+    refuse_impossible(settings, asked)
     plan = make_plan(settings, graph, instance, asked, code, id_ or make_new_backfill_id())
     backfills.keep(instance, Undertaking(plan=plan, made=time.time()))
     return plan

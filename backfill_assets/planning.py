@@ -240,15 +240,13 @@ def target_days(
 
 
 def refuse_impossible(settings: Settings, parameters: Parameters) -> None:
-    """See that what a person asks for can be planned.
+    """See that what a person asks for can be planned, and that nothing of it would be ignored.
 
     Raises:
         ValueError: a day is not on the calendar, there is no such table, no day is left to build
             after the pilot, or files are accepted for tables that are not loaded from any.
     """
-    days_asked(parameters.days, settings)
-    if unknown := set(parameters.tables) - TABLES.keys():
-        raise ValueError(f"no such table: {', '.join(sorted(unknown))}; there are {[*TABLES]}")
+    _refuse_unknown(settings, parameters)
     if 0 < len(parameters.window) <= parameters.pilot_days:
         raise ValueError(
             f"a pilot of {parameters.pilot_days} day(s) leaves nothing of the "
@@ -259,6 +257,12 @@ def refuse_impossible(settings: Settings, parameters: Parameters) -> None:
             f"{', '.join(parameters.accept)} is accepted for nothing: only {RAW.name} and "
             f"{REJECTED.name} are loaded from files, and neither is among the tables"
         )
+
+
+def _refuse_unknown(settings: Settings, parameters: Parameters) -> None:
+    days_asked(parameters.days, settings)
+    if unknown := set(parameters.tables) - TABLES.keys():
+        raise ValueError(f"no such table: {', '.join(sorted(unknown))}; there are {[*TABLES]}")
 
 
 def make_plan(
@@ -280,9 +284,9 @@ def make_plan(
         id_: of the plan.
 
     Raises:
-        ValueError: as `refuse_impossible` does.
+        ValueError: a day is not on the calendar, or there is no such table.
     """
-    refuse_impossible(settings, parameters)
+    _refuse_unknown(settings, parameters)
     days = target_days(graph, parameters.tables, parameters.window)
     ledgers = read_ledgers(settings)
     return plan_backfill(settings, parameters, days, ledgers, code, id_, past_runs(instance))
