@@ -172,7 +172,7 @@ TAKE_DAYS = (
 def test_days_are_refused_in_one_sentence(monkeypatch, capsys, command):
     monkeypatch.setenv("BACKFILL_ASSETS_END", "2024-01-29")
     for days in (
-        *("2024-1-1", "2024-02-30", "20240101", "2024-01-01..2024-01-02", "2024-01-01...x"),
+        *("2024-1-1", "2024-02-30", "2024-13-01", "2024-01-01..2024-01-02", "2024-01-01...x"),
         *("2024-01-05...2024-01-04", "2023-12-31", "2024-01-28...2024-01-29"),
     ):
         assert wrong(capsys, *command, days).endswith(
@@ -197,7 +197,7 @@ def test_the_calendar_is_that_of_the_partitions(monkeypatch):
 
 
 def test_a_day_of_its_own(capsys):
-    for day in ("2024-1-1", "2024-01-01...2024-01-02"):
+    for day in ("20240101", "2024-1-1", "2024-01-01...2024-01-02"):
         assert f"{day!r} is not one day, as YYYY-MM-DD" in wrong(capsys, "night", "--as-of", day)
 
 

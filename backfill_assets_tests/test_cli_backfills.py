@@ -98,7 +98,7 @@ def test_what_cannot_be_planned(instance, capsys, command):
     assert backfills.kept(instance) == []
 
 
-def test_plans(instance, capsys):
+def test_plans(instance, monkeypatch, capsys):
     assert main(["plans"]) == 0
     assert "no plan is kept" in capsys.readouterr().out
     kept(instance, "aaaaaaaa")
@@ -111,6 +111,11 @@ def test_plans(instance, capsys):
     assert first.split()[3:] == [DAYS, FACT.name, "not", "launched", "why", "[red]"]
     assert second.split()[0] == "bbbbbbbb"
     assert "complete and reconciled" in second
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["plans"]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= 60
+    assert {*heading.split(), *first.split(), *second.split()} == {*" ".join(lines).split()}
     assert main(["plans", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert [(one["plan"], one["state"]) for one in said] == [
@@ -147,6 +152,8 @@ def test_an_unknown_plan(instance, capsys):
     kept(instance, "aecrkdop")
     said = wrong(capsys, "backfill", "aecrkdob")
     assert "there is no plan aecrkdob; did you mean aecrkdop? There are aecrkdop." in said
+    for run in ("12345678", "3d3d2572", "aecrkdop-pilot"):
+        assert f"there is no plan {run}" in wrong(capsys, "backfill", run)
 
 
 @pytest.fixture

@@ -41,8 +41,8 @@ def backfill(ctx: click.Context, out: Output, what: str, yes: bool, **given: Any
     on if this command is stopped. It ends with 1 if a stage did not pass.
     """
     settings = load_settings()
-    # What begins with a digit can only be days, well spelled or not.
-    days = _days(ctx, what) if re.match(r"\d", what) or "..." in what else None
+    # An id may be that of a run, whose characters may all be digits.
+    days = _days(ctx, what) if re.match(r"\d+-\d", what) or "..." in what else None
     if days is None:
         _refuse_options(ctx, what)
     with instance() as dagster:
@@ -89,7 +89,10 @@ def _kept(dagster: dg.DagsterInstance, id_: str) -> Undertaking:
         known = backfills.kept(dagster)
         if id_ in known:
             raise
-        said = f"{nearest('plan', id_, known)} `backfill-assets plans` lists them."
+        said = (
+            f"{nearest('plan', id_, known)} `backfill-assets plans` lists them. Days would be "
+            "FIRST...LAST or one day, as YYYY-MM-DD."
+        )
         raise click.UsageError(said) from error
 
 
