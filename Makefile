@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install jars sample demo ui test torture check bench drill soak clean
+.PHONY: help install jars sample demo ui test torture check bench drill soak docs clean
 
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
@@ -83,5 +83,15 @@ soak: $(VENV)/.installed-dev ## a deployment lives through weeks of arrivals, wi
 	@$(BIN)/backfill-assets jars
 	@$(BIN)/python -m backfill_assets_tests.soak $(ARGS)
 
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11, 5))' || { echo "make docs needs Python 3.11.5 or later and .venv has $$($(BIN)/python -V 2>&1)." >&2; exit 1; }
+	@echo "Installing what the documentation needs ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.installed-docs ## build the documentation into site/; a warning fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "Built site/index.html (its search needs a web server: python3 -m http.server -d site)"
+
 clean: ## remove the environment, the sample data, its tables and the Dagster instance
-	rm -rf $(VENV) data .dagster build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) data .dagster build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

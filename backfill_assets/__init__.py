@@ -1,1 +1,54 @@
-"""Daily-partitioned Dagster assets on PySpark and Delta Lake; nothing is wired up on import."""
+"""What a project imports to declare tables of its own; everything else may change."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from backfill_assets.definitions import build_defs
+    from backfill_assets.derived import Reads, conserves, table
+    from backfill_assets.reach import SAME_DAY, last_days
+    from backfill_assets.schemas import CURRENT, FACT, LATE, ORDERS, RAW, REJECTED, STAGED
+    from backfill_assets.settings import load_settings
+
+#: By name, the module that has it. Nothing is imported before it is asked for: the package's own
+#: modules are imported by way of this one, and some of them need no Spark.
+_PLACES = {
+    "build_defs": "definitions",
+    "Reads": "derived",
+    "conserves": "derived",
+    "table": "derived",
+    "SAME_DAY": "reach",
+    "last_days": "reach",
+    "CURRENT": "schemas",
+    "FACT": "schemas",
+    "LATE": "schemas",
+    "ORDERS": "schemas",
+    "RAW": "schemas",
+    "REJECTED": "schemas",
+    "STAGED": "schemas",
+    "load_settings": "settings",
+}
+__all__ = [
+    "CURRENT",
+    "FACT",
+    "LATE",
+    "ORDERS",
+    "RAW",
+    "REJECTED",
+    "SAME_DAY",
+    "STAGED",
+    "Reads",
+    "build_defs",
+    "conserves",
+    "last_days",
+    "load_settings",
+    "table",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

@@ -20,7 +20,6 @@ from backfill_assets.planning import BackfillPlan
 from backfill_assets.reconciliation import reconcile
 from backfill_assets.records import Ledger, Ledgers, read_ledgers
 from backfill_assets.reports import Report
-from backfill_assets.schemas import TABLES
 from backfill_assets.settings import Settings
 
 
@@ -208,7 +207,7 @@ def account(
         reconcile(
             spark,
             settings.table(table),
-            TABLES[table],
+            ledgers[table].table,
             {
                 day: (change.before if change.previous else None, change.after)
                 for day, change in days.items()

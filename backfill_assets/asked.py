@@ -15,7 +15,6 @@ import dagster as dg
 from backfill_assets.footprints import belongs
 from backfill_assets.partitions import days_of_run, spelled
 from backfill_assets.records import Ledger, Ledgers
-from backfill_assets.schemas import TABLES
 
 #: Dagster is told of a day that is published by one of these, whether or not it was computed.
 _TOLD = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION}
@@ -51,7 +50,7 @@ def asked_for(instance: dg.DagsterInstance, ledgers: Ledgers, name: str) -> Aske
     times = [run.create_timestamp for run in runs]
     times += [record.at for record in mine if record.at]
     began = min((moment.timestamp() for moment in times), default=_NEVER)
-    days = _days(instance, name, [run.dagster_run for run in runs])
+    days = _days(instance, name, [run.dagster_run for run in runs], ledgers)
     lacking: dict[tuple[str, date], str] = {}
     for table, ledger in ledgers.items():
         spoken, failed = _last_said(ledger, name)
@@ -70,20 +69,23 @@ def _runs(instance: dg.DagsterInstance, name: str, ids: Collection[str]) -> list
 
 
 def _days(
-    instance: dg.DagsterInstance, name: str, runs: Iterable[dg.DagsterRun]
+    instance: dg.DagsterInstance,
+    name: str,
+    runs: Iterable[dg.DagsterRun],
+    ledgers: Ledgers,
 ) -> dict[str, set[date]]:
     """The days of the runs, and those for which Dagster's backfill has launched none."""
     days: dict[str, set[date]] = defaultdict(set)
     for run in runs:
         of = days_of_run(run.tags)
-        selected = {key.path[-1] for key in run.asset_selection or ()} or TABLES.keys()
-        for table in TABLES.keys() & selected if of else ():
+        selected = {key.path[-1] for key in run.asset_selection or ()} or ledgers.keys()
+        for table in ledgers.keys() & selected if of else ():
             days[table] |= {*(of or ())}
     backfill = instance.get_backfill(name)
     if backfill and backfill.asset_backfill_data:
         target = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
         for key, subset in target.items():
-            if key.path[-1] in TABLES:
+            if key.path[-1] in ledgers:
                 days[key.path[-1]] |= {*map(date.fromisoformat, subset.get_partition_keys())}
     return days
 

@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.partitions import Window, windows
-from backfill_assets.schemas import Table
+from backfill_assets.tables import Table
 
 #: How many days before a day are its neighbours, and how many of them make a comparison worth it.
 TRAILING_DAYS = 7

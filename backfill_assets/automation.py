@@ -20,6 +20,7 @@ from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 from backfill_assets import alerts
 from backfill_assets.accounts import mixed_backfills
 from backfill_assets.alerts import Incident
+from backfill_assets.catalog import config_digests, tables_of
 from backfill_assets.checks import failure_text
 from backfill_assets.dashboard import DASHBOARD
 from backfill_assets.incidents import incidents
@@ -40,7 +41,7 @@ from backfill_assets.partitions import DAY, Window, daily_partitions, windows
 from backfill_assets.records import read_ledgers
 from backfill_assets.reprocessing import Request, arrivals, backlog, handful
 from backfill_assets.retries import launch_lost_retries
-from backfill_assets.schemas import FACT, RAW, REJECTED, TABLES, config_digests
+from backfill_assets.schemas import RAW, REJECTED
 from backfill_assets.settings import Settings
 from backfill_assets.states import (
     Situation,
@@ -50,6 +51,7 @@ from backfill_assets.states import (
     in_words,
     summary,
 )
+from backfill_assets.tables import Table
 
 Clock = Callable[[], datetime]
 
@@ -76,7 +78,7 @@ def build(settings: Settings, clock: Clock | None = None) -> Automation:
     look = _Look(settings, clock or (lambda: datetime.now(settings.zone)))
     job = dg.define_asset_job(
         "daily_orders",
-        selection=dg.AssetSelection.assets(*TABLES, DASHBOARD),
+        selection=dg.AssetSelection.assets(*tables_of(settings), DASHBOARD),
         description="Any of the assets for a range of days; what the schedule and the sensors run.",
     )
     return Automation(
@@ -117,6 +119,7 @@ class _Look:
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self.settings = settings
+        self.tables = tables_of(settings)
         self.clock = clock
         self.night = Night(settings)
 
@@ -152,7 +155,7 @@ def situation(settings: Settings, instance: dg.DagsterInstance, now: datetime) -
         ledgers=ledgers,
         backlog=backlog(ledgers, policy, now.date()),
         arrivals=arrivals(ledgers[RAW.name], landed, policy, now.date(), ledgers[REJECTED.name]),
-        failed={name: _failed(settings, name, instance) for name in TABLES},
+        failed={name: _failed(settings, name, instance) for name in ledgers},
         policy=policy,
         config_digests=config_digests(settings),
         today=now.date(),
@@ -168,7 +171,7 @@ def _failed(settings: Settings, name: str, instance: dg.DagsterInstance) -> set[
     failed = [day for day, status in statuses.items() if status is AssetPartitionStatus.FAILED]
     if not failed:
         return set()
-    checks = [AssetCheckKey(key, check) for check in TABLES[name].checks]
+    checks = [AssetCheckKey(key, check) for check in tables_of(settings)[name].checks]
     return {
         date.fromisoformat(info.partition_key)
         for info in instance.event_log_storage.get_asset_check_partition_info(
@@ -213,7 +216,7 @@ def _nightly(job: Any, look: _Look) -> dg.ScheduleDefinition:
     )
     def nightly(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
         today = context.scheduled_execution_time.astimezone(look.settings.zone).date()
-        kind, requests = look.night.wave(today, busy(context.instance), list)
+        kind, requests = look.night.wave(today, busy(context.instance, look.tables), list)
         if kind == REBUILD and waves_under_way(context.instance):
             yield dg.SkipReason("the wave before is under way; the sensor touched_days goes on")
             return
@@ -255,7 +258,7 @@ def _touched_days(job: Any, look: _Look) -> dg.SensorDefinition:
     def touched_days(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         # What is under way comes first: what ends meanwhile is waited for once more rather than
         # asked for twice.
-        under_way = busy(context.instance)
+        under_way = busy(context.instance, look.tables)
         if running := waves_under_way(context.instance):
             return dg.SkipReason(f"{len(running)} run(s) of the wave before are under way")
         requests = look.night.rebuilds(look.today, under_way)
@@ -304,7 +307,8 @@ def _digest(texts: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
 
 
-def _specs() -> list[dg.AssetCheckSpec]:
+def _specs(tables: Mapping[str, Table]) -> list[dg.AssetCheckSpec]:
+    frozen = [name for name, table in tables.items() if table.frozen]
     return [
         *(
             dg.AssetCheckSpec(
@@ -312,24 +316,30 @@ def _specs() -> list[dg.AssetCheckSpec]:
                 asset=name,
                 description="Every day that is due is published, from the input as it is now.",
             )
-            for name in TABLES
+            for name in tables
         ),
-        dg.AssetCheckSpec(
-            _FINAL_DAYS,
-            asset=FACT.name,
-            description="No final day has changed but by a run that a person launched.",
+        *(
+            dg.AssetCheckSpec(
+                _FINAL_DAYS,
+                asset=name,
+                description="No final day has changed but by a run that a person launched.",
+            )
+            for name in frozen
         ),
-        dg.AssetCheckSpec(
-            _ONE_CODE,
-            asset=FACT.name,
-            description="All days that one backfill made, in all tables, were made by one code and "
-            "one configuration.",
+        *(
+            dg.AssetCheckSpec(
+                _ONE_CODE,
+                asset=name,
+                description="All days that one backfill made, in all tables, were made by one code "
+                "and one configuration.",
+            )
+            for name in frozen
         ),
     ]
 
 
 def _evaluations(now: Situation) -> Iterator[dg.AssetCheckEvaluation]:
-    for name in TABLES:
+    for name in now.ledgers:
         states = day_states(name, now)
         newest = max(now.ledgers[name].published, default=None)
         yield dg.AssetCheckEvaluation(
@@ -344,22 +354,23 @@ def _evaluations(now: Situation) -> Iterator[dg.AssetCheckEvaluation]:
                 "days": dg.MetadataValue.md(_table(states)),
             },
         )
-    changed = changed_final_days(now)
-    yield dg.AssetCheckEvaluation(
-        asset_key=AssetKey(FACT.name),
-        check_name=_FINAL_DAYS,
-        passed=not changed,
-        description="\n".join(f"{day} {how}" for day, how in changed.items())
-        or "no final day has changed",
-        metadata={"final days": len(now.final[FACT.name]), "changed": len(changed)},
-    )
     mixed = mixed_backfills(now.ledgers)
-    yield dg.AssetCheckEvaluation(
-        asset_key=AssetKey(FACT.name),
-        check_name=_ONE_CODE,
-        passed=not mixed,
-        description="\n".join(mixed) or "every backfill was made by one code and configuration",
-    )
+    for name in (name for name, ledger in now.ledgers.items() if ledger.table.frozen):
+        changed = changed_final_days(name, now)
+        yield dg.AssetCheckEvaluation(
+            asset_key=AssetKey(name),
+            check_name=_FINAL_DAYS,
+            passed=not changed,
+            description="\n".join(f"{day} {how}" for day, how in changed.items())
+            or "no final day has changed",
+            metadata={"final days": len(now.final[name]), "changed": len(changed)},
+        )
+        yield dg.AssetCheckEvaluation(
+            asset_key=AssetKey(name),
+            check_name=_ONE_CODE,
+            passed=not mixed,
+            description="\n".join(mixed) or "every backfill was made by one code and configuration",
+        )
 
 
 def _table(states: Mapping[date, State]) -> str:
@@ -375,7 +386,7 @@ def _table(states: Mapping[date, State]) -> str:
 def _day_checks(look: _Look) -> dg.AssetChecksDefinition:
     @dg.multi_asset_check(
         name="check_days",
-        specs=_specs(),
+        specs=_specs(look.tables),
         can_subset=True,
         required_resource_keys={"io_manager"},
         description="Looks at the states of all days, and fails the run if one of its days was "
@@ -392,7 +403,8 @@ def _day_checks(look: _Look) -> dg.AssetChecksDefinition:
                     description=found.description,
                     metadata=found.metadata,
                 )
-        names = [name for name in TABLES if any(key.asset_key.path == [name] for key in wanted)]
+        asked = {key.asset_key.to_user_string() for key in wanted}
+        names = [name for name in look.tables if name in asked]
         if failed := _not_published(context, names):
             raise dg.Failure(failure_text(failed), allow_retries=False)
 
@@ -431,7 +443,7 @@ def _left_failed(
     why = f"failed in run {run_id}, which this one repeats; materialize the day itself"
     found = {}
     for name, days in failed.items():
-        since = latest_materializations(instance, TABLES[name], days)
+        since = latest_materializations(instance, name, days)
         found[name] = {
             day: why for day, at in days.items() if day not in since or since[day].timestamp < at
         }

@@ -33,9 +33,8 @@ from backfill_assets.io_manager import (
     WRITE_MODE_TAG,
     pinned,
 )
-from backfill_assets.partitions import DAY, spelled, windows
+from backfill_assets.partitions import DAY, spelled, unpacked, windows
 from backfill_assets.planning import BackfillPlan, target_days
-from backfill_assets.records import unpacked
 
 #: Where Dagster keeps the plans for us.
 _PLAN = "backfill_assets/plan/{}"

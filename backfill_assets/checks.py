@@ -18,7 +18,7 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
 )
 
 from backfill_assets.audit import Finding, Measured, Severity, Verdict
-from backfill_assets.schemas import Table
+from backfill_assets.tables import Table
 
 _PUBLISHED_WITH = (Severity.WARN, Severity.ALERT)
 

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.util
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
-from backfill_assets.graph import MADE_IN
+from backfill_assets.catalog import tables_of
+from backfill_assets.settings import Settings, SettingsError
 
 _PACKAGE = Path(__file__).parent
+#: The module of the package that runs the functions of declared tables and publishes their rows.
+_PUBLISHES = "assets.derived"
 _TIMEOUT = 10  # seconds: a repository on a network drive must not keep a run from starting
 
 
@@ -48,22 +52,32 @@ class Code:
         return f"{self.version} (commit {self.commit[:10]}{state[self.dirty]})"
 
 
-def running_code(
-    given_commit: str | None = None,
-    package: Path = _PACKAGE,
-    made_in: Mapping[str, str] = MADE_IN,
-) -> Code:
-    """The code of the package as it is on disk now.
+def running_code(settings: Settings) -> Code:
+    """The code of a deployment's tables as it is on disk now.
 
     Args:
-        given_commit: the commit it was built from, where it is installed without its repository.
-        package: the package's folder.
-        made_in: by table, the module of the package that makes it.
+        settings: name the tables, and the commit, where the code is installed without its
+            repository.
     """
-    modules = _imported(package, made_in.values())
-    digests = {module: _digest(package, of) for module, of in modules.items()}
+    made_in = {name: table.made_in for name, table in tables_of(settings).items()}
+    return code_of(made_in, settings.git_commit)
+
+
+def code_of(
+    made_in: Mapping[str, str], given_commit: str | None = None, package: Path = _PACKAGE
+) -> Code:
+    """The code of tables as it is on disk now.
+
+    Args:
+        made_in: by table, the module that makes it, by its full name.
+        given_commit: the commit it was built from, where it is installed without its repository.
+        package: the folder of the package that publishes the tables.
+    """
+    files = _Files(package, made_in.values())
+    modules = {module: files.closure(module) for module in {*made_in.values()}}
+    digests = {module: files.digest(of) for module, of in modules.items()}
     tables = {table: digests[module] for table, module in made_in.items()}
-    version = _digest(package, set().union(*modules.values()))
+    version = files.digest(set().union(*modules.values()))
     # A package that git does not track lies in somebody else's repository, as in a `.venv`.
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return Code(version, given_commit or "", tables=tables)
@@ -73,47 +87,77 @@ def running_code(
     return Code(version, commit, dirty, tables)
 
 
-def _imported(package: Path, modules: Iterable[str]) -> dict[str, set[str]]:
-    """By module of the package: itself, and those of it that it imports, directly or not.
+class _Files:
+    """The source files of the package and of the modules that make tables.
 
-    Each file is parsed once, as this is done at the start of every process.
+    Each is parsed once, as this is done at the start of every process.
     """
-    imports = cache(partial(_imports, package))
 
-    def closure(module: str) -> set[str]:
+    def __init__(self, package: Path, modules: Iterable[str]) -> None:
+        """From the package's folder, and the modules that make tables, by their full names."""
+        #: By name of a package (or of a module in none), the folder that holds it.
+        self._roots = {package.name: package.parent}
+        self._package = package.name
+        for module in modules:
+            root = module.partition(".")[0]
+            if root not in self._roots:
+                self._roots[root] = _holder(root)
+        self._imports = cache(self._parsed)
+
+    def closure(self, module: str) -> set[str]:
+        """A module and those that it imports, directly or not, as far as they have a root here.
+
+        A module of another package is run by one of this package, so that counts as well.
+        """
         found: set[str] = set()
-        left = {f"{package.name}.{module}"}
+        left = {module}
+        if not module.startswith(f"{self._package}."):
+            left.add(f"{self._package}.{_PUBLISHES}")
         while left:
             found |= left
-            left = set().union(*map(imports, left)) - found
+            left = set().union(*map(self._imports, left)) - found
         return found
 
-    return {module: closure(module) for module in set(modules)}
+    def digest(self, modules: Iterable[str]) -> str:
+        """A digest of the source of modules."""
+        digest = hashlib.sha256()
+        for module in sorted(modules):
+            digest.update(module.encode())
+            digest.update(self._file(module).read_bytes())
+        return digest.hexdigest()[:16]
+
+    def _parsed(self, module: str) -> set[str]:
+        """The modules of the roots that a module imports."""
+        named: set[str] = set()
+        for node in ast.walk(ast.parse(self._file(module).read_bytes())):
+            if isinstance(node, ast.ImportFrom):
+                # A module, or a name within one.
+                of = self._absolute(module, node)
+                named |= {of, *(f"{of}.{alias.name}" for alias in node.names)}
+            elif isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+        return {name for name in named if self._has(name)}
+
+    def _absolute(self, module: str, node: ast.ImportFrom) -> str:
+        """The module that is imported from, which may be named from where the other one is."""
+        above = module.split(".")[: -node.level] if node.level else []
+        return ".".join([*above, *([node.module] if node.module else [])])
+
+    def _has(self, module: str) -> bool:
+        return module.partition(".")[0] in self._roots and self._file(module).exists()
+
+    def _file(self, module: str) -> Path:
+        root = self._roots[module.partition(".")[0]]
+        return root.joinpath(*module.split(".")).with_suffix(".py")
 
 
-def _imports(package: Path, module: str) -> set[str]:
-    """The modules of the package that a module of it imports."""
-    named: set[str] = set()
-    for node in ast.walk(ast.parse(_file(package, module).read_bytes())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(package.name):
-            # A module, or a name within one.
-            named |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Import):
-            named |= {a.name for a in node.names if a.name.startswith(f"{package.name}.")}
-    return {name for name in named if _file(package, name).exists()}
-
-
-def _file(package: Path, module: str) -> Path:
-    path = package.parent.joinpath(*module.split("."))
-    return path.with_suffix(".py")
-
-
-def _digest(package: Path, modules: Iterable[str]) -> str:
-    digest = hashlib.sha256()
-    for module in sorted(modules):
-        digest.update(module.encode())
-        digest.update(_file(package, module).read_bytes())
-    return digest.hexdigest()[:16]
+def _holder(root: str) -> Path:
+    """The folder that holds a package, or a module that is in none."""
+    spec = importlib.util.find_spec(root)
+    if spec is None or spec.origin is None:
+        raise SettingsError(f"bad settings: {root}, which makes tables, has no source file")
+    file = Path(spec.origin)
+    return file.parent.parent if file.name == "__init__.py" else file.parent
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -23,9 +23,9 @@ from backfill_assets import evolution
 from backfill_assets.partitions import any_of, windows
 from backfill_assets.records import APPLICATION, Ledger, load_log, read_ledger
 from backfill_assets.retries import engine_lost
-from backfill_assets.schemas import Table
 from backfill_assets.settings import UNDO_DAYS
 from backfill_assets.spark import SPARK_ERRORS
+from backfill_assets.tables import Table
 
 #: Delta's names for "somebody else committed first"; over Connect only the message carries them.
 _CONFLICTS = (

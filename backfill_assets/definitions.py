@@ -7,12 +7,13 @@ from typing import Any
 import dagster as dg
 
 from backfill_assets import automation, jobs
-from backfill_assets.assets import corrections, fact, lateness, raw, staging
+from backfill_assets.assets import corrections, derived, fact, lateness, raw, staging
 from backfill_assets.automation import Clock
+from backfill_assets.catalog import config_digests, tables_of
 from backfill_assets.codes import running_code
+from backfill_assets.derived import Derived
 from backfill_assets.executor import one_process_executor
 from backfill_assets.io_manager import DeltaIOManager
-from backfill_assets.schemas import TABLES, config_digests
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.spark import Engine
 
@@ -34,7 +35,7 @@ def build_defs(
         SettingsError: naming the variable, the value and what is allowed.
     """
     settings = settings or load_settings()
-    running = running_code(settings.git_commit)
+    running = running_code(settings)
     given = resources or {}
     engine = given.get("engine") or Engine.of(settings)
     automatic = automation.build(settings, clock)
@@ -44,6 +45,11 @@ def build_defs(
         fact.build(settings, running),
         *corrections.build(settings, running),
         *lateness.build(settings, running),
+        *(
+            derived.build(settings, running, table)
+            for table in tables_of(settings).values()
+            if isinstance(table, Derived)
+        ),
     ]
     if policy := automation.freshness(settings):
         assets = [
@@ -63,10 +69,11 @@ def build_defs(
                 engine=engine,
                 warehouse=settings.warehouse,
                 code_version=running.version,
-                code_versions={name: running.of(name) for name in TABLES},
+                code_versions={name: running.of(name) for name in tables_of(settings)},
                 git_commit=running.commit,
                 git_dirty=running.dirty,
                 undo_days=settings.undo_days,
+                tables=settings.tables,
                 config_digest=settings.digest,
                 config_digests=config_digests(settings),
             ),

@@ -26,7 +26,6 @@ from backfill_assets.lateness import Policy
 from backfill_assets.partitions import spelled
 from backfill_assets.records import Foreign, Ledger, Ledgers, Record
 from backfill_assets.reprocessing import follows
-from backfill_assets.schemas import TABLES
 from backfill_assets.supposed import depending
 
 
@@ -62,8 +61,7 @@ def extents(
     direct = part_of(name, days)
     above: dict[str, _Written] = {}
     found = {}
-    for table in TABLES:
-        ledger = ledgers[table]
+    for table, ledger in ledgers.items():
         of = _Following(table, ledgers, policy, above)
 
         def mine(record: Record, day: date, of: _Following = of) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pyspark.sql.types as T
 
 from backfill_assets.records import Ledger, Metadata
-from backfill_assets.schemas import SchemaError, Table
+from backfill_assets.tables import SchemaError, Table
 
 
 def lacking(table: Table, metadata: Metadata) -> list[T.StructField]:

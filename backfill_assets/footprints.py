@@ -11,7 +11,8 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from datetime import date
 
-from backfill_assets.records import Foreign, Ledger, Ledgers, Record, unpacked
+from backfill_assets.partitions import unpacked
+from backfill_assets.records import Foreign, Ledger, Ledgers, Record
 
 #: What the record of an undo says of the days that it put back, by the version they are as of.
 AS_OF = "as of"

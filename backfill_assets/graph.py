@@ -1,114 +1,86 @@
-"""What each table is made of: the one declaration of the tables' dependencies.
+"""What follows from the tables' inputs as a whole: order, ancestors, and which days close.
 
 What a day's fingerprint holds, which days are behind their inputs, what a plan builds and reads,
 what an undo reaches, which incident is the first of several, and the assets' partition mappings all
-follow from it.
+follow from the declarations of the tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import date
+from functools import cached_property
 
 from backfill_assets.lateness import Policy
-from backfill_assets.reach import SAME_DAY, Known, Reach, last_days
-from backfill_assets.records import Ledger, Record
-from backfill_assets.schemas import (
-    CORRECTIONS,
-    CURRENT,
-    FACT,
-    LATE,
-    LATENESS,
-    RAW,
-    REJECTED,
-    STAGED,
-    TABLES,
-    Table,
-)
+from backfill_assets.reach import Known
+from backfill_assets.records import Ledgers
+from backfill_assets.tables import Inputs, Table
 
 
 @dataclass(frozen=True)
-class Dependency:
-    """An input of a table.
-
-    A day of the table needs its own day of the input to be published; whatever else it reaches is
-    read if it is there.
+class Graph:
+    """The tables of a deployment and their inputs.
 
     Attributes:
-        source: the input.
-        reach: which days of it decide a day.
-        recorded: the name under which a commit of the input records the days of the table that it
-            changes; where it does not, all that it may change are meant.
-        launched: the reach that Dagster is told, where it is another: what a launch of the input's
-            days takes along, and no more.
+        inputs: by table, inputs first; nothing for those that come from the landing.
     """
 
-    source: Table
-    reach: Reach | Known
-    recorded: str = ""
-    launched: Reach | None = None
+    inputs: Mapping[str, Inputs]
 
-    def due(self, source: Ledger) -> Callable[[Record], Iterable[date]]:
-        """The days of the table that a commit of the input makes due."""
+    @classmethod
+    def of(cls, tables: Iterable[Table], policy: Policy) -> Graph:
+        """The graph of tables, which are given inputs first."""
+        return cls({table.name: table.inputs(policy) for table in tables})
 
-        def days(record: Record) -> Iterable[date]:
-            if self.recorded and self.recorded in record.said:
-                return record.days_said(self.recorded)
-            return self.reach.changed(source.changed[record.version], source)
+    def made_from(self, name: str) -> list[str]:
+        """The tables that a table is made of directly."""
+        return [of.source.name for of in self.inputs[name]]
 
-        return days
+    def upstream(self, name: str) -> set[str]:
+        """All tables that a table is made of, directly or by way of others."""
+        found = set(self.made_from(name))
+        return found.union(*(self.upstream(source) for source in found))
 
+    @cached_property
+    def landed(self) -> tuple[str, ...]:
+        """The tables that come from the landing."""
+        return tuple(name for name, inputs in self.inputs.items() if not inputs)
 
-#: The inputs of tables, by the table's name.
-Graph = Mapping[str, tuple[Dependency, ...]]
+    @cached_property
+    def by_log_day(self) -> tuple[str, ...]:
+        """The tables that are made with the load of their own day."""
+        return tuple(n for n, inputs in self.inputs.items() if inputs and n not in self._stay_open)
 
+    @cached_property
+    def by_event_day(self) -> tuple[str, ...]:
+        """The tables whose days stay open for late data, or are made of such."""
+        return tuple(self._stay_open)
 
-def dependencies(policy: Policy) -> Graph:
-    """The inputs of each table that is made of others; of those from the landing, none."""
-    window = policy.reach
-    return {
-        STAGED.name: (Dependency(RAW, window, "event_days" if policy.only_touched else ""),),
-        LATE.name: (Dependency(RAW, SAME_DAY),),
-        FACT.name: (Dependency(STAGED, SAME_DAY),),
-        # As a mapping, its reach would make a launch of one raw day in the UI build every earlier
-        # day. The raw log's commits say which of them need it.
-        CURRENT.name: (Dependency(RAW, Known(), "current_days", launched=window),),
-        CORRECTIONS.name: (Dependency(FACT, SAME_DAY), Dependency(CURRENT, SAME_DAY)),
-        # With an offset in the mapping, the UI would ask for more days than the user did.
-        LATENESS.name: (
-            Dependency(REJECTED, SAME_DAY),
-            Dependency(RAW, last_days(policy.window_days + 1), "log_days", launched=SAME_DAY),
-        ),
-    }
+    @cached_property
+    def closing(self) -> tuple[str, ...]:
+        """The tables of which a day is final once all input days that decide it are.
 
+        A day that all that is known decides never is; nor is one that is made of such.
+        """
+        found: list[str] = []
+        for name in self._stay_open:
+            inputs = self.inputs[name]
+            if all(
+                not isinstance(of.reach, Known) and (of.source.name in found or of.reach.stays_open)
+                for of in inputs
+            ):
+                found.append(name)
+        return tuple(found)
 
-#: By table, the module that makes it; see `codes`.
-MADE_IN = {
-    RAW.name: "assets.raw",
-    REJECTED.name: "assets.raw",
-    STAGED.name: "assets.staging",
-    LATE.name: "assets.staging",
-    FACT.name: "assets.fact",
-    CURRENT.name: "assets.corrections",
-    CORRECTIONS.name: "assets.corrections",
-    LATENESS.name: "assets.lateness",
-}
-
-
-def upstream(name: str, graph: Graph) -> set[str]:
-    """All tables that a table is made of, directly or by way of others."""
-    found = {of.source.name for of in graph.get(name, ())}
-    return found.union(*(upstream(source, graph) for source in found))
+    @cached_property
+    def _stay_open(self) -> list[str]:
+        found: list[str] = []
+        for name, inputs in self.inputs.items():
+            if any(of.reach.stays_open or of.source.name in found for of in inputs):
+                found.append(name)
+        return found
 
 
-def _follows_window(name: str, graph: Graph) -> bool:
-    inputs = [of for source in {name, *upstream(name, graph)} for of in graph.get(source, ())]
-    return any(of.reach.stays_open for of in inputs)
-
-
-_SHAPE = dependencies(Policy(date.min, None, 0, 1, corrects=True, only_touched=True))
-#: Tables that are made with the load of their own day; and tables whose days stay open for late
-#: data, or are made of such. Each in the order of the graph, inputs first.
-BY_LOG_DAY = tuple(name for name in TABLES if name in _SHAPE and not _follows_window(name, _SHAPE))
-BY_EVENT_DAY = tuple(name for name in TABLES if _follows_window(name, _SHAPE))
+def graph_of(ledgers: Ledgers, policy: Policy) -> Graph:
+    """The graph of the tables whose ledgers these are."""
+    return Graph.of((ledger.table for ledger in ledgers.values()), policy)

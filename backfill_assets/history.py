@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.table import Table as Grid
 
+from backfill_assets.catalog import tables_of
 from backfill_assets.codes import Code
 from backfill_assets.partitions import DAY, Window, windows
 from backfill_assets.records import Foreign, Record, read_ledger
-from backfill_assets.schemas import TABLES
 from backfill_assets.settings import Settings
 
 _MOST_SPANS = 5
@@ -107,7 +107,7 @@ def _day_said(commit: Record, day: date) -> dict[str, Any]:
 
 
 def _commits(settings: Settings, name: str, days: Window | None) -> list[Record | Foreign]:
-    ledger = read_ledger(settings.table(name), TABLES[name])
+    ledger = read_ledger(settings.table(name), tables_of(settings)[name])
     found = [commit for commit in ledger.commits if days is None or days.within(_spoken(commit))]
     if not found:
         what = name if days is None else f"{name}[{days}]"

@@ -9,15 +9,13 @@ from backfill_assets.alerts import Incident
 from backfill_assets.audit import Severity
 from backfill_assets.commits import LOG_RETENTION
 from backfill_assets.evolution import differences, way
-from backfill_assets.graph import dependencies
+from backfill_assets.graph import graph_of
 from backfill_assets.partitions import DAY, spelled, windows
 from backfill_assets.records import Ledger
 from backfill_assets.schemas import (
-    FACT,
     LATE,
     RAW,
     REJECTED,
-    TABLES,
 )
 from backfill_assets.states import (
     MEANING,
@@ -40,27 +38,29 @@ _IN_CURRENT = (
     "materialize stg_orders and what follows for these days"
 )
 #: Loaded with the raw log: a day that is missing in both is one incident.
-_LOADED_WITH = {REJECTED.name: (RAW.name,)}
+_LOADED_WITH = {REJECTED.name: [RAW.name]}
 
 
 def incidents(now: Situation) -> list[Incident]:
     """All that is wrong as of now; the same as long as it is."""
-    states = {name: day_states(name, now) for name in TABLES}
-    made_from = {
-        name: [of.source.name for of in inputs] for name, inputs in dependencies(now.policy).items()
+    states = {name: day_states(name, now) for name in now.ledgers}
+    graph = graph_of(now.ledgers, now.policy)
+    changed = {
+        name: changed_final_days(name, now)
+        for name, ledger in now.ledgers.items()
+        if ledger.table.frozen
     }
-    changed = changed_final_days(now)
     found: list[Incident] = []
 
     def add(kind: str, table: str, days: Collection[date], detail: str) -> None:
         found.extend(Incident(kind, table, str(day), detail) for day in sorted(days))
 
     for name, by_day in states.items():
-        found += _table_as_such(now.ledgers[name], made_from.get(name, ()))
+        found += _table_as_such(now.ledgers[name], graph.made_from(name))
         if _misfit(now.ledgers[name]):
             continue  # no day of it is known, and none can be published
         # Where a day is missing in what the table is made from, that is the incident.
-        upstream = [states[of] for of in made_from.get(name, _LOADED_WITH.get(name, ()))]
+        upstream = [states[of] for of in graph.made_from(name) or _LOADED_WITH.get(name, [])]
         not_built = {day for source in upstream for day in _in(source, State.CHECK_FAILED)}
         # A day that failed is failed in all that is made of it: the first table is the one to mend.
         failed = _in(by_day, State.CHECK_FAILED) - not_built
@@ -70,7 +70,7 @@ def incidents(now: Situation) -> list[Incident]:
         inside = holes(by_day)
         add("hole", name, missing & inside, MEANING[State.MISSING])
         add("stale", name, missing - inside, MEANING[State.MISSING])
-        foreign = _in(by_day, State.FOREIGN) - (changed.keys() if name == FACT.name else set())
+        foreign = _in(by_day, State.FOREIGN) - changed.get(name, {}).keys()
         add("changed by another writer", name, foreign, MEANING[State.FOREIGN])
         if unlike := _in(by_day, State.OTHER_SETTINGS):
             # One for the table: a setting that was changed concerns most of its days.
@@ -84,8 +84,9 @@ def incidents(now: Situation) -> list[Incident]:
             now.backlog.final.get(name, {}).keys(),
             _IN_CURRENT,
         )
-    for day, how in changed.items():
-        add("final day changed", FACT.name, [day], f"{how}; compare it with what it should be")
+    for name, days in changed.items():
+        for day, how in days.items():
+            add("final day changed", name, [day], f"{how}; compare it with what it should be")
     recent = {day for day in now.absent if day > now.today - _NEWS * DAY}
     add("input missing", RAW.name, recent, _ABSENT)
     for day, files in sorted(now.arrivals.held.items()):

@@ -43,20 +43,14 @@ from backfill_assets.audit import (
     measure,
     refuse_strays,
 )
+from backfill_assets.catalog import declared
 from backfill_assets.checks import day_metadata, evaluations
 from backfill_assets.commits import PublishError, Writer
-from backfill_assets.partitions import Days, Window, days_of_run, one_window, spelled
-from backfill_assets.records import (
-    Ledger,
-    launched_by,
-    packed,
-    published,
-    read_ledger,
-    verdict_of,
-)
-from backfill_assets.schemas import TABLES, Table
+from backfill_assets.partitions import Days, Window, days_of_run, one_window, packed, spelled
+from backfill_assets.records import Ledger, launched_by, published, read_ledger, verdict_of
 from backfill_assets.settings import UNDO_DAYS
 from backfill_assets.spark import Engine
+from backfill_assets.tables import Table
 
 _log = logging.getLogger(__name__)
 
@@ -259,6 +253,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
         code_versions: the same by table, of the code that makes it, for the commit's record.
         config_digest: of all settings that decide what is in them, to which a backfill is pinned.
         config_digests: the same by table, each of those that decide it, for the commit's record.
+        tables: where the tables are declared, see `catalog.declared`.
         git_commit: of that code; empty if unknown.
         git_dirty: whether the code differs from that commit; none if unknown.
         undo_days: for how many days a table that is created keeps the files that were replaced.
@@ -270,6 +265,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
     code_versions: dict[str, str]
     config_digest: str
     config_digests: dict[str, str]
+    tables: str
     git_commit: str = ""
     git_dirty: bool | None = None
     undo_days: int = UNDO_DAYS
@@ -277,7 +273,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
 
     def load_input(self, context: dg.InputContext) -> Input:
         """The input, to be read after the ledger of the table that is made of it."""
-        table = TABLES[context.asset_key.path[-1]]
+        table = declared(self.tables)[context.asset_key.path[-1]]
         by_day = bool(context.asset_partition_keys)
         return Input(lambda: self.source(self.ledger(table), by_day))
 
@@ -373,7 +369,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
                     table.name, partition=str(one.day), metadata=_outcome_metadata(one)
                 )
         # Afterwards, as an evaluation names the materialization that it speaks of.
-        latest = latest_materializations(instance, table, [d.day for d in told])
+        latest = latest_materializations(instance, table.name, [d.day for d in told])
         for one in told:
             record = latest.get(one.day)
             target = record and AssetCheckEvaluationTargetMaterializationData(
@@ -500,7 +496,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             for day, rows in left.items():
                 book = books.get(day, Book())
                 said = (
-                    f"{rows} published row(s) are not (or no longer so often) in the source, and a "
+                    f"{rows} published row(s) are absent or less frequent in the source, and a "
                     "merge would leave them; launch the day without merge"
                 )
                 books[day] = replace(book, problems=[*book.problems, said])
@@ -793,7 +789,7 @@ def _told(instance: dg.DagsterInstance, table: Table, done: Sequence[Done]) -> s
     It does not if a run was lost between its commit and its events, and it takes a day for failed
     if a run that was for that day failed since, whatever became of the day itself.
     """
-    records = latest_materializations(instance, table, [d.day for d in done])
+    records = latest_materializations(instance, table.name, [d.day for d in done])
     known = {}
     for one in done:
         record = records.get(one.day)
@@ -815,13 +811,13 @@ def _told(instance: dg.DagsterInstance, table: Table, done: Sequence[Done]) -> s
 
 
 def latest_materializations(
-    instance: dg.DagsterInstance, table: Table, days: Iterable[date]
+    instance: dg.DagsterInstance, asset: str, days: Iterable[date]
 ) -> dict[date, dg.EventLogRecord]:
     """The latest materialization of each day; of a day that was not published, an older one.
 
     An evaluation names it, or the UI counts it as missing: it compares the two by storage id.
     """
-    key, wanted_days = dg.AssetKey(table.name), {day.isoformat() for day in days}
+    key, wanted_days = dg.AssetKey(asset), {day.isoformat() for day in days}
     if not wanted_days:  # which would ask for all days
         return {}
     ids = instance.event_log_storage.get_latest_storage_id_by_partition(

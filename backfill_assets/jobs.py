@@ -33,7 +33,6 @@ from backfill_assets.planning import in_lines as plan_in_lines
 from backfill_assets.records import read_ledgers
 from backfill_assets.reports import as_markdown
 from backfill_assets.run_failures import failed_runs
-from backfill_assets.schemas import TABLES
 from backfill_assets.settings import Settings
 from backfill_assets.undo import take_back, undone
 
@@ -55,7 +54,7 @@ class BackfillConfig(dg.Config):
         """The same, as a plan takes it."""
         return Parameters(
             days=self.days,
-            tables=tuple(self.tables) or tuple(TABLES),
+            tables=tuple(self.tables),
             pilot_days=self.pilot_days,
             chunk_days=self.chunk_days or None,
             max_parallel=self.max_parallel or None,

@@ -25,8 +25,8 @@ from backfill_assets.schemas import (
     RAW,
     REJECTED,
     STAGED,
-    Table,
 )
+from backfill_assets.tables import Table
 
 
 class _Figure(NamedTuple):

@@ -20,16 +20,17 @@ from rich.filesize import decimal as in_bytes
 from rich.table import Table as Grid
 
 from backfill_assets.audit import measure
+from backfill_assets.catalog import tables_of
 from backfill_assets.commits import gist, in_sql, is_conflict, table_properties
 from backfill_assets.evolution import differences, way
 from backfill_assets.partitions import any_of, windows
 from backfill_assets.records import load_log, metadata_of, read_ledger
 from backfill_assets.retries import engine_lost
-from backfill_assets.schemas import TABLES, Table
 from backfill_assets.settings import PREFIX, Settings
 from backfill_assets.snapshots import rows_as_of
 from backfill_assets.spark import SPARK_ERRORS
 from backfill_assets.stores import open_store
+from backfill_assets.tables import Table
 
 #: Delta fills a file up to so many bytes.
 _FILE_SIZE = 1 << 30
@@ -115,9 +116,10 @@ def maintain(
     Raises:
         ValueError: there is no table of such a name.
     """
-    if unknown := sorted(set(names) - TABLES.keys()):
-        raise ValueError(f"no such table: {', '.join(unknown)}; there are {', '.join(TABLES)}")
-    for name, table in TABLES.items():
+    tables = tables_of(settings)
+    if unknown := sorted(set(names) - tables.keys()):
+        raise ValueError(f"no such table: {', '.join(unknown)}; there are {', '.join(tables)}")
+    for name, table in tables.items():
         url = settings.table(name)
         log = load_log(url) if name in names or not names else None
         if log is not None and log.metadata().partition_columns != [table.partition]:

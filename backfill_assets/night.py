@@ -17,9 +17,10 @@ from dagster._core.execution.backfill import BulkActionStatus
 from dagster._core.storage.dagster_run import FINISHED_STATUSES
 from dagster._core.storage.tags import RUN_KEY_TAG, WILL_RETRY_TAG
 
+from backfill_assets.catalog import config_digests, tables_of
 from backfill_assets.codes import Code, running_code
 from backfill_assets.dashboard import DASHBOARD
-from backfill_assets.graph import dependencies, upstream
+from backfill_assets.graph import Graph, graph_of
 from backfill_assets.io_manager import why
 from backfill_assets.lateness import Policy
 from backfill_assets.launcher import is_alive
@@ -38,13 +39,7 @@ from backfill_assets.reprocessing import (
     load_requests,
     rebuild_requests,
 )
-from backfill_assets.schemas import (
-    LATENESS,
-    RAW,
-    REJECTED,
-    TABLES,
-    config_digests,
-)
+from backfill_assets.schemas import LATENESS, RAW, REJECTED
 from backfill_assets.settings import PREFIX, Settings
 
 #: The tag of a run of a wave: `load` or `rebuild`. The queue lets one load go at a time.
@@ -64,8 +59,10 @@ class Night:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.policy = Policy.of(settings)
-        self._code = running_code(settings.git_commit)
+        self._code = running_code(settings)
         self._configs = config_digests(settings)
+        self.tables = tables_of(settings)
+        self._graph = Graph.of(self.tables.values(), self.policy)
 
     def of(self, moment: datetime) -> date:
         """The day on which the night before a moment began its work."""
@@ -90,7 +87,8 @@ class Night:
             )
             return raw & rejected
 
-        return load_requests(found, settings.partitions_per_run, lambda _, day: day in same())
+        per_run = settings.partitions_per_run
+        return load_requests(found, self._graph, per_run, lambda _, day: day in same())
 
     def rebuilds(self, today: date, busy: Mapping[str, Collection[str]]) -> list[Request]:
         """The runs that bring open days up to date.
@@ -104,7 +102,8 @@ class Night:
         if not any(behind.open.values()):
             return []
         may = bridge(ledgers, behind, self.policy, self._code, self._configs)
-        return rebuild_requests(behind, self.settings.partitions_per_run, busy, may)
+        per_run = self.settings.partitions_per_run
+        return rebuild_requests(behind, self._graph, per_run, busy, may)
 
     def wave(
         self, today: date, busy: Mapping[str, Collection[str]], fresh: Fresh
@@ -146,19 +145,19 @@ def bridge(
         code: of the runs.
         configs: by table, the digest of the settings that decide it.
     """
-    closed, graph = final_days(ledgers, policy), dependencies(policy)
+    closed, graph = final_days(ledgers, policy), graph_of(ledgers, policy)
 
     @cache
     def there(table: str) -> frozenset[date]:
         """The days on which the table and what it is made of are published."""
-        tables = {table, *upstream(table, graph)}
+        tables = {table, *graph.upstream(table)}
         published = (ledgers[name].published for name in tables)
         return frozenset.intersection(*published) - behind.days(table)
 
     @cache
     def frozen(table: str) -> set[date]:
         days = closed.get(table, set())
-        recipes = made_of(table, ledgers, days, policy)
+        recipes = made_of(graph.inputs[table], ledgers, days)
         return days - _same(ledgers[table], recipes, code.of(table), configs[table])
 
     def may(table: str, day: date) -> bool:
@@ -236,23 +235,26 @@ def run_night(
     return result
 
 
-def busy(instance: dg.DagsterInstance, *, daemon: bool = True) -> dict[str, frozenset[str]]:
+def busy(
+    instance: dg.DagsterInstance, tables: Collection[str], *, daemon: bool = True
+) -> dict[str, frozenset[str]]:
     """What waits for the runs and backfills that are under way: tables, by the id of each.
 
     Args:
         instance: where they run.
+        tables: all tables, by name.
         daemon: whether a daemon is at work. Without one nobody launches what is queued, and nobody
             gives up or repeats a run whose process is gone.
     """
     found = {
-        run.run_id: _names(run.asset_selection)
+        run.run_id: _names(run.asset_selection, tables)
         for run in instance.get_runs(dg.RunsFilter(statuses=UNFINISHED))
         if daemon or (run.status not in _WAITING and is_alive(instance, run) is not False)
     }
     for status in (BulkActionStatus.REQUESTED, BulkActionStatus.CANCELING):
         for backfill in instance.get_backfills(status=status) if daemon else ():
             # All that follows: until it has ended, its next run may change the inputs again.
-            found[backfill.backfill_id] = frozenset(TABLES)
+            found[backfill.backfill_id] = frozenset(tables)
     return found
 
 
@@ -286,8 +288,8 @@ def not_launched(instance: dg.DagsterInstance, keys: Collection[str]) -> set[str
     return {*keys} - {run.tags[RUN_KEY_TAG] for run in runs}
 
 
-def _names(selection: Collection[dg.AssetKey] | None) -> frozenset[str]:
+def _names(selection: Collection[dg.AssetKey] | None, tables: Collection[str]) -> frozenset[str]:
     """The selected assets; without a selection, all."""
     if selection is None:
-        return frozenset(TABLES)
+        return frozenset(tables)
     return frozenset(key.to_user_string() for key in selection)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from datetime import date, timedelta
 
@@ -126,6 +126,20 @@ def windows(days: Iterable[date]) -> list[Window]:
 def spelled(days: Iterable[date]) -> str:
     """Days for a reader, as the fewest ranges."""
     return ", ".join(map(str, windows(days)))
+
+
+def packed(days: Iterable[date]) -> list[str]:
+    """Days as the fewest ranges, as a commit records them."""
+    return [str(window) for window in windows(days)]
+
+
+def unpacked(ranges: Collection[str]) -> list[date]:
+    """The days of `packed`."""
+    found: list[date] = []
+    for text in ranges:
+        # Most are one day, and a long history has many.
+        found += Window.parse(text) if "..." in text else [date.fromisoformat(text)]
+    return found
 
 
 def one_window(keys: Iterable[str]) -> Window:

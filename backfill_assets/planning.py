@@ -20,25 +20,29 @@ from dagster._core.definitions.partitions.subset import PartitionsSubset
 from pydantic import BaseModel, Field
 
 from backfill_assets.calendars import days_asked
+from backfill_assets.catalog import config_digests, tables_of
 from backfill_assets.codes import Code
-from backfill_assets.graph import dependencies
+from backfill_assets.graph import graph_of
 from backfill_assets.history import spans
 from backfill_assets.io_manager import new_input, why
 from backfill_assets.lateness import Policy
 from backfill_assets.listing import Listing, list_landing
 from backfill_assets.manifests import news
-from backfill_assets.partitions import DAY, Window, days_of_run, windows
-from backfill_assets.recipes import made_of
-from backfill_assets.records import Ledger, Ledgers, packed, read_ledgers, unpacked
-from backfill_assets.reprocessing import final_days, manifests, targets
-from backfill_assets.schemas import (
-    RAW,
-    REJECTED,
-    TABLES,
-    config_digests,
+from backfill_assets.partitions import (
+    DAY,
+    Window,
+    days_of_run,
+    packed,
+    unpacked,
+    windows,
 )
+from backfill_assets.recipes import made_of
+from backfill_assets.records import Ledger, Ledgers, read_ledgers
+from backfill_assets.reprocessing import final_days, manifests, targets
+from backfill_assets.schemas import RAW, REJECTED
 from backfill_assets.settings import Settings
 from backfill_assets.supposed import Supposed
+from backfill_assets.tables import Inputs
 
 #: Past runs that the expected duration is judged from.
 _PAST_RUNS = 100
@@ -65,7 +69,7 @@ class Parameters(BaseModel, frozen=True):
     Attributes:
         days: the days, as `FIRST...LAST`; they are those of the tables that the others are made
             of, whose days follow from them as when they are launched in the UI.
-        tables: the tables to build.
+        tables: the tables to build; all if none is named.
         pilot_days: so many of the first days are built and reconciled before the rest.
         chunk_days: stages of so many days, each built and reconciled before the next; none for
             all of the rest in one stage.
@@ -78,7 +82,7 @@ class Parameters(BaseModel, frozen=True):
     """
 
     days: str
-    tables: tuple[str, ...] = tuple(TABLES)
+    tables: tuple[str, ...] = ()
     pilot_days: int = Field(default=0, ge=0)
     chunk_days: int | None = Field(default=None, ge=1)
     max_parallel: int | None = Field(default=None, ge=1, le=7)
@@ -213,15 +217,15 @@ class BackfillPlan(BaseModel, frozen=True):
 
 
 def target_days(
-    graph: BaseAssetGraph, tables: Collection[str], window: Window
+    graph: BaseAssetGraph, tables: Sequence[str], window: Window
 ) -> dict[str, list[date]]:
-    """The days of each table, inputs first: those asked for, and by mapping all that follows.
+    """The days of tables, which are given inputs first: those asked for, and what follows them.
 
     Those asked for are the days of the tables that are made of none of the others. Dagster's own
     answer depends on the order in which it comes to a table that follows two others.
     """
     found: dict[str, PartitionsSubset] = {}
-    for name in (name for name in TABLES if name in tables):
+    for name in tables:
         key = dg.AssetKey(name)
         days = graph.get(key).partitions_def
         assert days is not None
@@ -246,23 +250,26 @@ def refuse_impossible(settings: Settings, parameters: Parameters) -> None:
         ValueError: a day is not on the calendar, there is no such table, no day is left to build
             after the pilot, or files are accepted for tables that are not loaded from any.
     """
-    _refuse_unknown(settings, parameters)
+    tables = _refuse_unknown(settings, parameters)
     if 0 < len(parameters.window) <= parameters.pilot_days:
         raise ValueError(
             f"a pilot of {parameters.pilot_days} day(s) leaves nothing of the "
             f"{len(parameters.window)} day(s) {parameters.window}: give fewer pilot days, or none"
         )
-    if parameters.accept and not {RAW.name, REJECTED.name} & {*parameters.tables}:
+    if parameters.accept and not {RAW.name, REJECTED.name} & {*tables}:
         raise ValueError(
             f"{', '.join(parameters.accept)} is accepted for nothing: only {RAW.name} and "
             f"{REJECTED.name} are loaded from files, and neither is among the tables"
         )
 
 
-def _refuse_unknown(settings: Settings, parameters: Parameters) -> None:
+def _refuse_unknown(settings: Settings, parameters: Parameters) -> tuple[str, ...]:
+    """The tables that are asked for, inputs first."""
     days_asked(parameters.days, settings)
-    if unknown := set(parameters.tables) - TABLES.keys():
-        raise ValueError(f"no such table: {', '.join(sorted(unknown))}; there are {[*TABLES]}")
+    tables = tables_of(settings)
+    if unknown := set(parameters.tables) - tables.keys():
+        raise ValueError(f"no such table: {', '.join(sorted(unknown))}; there are {[*tables]}")
+    return tuple(name for name in tables if name in (parameters.tables or tables))
 
 
 def make_plan(
@@ -286,8 +293,9 @@ def make_plan(
     Raises:
         ValueError: a day is not on the calendar, or there is no such table.
     """
-    _refuse_unknown(settings, parameters)
-    days = target_days(graph, parameters.tables, parameters.window)
+    tables = _refuse_unknown(settings, parameters)
+    parameters = parameters.model_copy(update={"tables": tables})
+    days = target_days(graph, tables, parameters.window)
     ledgers = read_ledgers(settings)
     return plan_backfill(settings, parameters, days, ledgers, code, id_, past_runs(instance))
 
@@ -328,7 +336,7 @@ def plan_backfill(
     }
     entries = [entry for day in arrivals for entry in listed.files(day).values()]
     files, size = len(entries), sum(entry.size for entry in entries)
-    inputs = dependencies(policy)
+    tables = graph_of(ledgers, policy)
     for input_, of in _reads(work, ledgers, policy):
         stored = [ledgers[input_].stored[day] for day in of]
         files += sum(day.files for day in stored)
@@ -338,7 +346,7 @@ def plan_backfill(
     # What is made of the log by event day comes in runs of its own, once the log is there.
     waves = 2 if RAW.name in days and len(days) > 1 else 1
     runs = chunks * waves
-    touched = {*days, *(of.source.name for name in days for of in inputs.get(name, ()))}
+    touched = {*days, *(source for name in days for source in tables.made_from(name))}
     return BackfillPlan(
         id=id_,
         parameters=parameters,
@@ -346,7 +354,7 @@ def plan_backfill(
         code_versions={name: code.of(name) for name in days},
         code=str(code),
         config_digest=settings.digest,
-        versions={name: last_change(ledgers[name]) for name in TABLES if name in touched},
+        versions={name: last_change(ledgers[name]) for name in ledgers if name in touched},
         landing=_digest(landed) if landed else "",
         held=tuple(sorted({name for one in wanted.values() for name in one.manifest.held})),
         replaced=tuple(sorted({name for one in wanted.values() for name in one.replaced})),
@@ -400,16 +408,16 @@ def _outcomes(
     policy, digests = Policy.of(settings), config_digests(settings)
     supposed: dict[str, Ledger] = dict(ledgers)
     unlike = {name: ledgers[name].under_other_settings(digests[name]) for name in ledgers}
-    found, graph = {}, dependencies(policy)
+    found, graph = {}, graph_of(ledgers, policy)
     for name, wanted in days.items():
         ledger, by = ledgers[name], (code.of(name), digests[name])
-        of_landing = name in (RAW.name, REJECTED.name)
-        now = landed if of_landing else made_of(name, ledgers, wanted, policy)
-        may_change = _may_change(name, now, ledgers, supposed, policy)
-        inputs = [of.source.name for of in graph.get(name, ())]
+        of_landing = name in graph.landed
+        now = landed if of_landing else made_of(graph.inputs[name], ledgers, wanted)
+        may_change = _may_change(graph.inputs[name], now, ledgers, supposed)
+        inputs = graph.made_from(name)
         reads = {
             of.source.name: of.reach.deciding(supposed[of.source.name])
-            for of in graph.get(name, ())
+            for of in graph.inputs[name]
             if unlike[of.source.name]
         }
         of, fates = [ledgers[input_] for input_ in inputs], {}
@@ -436,18 +444,17 @@ def _outcomes(
 
 
 def _may_change(
-    name: str,
+    inputs: Inputs,
     now: Mapping[date, str],
     ledgers: Ledgers,
     supposed: Ledgers,
-    policy: Policy,
 ) -> dict[date, list[str]]:
     """By day, the inputs that change what it is made of, if they change where they may."""
     found: dict[date, list[str]] = {day: [] for day in now}
-    for input_ in (of.source.name for of in dependencies(policy).get(name, ())):
+    for input_ in (of.source.name for of in inputs):
         if not isinstance(supposed[input_], Supposed):
             continue
-        then = made_of(name, {**ledgers, input_: supposed[input_]}, now, policy)
+        then = made_of(inputs, {**ledgers, input_: supposed[input_]}, now)
         for day in now:
             if then[day] != now[day]:
                 found[day].append(input_)
@@ -470,7 +477,7 @@ def _reads(
 ) -> Iterator[tuple[str, set[date]]]:
     """What the days that are computed read of other tables: of each input, the published days."""
     for name, days in work.items():
-        for of in dependencies(policy).get(name, ()):
+        for of in ledgers[name].table.inputs(policy):
             source = ledgers[of.source.name]
             if source.stored:
                 deciding = of.reach.deciding(source)

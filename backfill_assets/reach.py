@@ -12,12 +12,14 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from datetime import date
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import dagster as dg
 
-from backfill_assets.partitions import DAY, Window
-from backfill_assets.records import Ledger, unpacked
+from backfill_assets.partitions import DAY, Window, unpacked
+
+if TYPE_CHECKING:
+    from backfill_assets.records import Ledger
 
 
 @dataclass(frozen=True)

@@ -10,29 +10,27 @@ import hashlib
 from collections.abc import Iterable
 from datetime import date
 
-from backfill_assets.graph import dependencies
-from backfill_assets.lateness import Policy
 from backfill_assets.records import Ledgers
+from backfill_assets.tables import Inputs
 
 
-def made_of(table: str, ledgers: Ledgers, days: Iterable[date], policy: Policy) -> dict[date, str]:
+def made_of(inputs: Inputs, ledgers: Ledgers, days: Iterable[date]) -> dict[date, str]:
     """The recipes of days of a table that is made of other tables.
 
     Args:
-        table: its name.
-        ledgers: those of its inputs.
+        inputs: those of the table.
+        ledgers: those of its inputs, by name.
         days: the days to tell of.
-        policy: the late-data policy.
     """
-    inputs = [
+    reads = [
         # Where the number of days varies, a day's content alone does not tell which day it is of.
         (ledgers[of.source.name], of.reach.deciding(ledgers[of.source.name]), of.reach.varies)
-        for of in dependencies(policy)[table]
+        for of in inputs
     ]
     return {
         day: _digest(
             f"{d} {ledger.content(d)}" if dated else ledger.content(d)
-            for ledger, deciding, dated in inputs
+            for ledger, deciding, dated in reads
             for d in deciding(day)
         )
         for day in days

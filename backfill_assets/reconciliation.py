@@ -28,9 +28,9 @@ from backfill_assets.partitions import windows
 from backfill_assets.records import Ledger
 from backfill_assets.reports import Day, Drift, Fingerprint, Report, Sample, Versions
 from backfill_assets.retries import engine_lost
-from backfill_assets.schemas import Table
 from backfill_assets.snapshots import rows_as_of
 from backfill_assets.spark import SPARK_ERRORS
+from backfill_assets.tables import Table
 
 #: How many rows of each kind a report shows in all.
 MOST_SAMPLES = 5

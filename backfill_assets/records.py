@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
@@ -28,10 +28,11 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from backfill_assets.audit import Book, Finding, Measured, Severity, Verdict
+from backfill_assets.catalog import tables_of
 from backfill_assets.commit_files import CommitFiles, Told
-from backfill_assets.partitions import Window, windows
-from backfill_assets.schemas import TABLES, Table
+from backfill_assets.partitions import Window, unpacked
 from backfill_assets.settings import Settings
+from backfill_assets.tables import Table
 
 
 class Published(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -514,9 +515,12 @@ def read_ledgers(settings: Settings) -> Ledgers:
     """The ledgers of all tables as of now, inputs first."""
     # Those that are built last are read first: an input may be newer than what was looked at
     # before, which the next look mends, but not older than what was built from it.
-    tables = reversed(list(TABLES.items()))
-    found = {name: read_ledger(settings.table(name), table) for name, table in tables}
-    return {name: found[name] for name in TABLES}
+    tables = tables_of(settings)
+    found = {
+        name: read_ledger(settings.table(name), table)
+        for name, table in reversed([*tables.items()])
+    }
+    return {name: found[name] for name in tables}
 
 
 @contextmanager
@@ -742,20 +746,6 @@ def _made_at(entry: _Entry) -> datetime | None:
     if entry.timestamp is None:
         return None
     return datetime.fromtimestamp(entry.timestamp / 1000, timezone.utc)
-
-
-def packed(days: Iterable[date]) -> list[str]:
-    """Days as the fewest ranges, for a record."""
-    return [str(window) for window in windows(days)]
-
-
-def unpacked(ranges: Collection[str]) -> list[date]:
-    """The days of `packed`."""
-    found: list[date] = []
-    for text in ranges:
-        # Most are one day, and a long history has many.
-        found += Window.parse(text) if "..." in text else [date.fromisoformat(text)]
-    return found
 
 
 def load_log(url: str) -> DeltaTable | None:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from backfill_assets.history import spans
 from backfill_assets.partitions import windows
-from backfill_assets.schemas import Table
+from backfill_assets.tables import Table
 
 #: Population stability index from which a column has drifted moderately, and a lot: the usual rule
 #: of thumb in credit scoring (Siddiqi, Credit Risk Scorecards, 2006).

@@ -12,22 +12,14 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from dataclasses import dataclass, field
 from datetime import date
 
-from backfill_assets.graph import BY_EVENT_DAY, BY_LOG_DAY, dependencies
+from backfill_assets.graph import Graph, graph_of
 from backfill_assets.lateness import Policy
 from backfill_assets.listing import Listing
 from backfill_assets.manifests import Manifest, Target, due, target
 from backfill_assets.partitions import DAY, Window, windows
 from backfill_assets.recipes import made_of
 from backfill_assets.records import Ledger, Ledgers, Record
-from backfill_assets.schemas import (
-    CURRENT,
-    FACT,
-    RAW,
-    REJECTED,
-    STAGED,
-)
-
-_FACTS = (STAGED.name, FACT.name)
+from backfill_assets.schemas import RAW, REJECTED
 
 
 @dataclass(frozen=True)
@@ -69,22 +61,23 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
     published from an older version of that input, or never; unless the inputs hold again what they
     held then.
     """
-    closed = final_days(ledgers, policy)
-    made_from = {name: [d.source.name for d in of] for name, of in dependencies(policy).items()}
+    closed, graph = final_days(ledgers, policy), graph_of(ledgers, policy)
     found: dict[str, dict[date, dict[str, Record]]] = defaultdict(lambda: defaultdict(dict))
     for source, table, days_of in follows(ledgers, policy):
         needed = {day: record for record in ledgers[source].records for day in days_of(record)}
-        due = policy.due(today) if table in BY_EVENT_DAY else policy.logged(today)
+        due = policy.due(today) if table in graph.by_event_day else policy.logged(today)
         for day, record in needed.items():
             # They may have been taken back since.
-            can = day in due and all(day in ledgers[name].published for name in made_from[table])
+            can = day in due and all(
+                day in ledgers[name].published for name in graph.made_from(table)
+            )
             # A day that was taken back stays so until there is newer input than there was then.
             built = ledgers[table].latest.get(day) or ledgers[table].withdrawals.get(day)
             if can and _is_older(built, ledgers[source], record):
                 found[table][day][source] = record
     backlog = Backlog(defaultdict(dict), defaultdict(dict))
     for table, days in found.items():
-        recipes = made_of(table, ledgers, days, policy)
+        recipes = made_of(graph.inputs[table], ledgers, days)
         for day, inputs in sorted(days.items()):
             published = ledgers[table].stands(day)
             if published and published.made_of == recipes[day]:
@@ -100,7 +93,7 @@ def follows(
     """Which table follows which: the days of it that a commit of its input makes due."""
     return [
         (of.source.name, table, of.due(ledgers[of.source.name]))
-        for table, inputs in dependencies(policy).items()
+        for table, inputs in graph_of(ledgers, policy).inputs.items()
         for of in inputs
     ]
 
@@ -116,7 +109,7 @@ def _is_older(built: Record | None, source: Ledger, needed: Record) -> bool:
 def final_days(
     ledgers: Ledgers, policy: Policy, among: Container[date] | None = None
 ) -> dict[str, set[date]]:
-    """The days of staging and facts that only a person may rebuild; among some, if given.
+    """The days that only a person may rebuild, of all tables that close; among some, if given.
 
     Those whose latest record says that they were built when their window had closed; and those
     whose window closed later and quietly, as the last of its log days changed nothing for them.
@@ -129,7 +122,7 @@ def final_days(
             if (among is None or day in among)
             if day in record.final or closes(name, record, day)
         }
-        for name in _FACTS
+        for name in graph_of(ledgers, policy).closing
     }
 
 
@@ -170,42 +163,64 @@ def _settling(raw: Ledger) -> Iterator[tuple[Record, frozenset[date], set[date]]
 
 
 def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], bool]:
-    """Whether a record of staging or facts holds all that the window of one of its days brought.
+    """Whether a record of a table that closes holds all that will ever decide one of its days.
 
-    That is so if the window has closed, and the record was built from the last of those commits of
-    the raw log that changed the day until then, or later.
+    Of a table that is made of the raw log, that is so if the window of the day has closed, and the
+    record was built from the last of those commits of the log that changed the day until then, or
+    later. Of a table that is made of such tables, if so were the input days that decide the day.
     """
-    raw, staged = ledgers[RAW.name], ledgers[STAGED.name]
-    closed = closings(raw, policy)
-    changes: dict[date, list[int]] = defaultdict(list)
-    due_by = {(source, table): days_of for source, table, days_of in follows(ledgers, policy)}
-    event_days = due_by[RAW.name, STAGED.name]
-    for record in raw.records:
-        for day in event_days(record):
-            changes[day].append(record.version)
-    builds: dict[date, list[Record]] = defaultdict(list)
-    for record in staged.records:
-        for day in record.days:
-            builds[day].append(record)
+    graph, closed = graph_of(ledgers, policy), closings(ledgers[RAW.name], policy)
+    changes = {name: _changes(name, ledgers, graph) for name in graph.closing}
+    builds: dict[str, dict[date, list[Record]]] = {
+        name: defaultdict(list) for name in graph.closing
+    }
+    for name, of_day in builds.items():
+        for record in ledgers[name].records:
+            for day in record.days:
+                of_day[day].append(record)
 
     def closes(table: str, record: Record, day: date) -> bool:
+        return all(
+            holds(table, record, day)
+            if of.source is RAW
+            else all(
+                made(of.source.name, record, needed)
+                for needed in of.reach.deciding(ledgers[of.source.name])(day)
+                if needed >= policy.start
+            )
+            for of in graph.inputs[table]
+        )
+
+    def holds(table: str, record: Record, day: date) -> bool:
         closed_by = closed.get(day)
         if closed_by is None:
             return False
-        wanted = max((v for v in changes[day] if v <= closed_by), default=closed_by)
-        if table == FACT.name:
-            of = record.inputs.get(STAGED.name, -1)
-            old = [r for r in builds[day] if r.version <= of][-1:]
-            # Staged again since with the same rows, the day needs no new facts.
-            same = [
-                r
-                for r in builds[day]
-                if old and r.version > of and r.days[day].digest == old[0].days[day].digest
-            ]
-            return any(r.inputs.get(RAW.name, -1) >= wanted for r in [*old, *same])
+        wanted = max((v for v in changes[table][day] if v <= closed_by), default=closed_by)
         return record.inputs.get(RAW.name, -1) >= wanted
 
+    def made(source: str, record: Record, day: date) -> bool:
+        of = record.inputs.get(source, -1)
+        old = [r for r in builds[source][day] if r.version <= of][-1:]
+        # Built again since with the same rows, the day asks nothing new of those that follow.
+        same = [
+            r
+            for r in builds[source][day]
+            if old and r.version > of and r.days[day].digest == old[0].days[day].digest
+        ]
+        return any(closes(source, r, day) for r in [*old, *same])
+
     return closes
+
+
+def _changes(table: str, ledgers: Ledgers, graph: Graph) -> Mapping[date, Sequence[int]]:
+    """By day of a table, the commits of the raw log that made it due."""
+    found: dict[date, list[int]] = defaultdict(list)
+    for of in graph.inputs[table]:
+        days_of, source = of.due(ledgers[of.source.name]), of.source
+        for record in ledgers[source.name].records if source is RAW else ():
+            for day in days_of(record):
+                found[day].append(record.version)
+    return found
 
 
 @dataclass(frozen=True)
@@ -344,21 +359,23 @@ def _no_bridge(_table: str, _day: date) -> bool:
 
 
 def load_requests(
-    found: Arrivals, per_run: int | None, bridge: Bridge = _no_bridge
+    found: Arrivals, graph: Graph, per_run: int | None, bridge: Bridge = _no_bridge
 ) -> list[Request]:
     """The runs that load what has landed, with all that follows the raw log by log day.
 
     Args:
         found: what has landed and is not loaded.
+        graph: of all tables.
         per_run: at most so many days a run.
         bridge: tells the days of a gap over which two ranges become one.
     """
-    tables = (RAW.name, REJECTED.name, *BY_LOG_DAY)
+    tables = (*graph.landed, *graph.by_log_day)
     return _requests({tables: dict(found.load)}, per_run, bridge)
 
 
 def rebuild_requests(
     behind: Backlog,
+    graph: Graph,
     per_run: int | None,
     busy: Mapping[str, Container[str]] | None = None,
     bridge: Bridge = _no_bridge,
@@ -367,6 +384,7 @@ def rebuild_requests(
 
     Args:
         behind: the backlog.
+        graph: of all tables.
         per_run: at most so many days a run.
         busy: by the id of a run or backfill that is under way, the tables that wait for it where
             it changed one of their inputs: it is about to build them, or to change more.
@@ -379,20 +397,21 @@ def rebuild_requests(
         return not any(table in tables for id_, tables in (busy or {}).items() if id_ in by)
 
     tokens: dict[tuple[date, str], str] = {}
-    for table in (*BY_LOG_DAY, *BY_EVENT_DAY):
+    for table in (*graph.by_log_day, *graph.by_event_day):
         for day, reason in behind.open.get(table, {}).items():
             if ready(table, reason):
                 tokens[day, table] = reason.token
     groups: dict[tuple[str, ...], dict[date, str]] = defaultdict(dict)
-    for chain, together in ((BY_LOG_DAY, False), (BY_EVENT_DAY, True)):
+    for chain, together in ((graph.by_log_day, False), (graph.by_event_day, True)):
         wanted: dict[date, tuple[str, ...]] = {}
         for day in sorted({day for day, table in tokens if table in chain}):
             lacks = [table for table in chain if (day, table) in tokens]
             # By event day, what follows a rebuilt table is rebuilt with it.
-            wanted[day] = chain[chain.index(lacks[0]) :] if together else tuple(lacks)
-            if lacks[0] == CURRENT.name and any(day in behind.open.get(t, ()) for t in _FACTS):
-                # Another run is about to build its facts, without which there are no corrections.
-                wanted[day] = (CURRENT.name,)
+            build = chain[chain.index(lacks[0]) :] if together else lacks
+            # But not what another run is about to build the input of.
+            waits = {table for table in chain if day in behind.open.get(table, ())} - {*build}
+            waits -= graph.upstream(lacks[0])
+            wanted[day] = tuple(t for t in build if waits.isdisjoint(graph.upstream(t)))
         for day, tables in wanted.items():
             may = [table for table in chain if table in tables or bridge(table, day)]
             build = _widest(tables, wanted.values(), may)

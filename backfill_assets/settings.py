@@ -112,6 +112,7 @@ class Settings(BaseSettings):
         spark_remote: URL of a Spark Connect server, which then replaces the embedded session.
         spark_conf: Spark settings that override the defaults of `backfill_assets.spark`.
         jars: where the Delta jars are kept once they have been downloaded.
+        tables: where the tables are declared, as `module:attribute`.
     """
 
     # An empty variable counts as unset: `VAR= command` is how a shell user takes a setting back.
@@ -146,6 +147,7 @@ class Settings(BaseSettings):
     )
     spark_conf: dict[str, str] = Field(default_factory=dict)
     jars: Path = Path("~/.cache/backfill_assets/jars")
+    tables: str = Field(default="backfill_assets.schemas:TABLES", pattern=r"^[\w.]+:\w+$")
 
     @field_validator("landing", "warehouse")
     @classmethod

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.partitions import any_of, windows
 from backfill_assets.records import delta_log
-from backfill_assets.schemas import Table
+from backfill_assets.tables import Table
 
 
 def data_files(url: str, table: Table, days: Iterable[date], version: int) -> pa.Table:

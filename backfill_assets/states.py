@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 
-from backfill_assets.graph import BY_EVENT_DAY
+from backfill_assets.graph import Graph, graph_of
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import DAY, windows
 from backfill_assets.records import Ledgers
 from backfill_assets.reprocessing import Arrivals, Backlog, closing, final_days
-from backfill_assets.schemas import FACT, RAW, REJECTED, STAGED
 from backfill_assets.withdrawn import built_of_withdrawn
 
 
@@ -100,6 +99,17 @@ class Situation:
     in_time: bool = False
 
     @cached_property
+    def graph(self) -> Graph:
+        """What each table is made of."""
+        return graph_of(self.ledgers, self.policy)
+
+    @cached_property
+    def closed(self) -> Collection[date]:
+        """The days that are final in every table whose final days no schedule may change."""
+        frozen = [name for name, ledger in self.ledgers.items() if ledger.table.frozen]
+        return set.intersection(*(set(self.final[name]) for name in frozen)) if frozen else set()
+
+    @cached_property
     def final(self) -> Mapping[str, Collection[date]]:
         """The final days, by table."""
         return final_days(self.ledgers, self.policy)
@@ -131,7 +141,7 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
     ledger = now.ledgers[table]
     unlike = ledger.under_other_settings(now.config_digests[table])
     behind, failed = set(now.backlog.open.get(table, ())), now.failed.get(table, ())
-    if table in (RAW.name, REJECTED.name):
+    if table in now.graph.landed:
         behind |= now.arrivals.load.keys() & ledger.published
 
     def state(day: date) -> State:
@@ -149,13 +159,13 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
             return State.INPUT_WITHDRAWN
         if day in behind:
             return State.INPUT_NEWER
-        if table in (RAW.name, REJECTED.name) and day in now.arrivals.held:
+        if table in now.graph.landed and day in now.arrivals.held:
             return State.HELD
         if _lacks_input(table, day, now):
             return State.INPUT_MISSING
-        if table in (STAGED.name, FACT.name):
+        if table in now.graph.closing:
             return State.FINAL if day in now.final[table] else State.OPEN
-        if table in BY_EVENT_DAY and day not in now.final[FACT.name]:
+        if table in now.graph.by_event_day and day not in now.closed:
             return State.OPEN
         return State.FRESH
 
@@ -163,10 +173,10 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
 
 
 def _lacks_input(table: str, day: date, now: Situation) -> bool:
-    if table in BY_EVENT_DAY:
+    if table in now.graph.by_event_day:
         needed = now.policy.log_days(day)
         # A closed day waits for nobody; only what is there and not loaded concerns it.
-        closed = day in now.final[FACT.name]
+        closed = day in now.closed
         return any(d in now.unloaded or (not closed and d in now.absent) for d in needed)
     # A day without a folder is normal in the end; while its window is open, somebody may wonder.
     open_since = now.today - (now.policy.window_days + now.policy.lag_days) * DAY
@@ -197,12 +207,12 @@ def holes(states: Mapping[date, State]) -> set[date]:
     return {day for day in missing if there and day < max(there)}
 
 
-def changed_final_days(now: Situation) -> dict[date, str]:
-    """Final days of the facts that differ from what was last published deliberately, and how.
+def changed_final_days(table: str, now: Situation) -> dict[date, str]:
+    """Final days of a table that differ from what was last published deliberately, and how.
 
     A person may rebuild a final day; a schedule, a sensor or another writer may not change one.
     """
-    ledger = now.ledgers[FACT.name]
+    ledger = now.ledgers[table]
     closes = closing(now.ledgers, now.policy)
     found: dict[date, str] = {}
     frozen: dict[date, str] = {}
@@ -214,7 +224,7 @@ def changed_final_days(now: Situation) -> dict[date, str]:
                 found[day] = f"changed by {record.launched_by} in run {record.run_id}"
                 continue
             found.pop(day, None)
-            if day in record.final or closes(FACT.name, record, day):
+            if day in record.final or closes(table, record, day):
                 frozen[day] = published.digest
     for other in ledger.foreign:
         for day in other.days & frozen.keys():

@@ -59,7 +59,8 @@ def depending(
     """
     if not days or not moving:
         return set()
-    now = made_of(table, ledgers, days, policy)
+    inputs = ledgers[table].table.inputs(policy)
+    now = made_of(inputs, ledgers, days)
     supposed = {**ledgers, source: Supposed.of(ledgers[source], moving)}
-    then = made_of(table, supposed, days, policy)
+    then = made_of(inputs, supposed, days)
     return {day for day in days if now[day] != then[day]}

@@ -24,8 +24,7 @@ from backfill_assets.assets.versions import (
 from backfill_assets.audit import Verdict
 from backfill_assets.io_manager import Source
 from backfill_assets.lateness import Policy
-from backfill_assets.partitions import any_of, windows
-from backfill_assets.records import packed
+from backfill_assets.partitions import any_of, packed, windows
 from backfill_assets.schemas import RAW, STAGED
 from backfill_assets.spark import keeping
 

@@ -18,6 +18,7 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame
 
 from backfill_assets.audit import Verdict
+from backfill_assets.catalog import tables_of
 from backfill_assets.dependents import Extent, extents
 from backfill_assets.footprints import AS_OF, Change, footprint, part_of, put_back
 from backfill_assets.io_manager import (
@@ -31,13 +32,14 @@ from backfill_assets.io_manager import (
 )
 from backfill_assets.lateness import Policy
 from backfill_assets.manifests import Manifest, after_undo
-from backfill_assets.partitions import DAY, Window, spelled
-from backfill_assets.records import Ledger, Ledgers, Record, packed
+from backfill_assets.partitions import DAY, Window, packed, spelled
+from backfill_assets.records import Ledger, Ledgers, Record
 from backfill_assets.reprocessing import manifests
-from backfill_assets.schemas import LATE, RAW, REJECTED, TABLES, Table
+from backfill_assets.schemas import LATE, RAW, REJECTED
 from backfill_assets.settings import Settings
 from backfill_assets.snapshots import data_files, rows_as_of
 from backfill_assets.stores import open_store
+from backfill_assets.tables import Table
 from backfill_assets.touched import touched
 
 #: What the record of an undo calls the backfill that it undoes.
@@ -75,7 +77,9 @@ def take_back(
     """
     asked = _Asked(io, settings, name, days)
     found = asked.extents()
-    if problems := [text for table in TABLES.values() for text in asked.problems(table, found)]:
+    if problems := [
+        text for table in asked.tables.values() for text in asked.problems(table, found)
+    ]:
         raise UndoRefusedError(
             f"{name} was not undone, and nothing was written: " + "; ".join(problems)
         )
@@ -83,7 +87,7 @@ def take_back(
         done = any(extent.done for extent in found.values())
         state = "is undone already" if done else "has written no such day in any table"
         raise UndoRefusedError(f"{name} {state} at {settings.warehouse}; nothing was written.")
-    for table in TABLES.values():
+    for table in asked.tables.values():
         # Another run may have followed what is undone since the first look.
         extent = asked.extents()[table.name]
         if todo := {**extent.unchanged, **extent.changes}:
@@ -114,12 +118,14 @@ class _Asked:
         self, io: DeltaIOManager, settings: Settings, name: str, days: Container[date] | None
     ) -> None:
         self.io, self.settings, self.name, self.days = io, settings, name, days
+        self.tables = tables_of(settings)
         self._known: tuple[dict[str, int | None], dict[str, Extent]] = ({}, {})
 
     def extents(self) -> dict[str, Extent]:
         """What that is about as of now, by table."""
         # Those that are built last are read first, as `records.read_ledgers` does.
-        ledgers = {name: self.io.ledger(TABLES[name]) for name in reversed([*TABLES])}
+        read = {name: self.io.ledger(table) for name, table in reversed([*self.tables.items()])}
+        ledgers = {name: read[name] for name in self.tables}
         versions = {name: ledger.version for name, ledger in ledgers.items()}
         if versions != self._known[0]:
             found = extents(ledgers, self.name, Policy.of(self.settings), self.days)
@@ -201,7 +207,8 @@ class _Undo:
         }
         withdrawn = {d for d, c in changes.items() if c.previous is None and d not in there}
         last = max(todo.values(), key=lambda change: change.after).last
-        sources = [io.source(io.ledger(TABLES[name]), by_day=False) for name in last.inputs]
+        tables = self.asked.tables
+        sources = [io.source(io.ledger(tables[name]), by_day=False) for name in last.inputs]
 
         def build(_days: Window) -> Built:
             as_of = {**_by_version(changes), ledger.version or 0: list(unchanged)}

@@ -47,10 +47,10 @@ from backfill_assets.records import (
     read_ledgers,
 )
 from backfill_assets.retries import engine_lost
-from backfill_assets.schemas import TABLES, SchemaError, Table
 from backfill_assets.settings import Settings
 from backfill_assets.spark import SPARK_ERRORS, Engine
 from backfill_assets.stores import folder_of
+from backfill_assets.tables import SchemaError, Table
 
 _Found = TypeVar("_Found")
 
@@ -178,7 +178,7 @@ def verify(
         engine: where the Spark session comes from; from the settings if not given.
 
     Returns:
-        What was found, table by table in the order of `TABLES`, days in ascending order.
+        What was found, table by table as they are declared, days in ascending order.
 
     Raises:
         ValueError: days outside of the calendar, or no table at all.
@@ -187,10 +187,10 @@ def verify(
     """
     days_asked(str(window), settings)
     ledgers = read_ledgers(settings)
-    there = [name for name in TABLES if ledgers[name].version is not None]
+    there = [name for name in ledgers if ledgers[name].version is not None]
     if not tables and not there:
         raise ValueError(f"nothing has been published at {settings.warehouse}")
-    names = [name for name in TABLES if name in (tables or there)]
+    names = [name for name in ledgers if name in (tables or there)]
     defs = build_defs(settings, resources={"engine": engine} if engine else None)
     resources = dict(defs.resources or {})
     verifier = _Verifier.like(resources["io_manager"], ledgers)

@@ -11,7 +11,6 @@ from datetime import date
 from backfill_assets.lateness import Policy
 from backfill_assets.records import Ledger, Ledgers, Record
 from backfill_assets.reprocessing import follows
-from backfill_assets.schemas import TABLES
 from backfill_assets.supposed import depending
 
 
@@ -25,7 +24,7 @@ def built_of_withdrawn(ledgers: Ledgers, policy: Policy) -> dict[str, set[date]]
         ledgers: those of all tables.
         policy: the late-data policy.
     """
-    found: dict[str, set[date]] = {name: set() for name in TABLES}
+    found: dict[str, set[date]] = {name: set() for name in ledgers}
     for source, table, days_of in follows(ledgers, policy):
         latest = ledgers[table].latest
         for record, gone in _withdrawals(ledgers[source]):

@@ -23,9 +23,10 @@ from pyspark.sql import DataFrame, SparkSession
 from backfill_assets.assets import fact, lines, staging
 from backfill_assets.landing import Landing, read_lines, survey
 from backfill_assets.partitions import Window
-from backfill_assets.schemas import FACT, LATE, RAW, REJECTED, STAGED, Table
+from backfill_assets.schemas import FACT, LATE, RAW, REJECTED, STAGED
 from backfill_assets.settings import load_settings
 from backfill_assets.spark import Engine
+from backfill_assets.tables import Table
 from backfill_assets_tests.bench_backfills import (
     REWRITE,
     caps,

@@ -11,10 +11,9 @@ from dagster._core.definitions.asset_checks.asset_check_spec import AssetCheckKe
 from dagster._core.test_utils import create_run_for_test
 
 from backfill_assets.automation import _Look
-from backfill_assets.graph import BY_EVENT_DAY
 from backfill_assets.incidents import incidents
 from backfill_assets.night import busy
-from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, LATE, RAW, STAGED
+from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, LATE, RAW, STAGED, TABLES
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 
 LOADING = {
@@ -131,7 +130,7 @@ def test_a_run_that_builds_what_follows_is_left_to_it(engine, spark, tmp_path):
     )
     pipeline.instance.delete_run(run.run_id)
     pipeline.instance.add_run(going_on)
-    assert busy(pipeline.instance) == {run.run_id: frozenset({RAW.name, LATE.name})}
+    assert busy(pipeline.instance, TABLES) == {run.run_id: frozenset({RAW.name, LATE.name})}
     left = {r.run_key.split(":")[1] for r in pipeline.tick("touched_days").run_requests}
     assert not any(LATE.name in tables for tables in left)
     assert CHAIN in left
@@ -177,7 +176,7 @@ def test_final_days(engine, spark, tmp_path):
     assert [(r["run_date"], r["orders"]) for r in pipeline.rows(CORRECTIONS.name)] == [(day(1), 1)]
 
     # A person takes them in.
-    pipeline.run(1, 1, BY_EVENT_DAY)
+    pipeline.run(1, 1, (STAGED.name, FACT.name, CURRENT.name, CORRECTIONS.name))
     assert len(pipeline.rows(STAGED.name)) == 5
     assert pipeline.rows(CORRECTIONS.name) == []
     assert kinds(pipeline) == set()

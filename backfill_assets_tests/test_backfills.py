@@ -9,12 +9,14 @@ from dagster._core.execution.backfill import BulkActionStatus
 
 from backfill_assets import backfills, definitions, jobs
 from backfill_assets.backfills import BackfillRefusedError
+from backfill_assets.catalog import config_digests
 from backfill_assets.codes import Code
-from backfill_assets.graph import BY_EVENT_DAY
+from backfill_assets.graph import Graph
+from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
 from backfill_assets.planning import Parameters, expected_seconds, plan_backfill, target_days
 from backfill_assets.records import read_ledgers
-from backfill_assets.schemas import FACT, RAW, STAGED, TABLES, config_digests
+from backfill_assets.schemas import FACT, RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, order
 from backfill_assets_tests.test_records import days, ledger, ledgers, record
@@ -231,7 +233,7 @@ def test_the_days_that_follow(pipeline):
     days = target_days(graph(pipeline), list(TABLES), Window(day(4), day(6)))
     assert [*days] == [*TABLES]
     for name in TABLES:
-        follows = name in BY_EVENT_DAY
+        follows = name in Graph.of(TABLES.values(), Policy.of(pipeline.settings)).by_event_day
         assert days[name] == [day(n) for n in ((2, 3, 4, 5) if follows else (4, 5))], name
     assert target_days(graph(pipeline), ["fact_daily_orders"], Window(day(4), day(6))) == {
         "fact_daily_orders": [day(4), day(5)]

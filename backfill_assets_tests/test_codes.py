@@ -4,8 +4,7 @@ import subprocess
 
 import pytest
 
-from backfill_assets.codes import _PACKAGE, _imported, running_code
-from backfill_assets.graph import MADE_IN
+from backfill_assets.codes import _PACKAGE, _Files, code_of
 from backfill_assets.schemas import FACT, RAW, STAGED, TABLES
 
 
@@ -23,7 +22,7 @@ def package(tmp_path):
 
 
 def running(given, package):
-    return running_code(given, package, {"table": "rules"})
+    return code_of({"table": f"{package.name}.rules"}, given, package)
 
 
 def git(folder, *arguments):
@@ -84,7 +83,7 @@ SOURCES = {
     "inner/two": "from package.base import WINDOW\nfrom os import path",
     "late": "MORE = 1",
 }
-TWO = {"a": "inner.one", "b": "inner.two"}
+TWO = {"a": "package.inner.one", "b": "package.inner.two"}
 
 
 @pytest.fixture
@@ -110,21 +109,21 @@ def many(tmp_path):
     ],
 )
 def test_a_table_has_the_code_of_what_makes_it(many, changed, tables):
-    before = running_code(None, many, TWO)
+    before = code_of(TWO, None, many)
     with (many / f"{changed}.py").open("a") as file:
         file.write("\n# a word more")
-    now = running_code(None, many, TWO)
+    now = code_of(TWO, None, many)
     assert {table for table in TWO if now.of(table) != before.of(table)} == set(tables)
     assert (now.version != before.version) is bool(tables)
     assert before.of("another") == before.version
 
 
 def test_what_makes_the_tables():
-    assert MADE_IN.keys() == TABLES.keys()
-    modules = _imported(_PACKAGE, MADE_IN.values())
-    imported = {table: modules[module] for table, module in MADE_IN.items()}
+    files = _Files(_PACKAGE, [])
+    imported = {name: files.closure(table.made_in) for name, table in TABLES.items()}
     for table, modules in imported.items():
-        for module in ("io_manager", "audit", "schemas", "graph", MADE_IN[table]):
+        assert TABLES[table].made_in in modules
+        for module in ("io_manager", "audit", "schemas", "tables", "reach"):
             assert f"backfill_assets.{module}" in modules
         for module in ("alerts", "automation", "deployment", "jobs", "states", "night"):
             assert f"backfill_assets.{module}" not in modules

@@ -8,8 +8,9 @@ import pytest
 from backfill_assets.dependents import extents
 from backfill_assets.footprints import AS_OF
 from backfill_assets.lateness import Policy
+from backfill_assets.partitions import packed
 from backfill_assets.recipes import made_of
-from backfill_assets.records import Foreign, Record, packed
+from backfill_assets.records import Foreign, Record
 from backfill_assets.schemas import CORRECTIONS, FACT, LATE, RAW, STAGED, TABLES
 from backfill_assets_tests.pipeline import START, day
 from backfill_assets_tests.test_records import days, ledger, ledgers, record
@@ -49,7 +50,7 @@ class Tables:
     def _add(self, name, version, of, inputs, run, *, withdrawn=(), as_of=None, same=(), **more):
         code = more.pop("code", "code")
         one = record(version, days(*of), inputs=inputs, run=run, **more)
-        recipes = made_of(name, self.now(), one.days, POLICY) if inputs else {}
+        recipes = made_of(TABLES[name].inputs(POLICY), self.now(), one.days) if inputs else {}
         held = self.now()[name]
         audit = {
             d: msgspec.structs.replace(

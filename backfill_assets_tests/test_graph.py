@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backfill_assets.graph import BY_EVENT_DAY, BY_LOG_DAY, Dependency, dependencies, upstream
+from backfill_assets.graph import Graph
 from backfill_assets.lateness import Policy
-from backfill_assets.partitions import DAY, Days, Window
+from backfill_assets.partitions import DAY, Days, Window, packed
 from backfill_assets.reach import SAME_DAY, Known, Reach, last_days, next_days
-from backfill_assets.records import packed
 from backfill_assets.schemas import RAW, STAGED, TABLES
+from backfill_assets.tables import Dependency
 from backfill_assets_tests.pipeline import START, day
 from backfill_assets_tests.test_records import days, ledger, record
 
 POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touched=True)
+GRAPH = Graph.of(TABLES.values(), POLICY)
 RAW_LEDGER = ledger(RAW)
 reaches = st.builds(Reach, st.integers(0, 9), st.integers(0, 9), st.booleans())
 some_days = st.sets(st.integers(1, 12).map(day), min_size=1).map(frozenset)
@@ -105,19 +106,10 @@ def test_what_is_known_is_touched_by_the_days_that_tell_of_it(spans):
 # --- the graph ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("window_days", [0, 7])
-def test_inputs_come_before_what_is_made_of_them(window_days):
-    order = list(TABLES)
-    for name, inputs in dependencies(replace(POLICY, window_days=window_days)).items():
-        assert inputs
-        assert all(order.index(of.source.name) < order.index(name) for of in inputs)
-
-
 def test_upstream_is_all_that_a_table_is_made_of():
-    graph = dependencies(POLICY)
-    assert upstream("raw_orders", graph) == set()
-    assert upstream("late_orders", graph) == {"raw_orders"}
-    assert upstream("fact_order_corrections", graph) == {
+    assert GRAPH.upstream("raw_orders") == set()
+    assert GRAPH.upstream("late_orders") == {"raw_orders"}
+    assert GRAPH.upstream("fact_order_corrections") == {
         "raw_orders",
         "stg_orders",
         "fact_daily_orders",
@@ -126,8 +118,10 @@ def test_upstream_is_all_that_a_table_is_made_of():
 
 
 def test_what_is_made_with_the_load_and_what_stays_open():
-    assert BY_LOG_DAY == ("late_orders", "arrival_lateness")
-    assert BY_EVENT_DAY == (
+    assert GRAPH.landed == ("raw_orders", "raw_orders_rejected")
+    assert GRAPH.by_log_day == ("late_orders", "arrival_lateness")
+    assert GRAPH.closing == ("stg_orders", "fact_daily_orders")
+    assert GRAPH.by_event_day == (
         "stg_orders",
         "fact_daily_orders",
         "fact_daily_orders_current",
@@ -149,5 +143,5 @@ def test_the_days_that_a_commit_records_come_before_all_that_it_may_change():
 
 def test_reprocess_window_asks_for_all_that_may_change():
     told = record(0, days(5), event_days=days(4))
-    (of,) = dependencies(replace(POLICY, only_touched=False))[STAGED.name]
+    (of,) = STAGED.inputs(replace(POLICY, only_touched=False))
     assert {*of.due(ledger(RAW, told))(told)} == days(3, 4, 5)

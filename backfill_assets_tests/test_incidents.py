@@ -13,18 +13,9 @@ from backfill_assets.audit import Severity
 from backfill_assets.incidents import incidents
 from backfill_assets.records import Ledger
 from backfill_assets.reprocessing import Backlog
-from backfill_assets.schemas import (
-    CORRECTIONS,
-    CURRENT,
-    FACT,
-    LATE,
-    RAW,
-    REJECTED,
-    STAGED,
-    TABLES,
-    Table,
-)
+from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.states import MEANING, State
+from backfill_assets.tables import Table
 from backfill_assets_tests.pipeline import day
 from backfill_assets_tests.test_records import days, ledger, ledgers, record
 from backfill_assets_tests.test_states import (

@@ -73,8 +73,8 @@ def test_without_a_daemon_nobody_works_on_what_is_queued():
     with dg.DagsterInstance.ephemeral() as instance:
         queued = run(instance, DagsterRunStatus.NOT_STARTED)
         started = run(instance, DagsterRunStatus.STARTED)
-        assert busy(instance).keys() == {queued, started}
-        assert busy(instance, daemon=False).keys() == {started}
+        assert busy(instance, TABLES).keys() == {queued, started}
+        assert busy(instance, TABLES, daemon=False).keys() == {started}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_days_that_a_run_may_take_in():
         record(0, days((1, 3)), inputs={RAW.name: 0}, final=days((1, 2))),
     )
     found = ledgers(raw, staged)
-    recipes = made_of(STAGED.name, found, days((1, 3)), policy)
+    recipes = made_of(STAGED.inputs(policy), found, days((1, 3)))
     (old,) = staged.records
     made = {d: msgspec.structs.replace(p, made_of=recipes[d]) for d, p in old.days.items()}
 

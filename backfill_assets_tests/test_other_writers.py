@@ -15,7 +15,7 @@ from backfill_assets import commit_files, records
 from backfill_assets.commits import LOG_RETENTION, Writer
 from backfill_assets.incidents import incidents
 from backfill_assets.io_manager import Built, Candidate, Outcome, Plan
-from backfill_assets.partitions import Window
+from backfill_assets.partitions import Window, packed
 from backfill_assets.records import APPLICATION, Foreign
 from backfill_assets.reprocessing import Backlog
 from backfill_assets.schemas import FACT
@@ -33,7 +33,7 @@ from backfill_assets_tests.test_commit_files import (
 )
 from backfill_assets_tests.test_io_manager import RECORD, content, outcomes, publish, window
 from backfill_assets_tests.test_io_manager import facts as spark_facts
-from backfill_assets_tests.test_records import days, packed, said_of
+from backfill_assets_tests.test_records import days, said_of
 from backfill_assets_tests.test_states import healthy, situation, states
 
 

@@ -1,7 +1,8 @@
-"""Every command and every Python block of the README is run; one nobody knows how to run fails.
+"""Every command and block of the README and of the pages in docs/ is run, or the test fails.
 
 What is quick or cheap runs as it stands, in an empty working directory. The `make` targets would
 install, start servers or run this very suite: of those, the target's recipe is checked.
+What the pages list (settings, states, alerts, errors, modules, columns) is compared with the code.
 """
 
 from __future__ import annotations
@@ -12,34 +13,56 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from backfill_assets.audit import Severity
 from backfill_assets.schemas import TABLES
 from backfill_assets.settings import PREFIX, Settings
 from backfill_assets.states import State
 from backfill_assets_tests import conftest
 
 PROJECT = Path(__file__).parents[1]
-README = (PROJECT / "README.md").read_text()
+#: The text of README and of all other pages by their path, README first.
+PAGES = {
+    str(path.relative_to(PROJECT)): path.read_text()
+    for path in (
+        PROJECT / "README.md",
+        PROJECT / "CONTRIBUTING.md",
+        *sorted((PROJECT / "docs").rglob("*.md")),
+    )
+}
+ALL = "\n".join(PAGES.values())
 BIN = Path(sys.executable).parent
-(SAMPLE_END,) = re.findall(r"^export BACKFILL_ASSETS_END=(\S+)$", README, re.MULTILINE)
+(SAMPLE_END,) = re.findall(r"^export BACKFILL_ASSETS_END=(\S+)$", ALL, re.MULTILINE)
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: Blocks that another test runs, by page and language.
+RUN_ELSEWHERE = {
+    ("docs/own-tables.md", "python"): "test_derived.py",
+    ("docs/reconciliation.md", "python"): "test_reconciliation.py",
+    ("docs/reconciliation.md", "sql"): "test_reconciliation.py",
+}
 
 
-def blocks(language: str) -> list[str]:
-    return [body for found, body in _BLOCK.findall(README) if found == language]
+def blocks(language: str, pages: Mapping[str, str] = PAGES) -> list[str]:
+    return [
+        body
+        for page, text in pages.items()
+        for found, body in _BLOCK.findall(text)
+        if found == language and (page, language) not in RUN_ELSEWHERE
+    ]
 
 
 def commands() -> Iterator[str]:
     """The commands of the bash blocks, in order; a backslash at the end continues one."""
     for block in blocks("bash"):
         for line in block.replace("\\\n", " ").splitlines():
-            if line.strip() and not line.lstrip().startswith("#"):
-                yield line.strip()
+            command = re.sub(r"\s+# .*$", "", line).strip()
+            if command and not command.startswith("#"):
+                yield command
 
 
 @dataclass
@@ -101,12 +124,21 @@ def runs(place: Place, command: str) -> None:
     place.run(command)
 
 
+def elsewhere(place: Place, command: str) -> None:
+    """With a landing of its own, as the one of the other commands is there already."""
+    place.run(command, BACKFILL_ASSETS_LANDING=str(place.root / "elsewhere"))
+
+
+def targets(place: Place) -> set[str]:
+    help_text = place.run(f"make -C {PROJECT} --no-print-directory help")
+    return set(re.findall(r"^  make (\w+) ", help_text, re.MULTILINE))
+
+
 def recipe(place: Place, command: str) -> None:
     """`make TARGET`: the target is there, and what it would do can be worked out."""
-    _, target = command.split()
-    help_text = place.run(f"make -C {PROJECT} --no-print-directory help")
-    assert re.search(rf"^  make {target} ", help_text, re.MULTILINE)
-    place.run(f"make -C {PROJECT} -n {target}")
+    _, target, *_ = command.split()
+    assert target in targets(place)
+    place.run(f"make -C {PROJECT} -n {command.removeprefix('make ')}")
 
 
 def activates(place: Place, command: str) -> None:
@@ -117,28 +149,30 @@ def activates(place: Place, command: str) -> None:
 
 
 def sets(place: Place, command: str) -> None:
-    """`export NAME=VALUE`: a setting that exists, with a value that is allowed."""
-    name = command.removeprefix("export ").partition("=")[0]
-    assert name == "SPARK_REMOTE" or name.removeprefix(PREFIX).lower() in Settings.model_fields
+    """`export NAME=VALUE ...`: settings that exist, with values that are allowed."""
     code = "from backfill_assets.settings import load_settings; print(load_settings())"
-    default = place.run(f"unset {name}; python -c '{code}'")
-    assert place.run(f"{command}; python -c '{code}'") != default
+    for name in re.findall(r"(?<=\s)(\w+)=", command):
+        assert name == "SPARK_REMOTE" or name.removeprefix(PREFIX).lower() in Settings.model_fields
+        default = place.run(f"unset {name}; python -c '{code}'")
+        assert place.run(f"{command}; python -c '{code}'") != default
 
 
 KNOWN = {
-    r"make (demo|test|ui|install)": recipe,
+    r"make (demo|test|ui|install|check|docs)": recipe,
+    r"make test ARGS='[^']*'": recipe,
     r"\. \.venv/bin/activate": activates,
     r"backfill-assets (jars|sample|show|history .*|plan .*)": runs,
+    r"backfill-assets sample --days .*": elsewhere,
     r"dagster asset materialize .*": runs,
     r"dagster definitions validate .*": runs,
     r"export \w+=\S.*": sets,
 }
 
 
-@pytest.mark.parametrize("command", list(commands()))
+@pytest.mark.parametrize("command", list(dict.fromkeys(commands())))
 def test_commands(place, command):
     how = [check for pattern, check in KNOWN.items() if re.fullmatch(pattern, command)]
-    assert len(how) == 1, f"no test knows how to run this command of the README: {command}"
+    assert len(how) == 1, f"no test knows how to run this command: {command}"
     how[0](place, command)
 
 
@@ -146,8 +180,57 @@ def test_the_two_commands_come_first():
     assert list(commands())[:2] == ["make demo", "make test"]
 
 
+def test_the_readme_is_short():
+    assert len(PAGES["README.md"].splitlines()) <= 150
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "idempotent",
+        "watermark",
+        "late-arriving",
+        "rollback",
+        "skew",
+        "schema evolution",
+        "write-audit-publish",
+    ],
+)
+def test_the_words_that_people_search_for_are_in_the_glossary(word):
+    assert re.search(rf"^\| \*[^|]*{word}", PAGES["docs/glossary.md"], re.MULTILINE)
+
+
 def test_there_is_no_other_kind_of_block():
-    assert {language for language, _ in _BLOCK.findall(README)} == {"bash", "python", "text"}
+    found = {(page, kind) for page, text in PAGES.items() for kind, _ in _BLOCK.findall(text)}
+    assert {kind for page, kind in found if (page, kind) not in RUN_ELSEWHERE} == {
+        "bash",
+        "python",
+        "text",
+    }
+    # An indented block, or one that is not closed, would be none to this test.
+    for page, text in PAGES.items():
+        assert text.count("```") == 2 * len(_BLOCK.findall(text)), page
+
+
+def test_the_other_blocks_are_run_by_the_test_that_is_named():
+    for (page, language), test in RUN_ELSEWHERE.items():
+        (_,) = (kind for kind, _ in _BLOCK.findall(PAGES[page]) if kind == language)
+        source = (Path(__file__).parent / test).read_text()
+        assert f'"{Path(page).name}"' in source
+        assert f'documented("{language}")' in source
+
+
+def test_commands_in_the_text_exist(place):
+    """Those between backticks in a sentence: the target or the command has to be there."""
+    usage = place.run("backfill-assets --help")
+    (known,) = set(re.findall(r"\{([\w,-]+)\}", usage))
+    for page, text in PAGES.items():
+        for span in re.findall(r"`([^`\n]+)`", _BLOCK.sub("", text)):
+            words = re.sub(r"^(\w+=\S+ )+", "", span).split()
+            if len(words) > 1 and words[0] == "make":
+                assert words[1] in targets(place), (page, span)
+            if len(words) > 1 and words[0] == "backfill-assets":
+                assert words[1] in known.split(","), (page, span)
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +310,9 @@ def test_closed_days_are_what_the_sample_says(published, python_blocks):
 
 def test_every_setting_has_a_row():
     """The table of settings has every variable, with its default."""
-    rows = dict(re.findall(r"^\| `([A-Z_]+)` \| ([^|]+?) \|", README, re.MULTILINE))
+    rows = dict(
+        re.findall(r"^\| `([A-Z_]+)` \| ([^|]+?) \|", PAGES["docs/settings.md"], re.MULTILINE)
+    )
     variables = {
         "SPARK_REMOTE" if name == "spark_remote" else f"{PREFIX}{name.upper()}": info.default
         for name, info in Settings.model_fields.items()
@@ -241,7 +326,7 @@ def test_every_setting_has_a_row():
 
 
 def test_every_module_is_in_the_layout():
-    (layout,) = (text for text in blocks("text") if text.startswith("backfill_assets/"))
+    (layout,) = (text for text in blocks("text") if text.startswith("backfill_assets/\n"))
     modules = {path.name for path in (PROJECT / "backfill_assets").glob("*.py")} - {"__init__.py"}
     assert modules == set(re.findall(r"^  (\w+\.py) ", layout, re.MULTILINE))
 
@@ -252,27 +337,95 @@ def test_every_error_is_explained():
         for path in (PROJECT / "backfill_assets").glob("*.py")
         for name in re.findall(r"^class (\w+Error)\(", path.read_text(), re.MULTILINE)
     }
-    section = README.partition("## What an error means")[2].partition("\n## ")[0]
     assert raised
-    assert {name for name in raised if f"`{name}" not in section} == set()
+    assert {name for name in raised if f"`{name}" not in PAGES["docs/errors.md"]} == set()
 
 
 def test_every_alert_and_every_state_is_explained():
     source = (PROJECT / "backfill_assets/incidents.py").read_text()
     kinds = {"run failed", *re.findall(r"(?:add|Incident)\(\s*\"([a-z ]+)\"", source)}
-    assert set(re.findall(r"^\| `([a-z ]+)` \|", README, re.MULTILINE)) >= kinds
+    states, _, alerts = PAGES["docs/monitoring.md"].partition("\n## Alerts\n")
+    assert set(re.findall(r"^\| `([a-z ]+)` \|", alerts, re.MULTILINE)) >= kinds
     assert len(kinds) > 8
     for state in State:
-        assert f"\n| `{state.value}` |" in README
+        assert f"\n| `{state.value}` |" in states
 
 
-def test_every_link_leads_somewhere():
-    anchors = {
-        re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-")
-        for title in re.findall(r"^#+ (.+)$", README, re.MULTILINE)
+def test_every_verdict_is_explained():
+    for severity in Severity:
+        assert f"\n| `{severity.value}` |" in PAGES["docs/audit.md"]
+
+
+def test_every_table_and_column_is_explained():
+    sections = re.split(
+        r"^### ", PAGES["docs/tables.md"].partition("## The columns")[2], flags=re.M
+    )
+    told = {
+        section.partition("\n")[0].strip("`"): re.findall(
+            r"^\| `(\w+)` \| (\S+) \| (yes|no) \| (.+) \|$", section, re.MULTILINE
+        )
+        for section in sections[1:]
     }
-    for target in re.findall(r"\]\(([^)]+)\)", README):
-        if target.startswith("#"):
-            assert target[1:] in anchors
-        else:
-            assert (PROJECT / target.partition("#")[0]).is_file(), target
+    assert told == {
+        table.name: [
+            (
+                name,
+                column.dtype.type.simpleString(),
+                "yes" if column.nullable else "no",
+                column.description,
+            )
+            for name, column in table.columns.items()
+        ]
+        for table in TABLES.values()
+    }
+
+
+def anchors(page: str) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", _BLOCK.sub("", PAGES[page]), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)]+)\)", _BLOCK.sub("", PAGES[page])):
+        path, _, anchor = target.partition("#")
+        if "://" in target:
+            continue
+        there = (PROJECT / page).parent / path if path else PROJECT / page
+        assert there.is_file(), target
+        if anchor:
+            # GitHub and MkDocs spell an anchor alike unless two hyphens meet.
+            assert "--" not in anchor, target
+            assert anchor in anchors(str(there.resolve().relative_to(PROJECT))), target
+
+
+def test_every_picture_has_words():
+    pictures = [found for text in PAGES.values() for found in re.findall(r"!\[(.*?)\]\(", text)]
+    assert pictures
+    assert all(pictures)
+
+
+def test_every_page_is_in_the_navigation():
+    told = re.findall(r": ([\w-]+\.md)$", (PROJECT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(f"docs/{name}" for name in told) == sorted(
+        page for page in PAGES if page.startswith("docs/")
+    )
+
+
+def test_the_changelog_links_to_pages():
+    for target in re.findall(r"\]\(([^)#]+)", (PROJECT / "CHANGELOG.md").read_text()):
+        assert "://" in target or (PROJECT / target).is_file(), target
+
+
+def test_the_pages_build_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs", reason="`make docs` has not installed it")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path)],
+        cwd=PROJECT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "index.html").is_file()

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from backfill_assets.lateness import Policy
-from backfill_assets.partitions import Window
+from backfill_assets.partitions import Window, packed
 from backfill_assets.reach import Known
 from backfill_assets.recipes import made_of
-from backfill_assets.records import Foreign, Ledger, Record, packed
+from backfill_assets.records import Foreign, Ledger, Record
 from backfill_assets.schemas import (
     CORRECTIONS,
     CURRENT,
@@ -23,8 +23,8 @@ from backfill_assets.schemas import (
     RAW,
     REJECTED,
     STAGED,
-    Table,
 )
+from backfill_assets.tables import Table
 from backfill_assets_tests.pipeline import START, day
 from backfill_assets_tests.test_records import days, ledger, ledgers, record
 
@@ -119,8 +119,8 @@ def changed(
     after = {**before, name: ledger(source.table, *source.records, again)}
     return {
         day
-        for day, recipe in made_of(table.name, after, ALL, POLICY).items()
-        if recipe != made_of(table.name, before, ALL, POLICY)[day]
+        for day, recipe in made_of(table.inputs(POLICY), after, ALL).items()
+        if recipe != made_of(table.inputs(POLICY), before, ALL)[day]
     }
 
 
@@ -164,7 +164,7 @@ def test_what_is_known_changes_with_a_log_day_that_tells_of_it_now():
     }
     told = msgspec.structs.replace(logged(1, days(5), {5: days(1)}), days=same)
     after = {RAW.name: ledger(RAW, *before[RAW.name].records, told)}
-    one, other = (made_of(CURRENT.name, raw, ALL, POLICY) for raw in (before, after))
+    one, other = (made_of(CURRENT.inputs(POLICY), raw, ALL) for raw in (before, after))
     assert {d for d in ALL if one[d] != other[d]} == days(1)
 
 
@@ -173,8 +173,8 @@ def test_what_is_known_changes_with_rows_of_others():
     before = everything()
     first = before[RAW.name].records[0]
     raw = ledger(RAW, first, foreign=[Foreign(1, "WRITE", days(3))])
-    recipes = made_of(CURRENT.name, {RAW.name: raw}, ALL, POLICY)
-    then = made_of(CURRENT.name, before, ALL, POLICY)
+    recipes = made_of(CURRENT.inputs(POLICY), {RAW.name: raw}, ALL)
+    then = made_of(CURRENT.inputs(POLICY), before, ALL)
     assert {d for d in ALL if recipes[d] != then[d]} == days((1, 3))
 
 
@@ -182,7 +182,7 @@ def test_a_recipe_is_one_of_contents():
     """Loaded again with the same rows, by other commits."""
     raw = [logged(n, frozenset(ALL), {5: days(1)}, digest="same") for n in (0, 1)]
     one, other = (
-        made_of(CURRENT.name, {RAW.name: ledger(RAW, *raw[: n + 1])}, ALL, POLICY) for n in (0, 1)
+        made_of(CURRENT.inputs(POLICY), {RAW.name: ledger(RAW, *raw[: n + 1])}, ALL) for n in (0, 1)
     )
     assert one == other
     assert len(set(one.values())) == len(ALL)

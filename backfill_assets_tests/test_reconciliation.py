@@ -55,8 +55,8 @@ from backfill_assets.schemas import (
     REJECTED,
     STAGED,
     TABLES,
-    Table,
 )
+from backfill_assets.tables import Table
 from backfill_assets_tests.pipeline import LAYERS, day, order
 
 PAGE = (Path(__file__).parents[1] / "docs" / "reconciliation.md").read_text()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from backfill_assets import records
 from backfill_assets.audit import Measured
-from backfill_assets.partitions import DAY, Window, windows
+from backfill_assets.partitions import DAY, Window, packed, unpacked, windows
 from backfill_assets.records import (
     Foreign,
     Ledger,
@@ -27,9 +27,7 @@ from backfill_assets.records import (
     Record,
     launched_by,
     load_log,
-    packed,
     read_ledger,
-    unpacked,
 )
 from backfill_assets.schemas import (
     CORRECTIONS,
@@ -41,8 +39,8 @@ from backfill_assets.schemas import (
     REJECTED,
     STAGED,
     TABLES,
-    Table,
 )
+from backfill_assets.tables import Table
 from backfill_assets_tests.pipeline import START, day
 
 # --- ledgers made by hand; days are numbers from 1 ------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from backfill_assets.graph import BY_EVENT_DAY, BY_LOG_DAY
+from backfill_assets.graph import Graph
 from backfill_assets.lateness import Policy
 from backfill_assets.listing import Listing
 from backfill_assets.manifests import target
@@ -46,8 +46,8 @@ from backfill_assets.schemas import (
     REJECTED,
     STAGED,
     TABLES,
-    Table,
 )
+from backfill_assets.tables import Table
 from backfill_assets_tests.pipeline import START, day
 from backfill_assets_tests.test_manifests import file, landing
 from backfill_assets_tests.test_records import (
@@ -62,6 +62,18 @@ from backfill_assets_tests.test_records import (
 
 # A window so long that no day closes unless a test wants it to.
 POLICY = Policy(START, None, window_days=7, lag_days=1, corrects=True, only_touched=True)
+GRAPH = Graph.of(TABLES.values(), POLICY)
+BY_LOG_DAY, BY_EVENT_DAY = GRAPH.by_log_day, GRAPH.by_event_day
+
+
+def asked_load(found, *more, **named):
+    return load_requests(found, GRAPH, *more, **named)
+
+
+def asked_rebuild(behind, *more, **named):
+    return rebuild_requests(behind, GRAPH, *more, **named)
+
+
 LATER = day(20)  # by then every day of these tests is due
 
 
@@ -348,7 +360,7 @@ def test_a_final_day_is_reported_and_never_rebuilt():
     assert open_days(found, STAGED) == days(3)
     assert final_days(found, STAGED) == days(1, 2)
     assert found.days(STAGED.name) == days(1, 2, 3)
-    asked = [r for r in rebuild_requests(found, None) if STAGED.name in r.tables]
+    asked = [r for r in asked_rebuild(found, None) if STAGED.name in r.tables]
     assert [request.window for request in asked] == [Window(day(3), day(4))]
 
 
@@ -460,7 +472,7 @@ def test_a_crash_between_the_final_staged_day_and_its_facts():
     found = backlog(ledgers(stg, facts), POLICY, LATER)
     assert open_days(found, FACT) == days(1)
     assert not found.final
-    (request,) = rebuild_requests(found, None)
+    (request,) = asked_rebuild(found, None)
     assert request.tables == CHAIN[1:]
 
 
@@ -475,7 +487,7 @@ def test_final_facts_wait_for_a_person():
     found = backlog(ledgers(stg, facts), POLICY, LATER)
     assert final_days(found, FACT) == days(1)
     assert not found.open
-    assert rebuild_requests(found, None) == []
+    assert asked_rebuild(found, None) == []
 
 
 def test_what_follows_final_facts():
@@ -594,7 +606,7 @@ def test_a_run_that_builds_the_facts_builds_what_follows():
     known = ledger(CURRENT, current(0, days(1), raw=0))
     found = backlog(ledgers(facts, known, stg), POLICY, LATER)
     assert open_days(found, CORRECTIONS) == days(1)
-    assert {r.tables for r in rebuild_requests(found, None)} == {CHAIN[1:], CHAIN[3:]}
+    assert {r.tables for r in asked_rebuild(found, None)} == {CHAIN[1:], CHAIN[3:]}
 
 
 def test_a_reason_names_the_versions_that_are_needed():
@@ -969,7 +981,7 @@ LOADS = (RAW.name, REJECTED.name, LATE.name, LATENESS.name)
     ],
 )
 def test_load_requests(load, per_run, expected):
-    found = load_requests(Arrivals(dict.fromkeys(days(*load), "x")), per_run)
+    found = asked_load(Arrivals(dict.fromkeys(days(*load), "x")), per_run)
     assert [request.window for request in found] == [
         Window(day(first), day(last) + DAY) for first, last in expected
     ]
@@ -978,7 +990,7 @@ def test_load_requests(load, per_run, expected):
 
 
 def load_key(*of: str) -> str:
-    (request,) = load_requests(arrive([], landing(*of), len(of) + 1), None)
+    (request,) = asked_load(arrive([], landing(*of), len(of) + 1), None)
     return request.key
 
 
@@ -1048,7 +1060,7 @@ CHAIN = (STAGED.name, FACT.name, CURRENT.name, CORRECTIONS.name)
     ],
 )
 def test_rebuild_requests(behind, expected):
-    found = rebuild_requests(behind, None)
+    found = asked_rebuild(behind, None)
     assert asked(found) == expected
     assert len(found) == len(expected)
 
@@ -1057,13 +1069,13 @@ def test_rebuild_requests(behind, expected):
     ("per_run", "lengths"), [(None, [7]), (3, [3, 3, 1]), (7, [7]), (1, 7 * [1])]
 )
 def test_a_long_range_is_cut(per_run, lengths):
-    found = rebuild_requests(late(stg=since(1, (1, 7))), per_run)
+    found = asked_rebuild(late(stg=since(1, (1, 7))), per_run)
     assert [len(request.window) for request in found] == lengths
     assert {d for request in found for d in request.window} == days((1, 7))
 
 
 def keys(behind: Backlog, per_run: int | None = None) -> set[str]:
-    return {request.key for request in rebuild_requests(behind, per_run)}
+    return {request.key for request in asked_rebuild(behind, per_run)}
 
 
 def test_the_key_stays_for_the_same_days_and_inputs():
@@ -1119,8 +1131,8 @@ def test_fourteen_landed_days_are_a_handful_of_requests():
             for n, table in enumerate(names)
         }
     )
-    assert len(rebuild_requests(behind, None)) > 2 * HANDFUL, "the case shows something"
-    found = rebuild_requests(behind, None, bridge=lambda _table, _day: True)
+    assert len(asked_rebuild(behind, None)) > 2 * HANDFUL, "the case shows something"
+    found = asked_rebuild(behind, None, bridge=lambda _table, _day: True)
     assert len(found) <= HANDFUL
     for table in names:
         built = {d for r in found if table.name in r.tables for d in r.window}
@@ -1137,32 +1149,32 @@ def test_five_hundred_scattered_days_are_a_handful_of_requests():
     def bridge(_table: str, _day: date) -> bool:
         return True
 
-    (load,) = load_requests(raw, None, bridge)
-    (rebuild,) = rebuild_requests(behind, None, bridge=bridge)
+    (load,) = asked_load(raw, None, bridge)
+    (rebuild,) = asked_rebuild(behind, None, bridge=bridge)
     assert load.window == rebuild.window == Window(SCATTERED[0], SCATTERED[-1] + DAY)
     # A limit of days makes more, and no more than it must; the cut ones are one of the handful.
-    found = rebuild_requests(behind, 31, bridge=bridge)
+    found = asked_rebuild(behind, 31, bridge=bridge)
     assert {d for request in found for d in request.window} >= set(SCATTERED)
     assert len(found) == math.ceil(len(SCATTERED) / 11)
     assert handful(found) == found
-    assert len(rebuild_requests(late(stg=since(1, 1, 900)), 31, bridge=bridge)) == 2
+    assert len(asked_rebuild(late(stg=since(1, 1, 900)), 31, bridge=bridge)) == 2
 
 
 def test_a_gap_that_may_not_be_built_is_not_bridged():
     behind = late(current=since(1, 1, 3, 5, 7))
-    found = rebuild_requests(behind, None, bridge=lambda _table, d: d != day(4))
+    found = asked_rebuild(behind, None, bridge=lambda _table, d: d != day(4))
     assert [str(r.window) for r in found] == [
         "2024-01-01...2024-01-03",
         "2024-01-05...2024-01-07",
     ]
     # All tables of the run must allow it.
     behind = late(stg=since(1, 1, 3))
-    assert len(rebuild_requests(behind, None, bridge=lambda table, _: table != FACT.name)) == 2
+    assert len(asked_rebuild(behind, None, bridge=lambda table, _: table != FACT.name)) == 2
 
 
 def test_a_wave_is_a_handful_and_the_next_one_goes_on():
     behind = late(current=dict.fromkeys(SCATTERED, record(1, ())))
-    found = rebuild_requests(behind, None)
+    found = asked_rebuild(behind, None)
     assert len(found) == 500
     assert [r.window.start for r in handful(found)] == SCATTERED[:HANDFUL]
     rest = [r for r in found if r not in handful(found)]
@@ -1190,21 +1202,21 @@ CHAINED, OTHERS = frozenset(CHAIN), frozenset({RAW.name, *BY_LOG_DAY})
 )
 def test_what_a_run_or_backfill_is_about_to_build_is_left_alone(busy, expected):
     behind = late(stg={**since(1, 1, 3), **since(2, 2, backfill="b2")})
-    found = rebuild_requests(behind, None, busy)
+    found = asked_rebuild(behind, None, busy)
     assert {str(request.window) for request in found} == expected
 
 
 def test_what_a_busy_run_does_not_build_is_asked_for():
     """A load builds what follows by log day, and nothing else."""
     behind = late(stg=since(1, 1), late=since(1, 1))
-    assert asked(rebuild_requests(behind, None, {"run 1": OTHERS})) == {(CHAIN, "2024-01-01")}
+    assert asked(asked_rebuild(behind, None, {"run 1": OTHERS})) == {(CHAIN, "2024-01-01")}
 
 
 def test_a_day_waits_for_all_runs_that_it_is_behind():
     done, going = record(1, (), run="done"), record(2, (), run="going")
     behind = Backlog({CURRENT.name: {day(1): Behind({FACT.name: done, CORRECTIONS.name: going})}})
-    assert rebuild_requests(behind, None, {"going": CHAINED}) == []
-    assert len(rebuild_requests(behind, None, {"something else": CHAINED})) == 1
+    assert asked_rebuild(behind, None, {"going": CHAINED}) == []
+    assert len(asked_rebuild(behind, None, {"something else": CHAINED})) == 1
 
 
 def test_corrections_without_facts_are_not_asked_for():
@@ -1212,12 +1224,12 @@ def test_corrections_without_facts_are_not_asked_for():
     raw = ledger(RAW, loaded(1, days(1), run="going"), loaded(2, days(9), (), current=days(1)))
     found = backlog(ledgers(raw), POLICY, LATER)
     busy = {"going": frozenset({RAW.name, STAGED.name})}
-    asked_for = [r.tables for r in rebuild_requests(found, None, busy) if day(1) in r.window]
+    asked_for = [r.tables for r in asked_rebuild(found, None, busy) if day(1) in r.window]
     assert [tables for tables in asked_for if tables[0] in CHAIN] == [(CURRENT.name,)]
     # With the facts they are.
     stg = ledger(STAGED, staged(0, days(1), raw=1))
     found = backlog(ledgers(raw, stg), POLICY, LATER)
-    assert {r.tables for r in rebuild_requests(found, None) if day(1) in r.window} >= {CHAIN[1:]}
+    assert {r.tables for r in asked_rebuild(found, None) if day(1) in r.window} >= {CHAIN[1:]}
 
 
 # --- all of it together: a life of loads, crashes and rebuilds ------------------------------------
@@ -1362,7 +1374,7 @@ def live(history, only_touched, window_days, lag, per_run) -> World:
             first, length, *found = how
             last = min(first + length, LAST + 1)
             world.load(Window(day(first), day(last)), *found)
-        elif act == "crash" and (requests := rebuild_requests(world.backlog(end), per_run)):
+        elif act == "crash" and (requests := asked_rebuild(world.backlog(end), per_run)):
             which, steps = how
             world.run(requests[which % len(requests)], steps)
         elif act == "person":
@@ -1373,11 +1385,11 @@ def live(history, only_touched, window_days, lag, per_run) -> World:
                 world.run(Request(CHAIN, window, ""), by="person")
         elif act == "night":
             due = policy.due(day(*how))
-            for request in rebuild_requests(world.backlog(day(*how)), per_run):
+            for request in asked_rebuild(world.backlog(day(*how)), per_run):
                 assert request.tables[0] in BY_LOG_DAY or set(request.window) <= set(due)
                 world.run(request)
     used: set[str] = set()
-    while requests := rebuild_requests(world.backlog(end), per_run):
+    while requests := asked_rebuild(world.backlog(end), per_run):
         for request in requests:
             # A sensor launches a key once: what is asked for twice would never be built.
             assert request.key not in used

@@ -19,9 +19,8 @@ from backfill_assets.schemas import (
     REJECTED,
     STAGED,
     TABLES,
-    Bounds,
-    SchemaError,
 )
+from backfill_assets.tables import Bounds, SchemaError
 
 #: `!` marks a column that must not be null.
 TYPES = {

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from backfill_assets.catalog import config_digests
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import DAY
 from backfill_assets.records import Foreign, Ledger, Record, read_ledger
@@ -25,8 +26,6 @@ from backfill_assets.schemas import (
     REJECTED,
     STAGED,
     TABLES,
-    Table,
-    config_digests,
 )
 from backfill_assets.settings import load_settings
 from backfill_assets.states import (
@@ -39,6 +38,7 @@ from backfill_assets.states import (
     in_words,
     summary,
 )
+from backfill_assets.tables import Table
 from backfill_assets_tests.pipeline import START, day
 from backfill_assets_tests.test_records import (
     NIGHTLY,
@@ -523,7 +523,7 @@ def test_every_state_has_a_meaning():
 
 def changed(*records: Record, foreign: Collection[Foreign] = ()) -> dict[date, str]:
     found = ledgers(ledger(FACT, *records, foreign=foreign))
-    return changed_final_days(situation(found))
+    return changed_final_days(FACT.name, situation(found))
 
 
 def built(version: int, digest: str, *, final: bool = True, by: str = NIGHTLY, of=(1, 2)) -> Record:
@@ -615,5 +615,5 @@ def test_other_writers_on_a_real_table(tmp_path, operation, reported):
     ours(url, 1, 2, 3, final=["2024-01-01...2024-01-02"])
     ours(url, 2, final=["2024-01-02"], launched_by=NIGHTLY)
     change(url, operation)
-    found = changed_final_days(situation(ledgers(read_ledger(str(url), FACT))))
+    found = changed_final_days(FACT.name, situation(ledgers(read_ledger(str(url), FACT))))
     assert found.keys() == (days(reported) if reported else set())

@@ -31,13 +31,14 @@ from backfill_assets.listing import (
     list_landing,
 )
 from backfill_assets.manifests import Loaded, Manifest, Target, due, news
-from backfill_assets.partitions import DAY, Window
-from backfill_assets.records import Ledger, packed, read_ledger
+from backfill_assets.partitions import DAY, Window, packed
+from backfill_assets.records import Ledger, read_ledger
 from backfill_assets.reprocessing import manifests, settled_days, targets
-from backfill_assets.schemas import RAW, REJECTED, Table
+from backfill_assets.schemas import RAW, REJECTED
 from backfill_assets.settings import Settings
 from backfill_assets.snapshots import rows_as_of
 from backfill_assets.spark import Engine, Keep
+from backfill_assets.tables import Table
 from backfill_assets.touched import touched
 
 Targets = Mapping[date, Target]

@@ -12,13 +12,12 @@ from dagster._core.definitions.source_asset import (
 
 from backfill_assets.checks import check_specs
 from backfill_assets.codes import Code
-from backfill_assets.graph import dependencies
 from backfill_assets.io_manager import Built, Candidate, Plan, Source
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window, backfill_policy, daily_partitions
 from backfill_assets.recipes import made_of
-from backfill_assets.schemas import Table
 from backfill_assets.settings import Settings
+from backfill_assets.tables import Table
 
 Lineage = Mapping[str, Sequence[tuple[str, str]]]
 
@@ -59,7 +58,7 @@ def _ins(settings: Settings, table: Table) -> dict[str, dg.AssetIn]:
     """The inputs of a table's asset, with the partition mappings of their reaches."""
     return {
         of.source.name: dg.AssetIn(partition_mapping=(of.launched or of.reach).mapping)
-        for of in dependencies(Policy.of(settings)).get(table.name, ())
+        for of in table.inputs(Policy.of(settings))
     }
 
 
@@ -80,12 +79,10 @@ def plan_of(
         build: computes some of the days.
     """
     ledgers = {source.table.name: source.ledger for source in sources}
-    deciding = {
-        of.source.name: of.reach.deciding(ledgers[of.source.name])
-        for of in dependencies(policy)[table.name]
-    }
+    inputs = table.inputs(policy)
+    deciding = {of.source.name: of.reach.deciding(ledgers[of.source.name]) for of in inputs}
     of = [source.of(deciding[source.table.name]) for source in sources]
-    return Plan(made_of(table.name, ledgers, days, policy), build, of)
+    return Plan(made_of(inputs, ledgers, days), build, of)
 
 
 def _out(

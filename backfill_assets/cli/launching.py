@@ -114,7 +114,7 @@ def _launched(settings: Settings, dagster: dg.DagsterInstance, made: BackfillPla
     from backfill_assets import jobs
     from backfill_assets.codes import running_code
 
-    code = running_code(settings.git_commit)
+    code = running_code(settings)
     return jobs.launch(settings, graph(settings), dagster, code, made.id)
 
 

@@ -42,7 +42,7 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
     nights = Night(settings)
     today = as_of or datetime.now(settings.zone).date()
     with _home_or_none() as folder, dg.DagsterInstance.from_config(folder) as instance:
-        look = partial(busy, instance, daemon=not lacking_daemons(instance))
+        look = partial(busy, instance, nights.tables, daemon=not lacking_daemons(instance))
         if not run:
             _print_commands(out, settings, today, *nights.wave(today, look(), list))
             return Status.FINE

@@ -82,32 +82,34 @@ class Tables(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """A tuple of names; the name itself where it must be one."""
-        from backfill_assets.schemas import TABLES
-
+        known = _tables()
         if value == "*" and not self.one:
-            return tuple(TABLES)
+            return tuple(known)
         names = (value,) if self.one else tuple(value.split(","))
         for name in names:
-            if name not in TABLES:
-                self.fail(nearest("table", name, TABLES), param, ctx)
+            if name not in known:
+                self.fail(nearest("table", name, known), param, ctx)
         return value if self.one else names
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """The tables that begin so."""
-        from backfill_assets.schemas import TABLES
+        return [CompletionItem(name) for name in _tables() if name.startswith(incomplete)]
 
-        return [CompletionItem(name) for name in TABLES if name.startswith(incomplete)]
+
+def _tables() -> Iterable[str]:
+    """The deployment's tables, inputs first."""
+    from backfill_assets.catalog import tables_of
+
+    return tables_of(load_settings())
 
 
 def together(_ctx: click.Context, _param: click.Parameter, given: Any) -> tuple[str, ...]:
     """The tables of several options, or arguments, each once and inputs first; none for all."""
     if not given:
         return ()
-    from backfill_assets.schemas import TABLES
-
-    return tuple(name for name in TABLES if any(name in names for names in given))
+    return tuple(name for name in _tables() if any(name in names for names in given))
 
 
 def selection(function: Callable[..., Any]) -> Callable[..., Any]:

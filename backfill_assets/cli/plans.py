@@ -101,12 +101,10 @@ def plan_anew(
     """
     from backfill_assets import jobs, planning
     from backfill_assets.codes import running_code
-    from backfill_assets.schemas import TABLES
 
-    tables = given.pop("tables") or tuple(TABLES)
-    asked = planning.Parameters(days=str(days), tables=tables, **given)
+    asked = planning.Parameters(days=str(days), **given)
     _refuse_impossible(settings, asked)
-    code = running_code(settings.git_commit)
+    code = running_code(settings)
     return jobs.plan_anew(settings, graph(settings), dagster, code, asked)
 
 

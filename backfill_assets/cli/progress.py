@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 
 from backfill_assets.cli.output import Output, Status
-from backfill_assets.schemas import TABLES
+from backfill_assets.dashboard import DASHBOARD
 
 _EVENT = re.compile(r" - dagster - \w+ - .* - (?P<step>\w+) - (?P<event>[A-Z_]+)(?: - |$)")
 _ASSET = re.compile(r"Materialized value (\w+)\.")
@@ -114,7 +114,7 @@ class _Condensed:
         """What the step published and evaluated."""
         days, same = (
             ", ".join(
-                f"{name} {n} day{'s' * (n != 1)}" if name in TABLES else name
+                f"{name} {n} day{'s' * (n != 1)}" if name != DASHBOARD else name
                 for name, n in counts.items()
             )
             for counts in (self.days, self.identical)

@@ -55,12 +55,13 @@ def show(out: Output, tables: Sequence[str], as_json: bool) -> None:
 
 def _published(settings: Settings, tables: Sequence[str]) -> Iterator[dict[str, Any]]:
     """What is published of each table, from its log."""
+    from backfill_assets.catalog import tables_of
     from backfill_assets.partitions import windows
     from backfill_assets.records import read_ledger
-    from backfill_assets.schemas import TABLES
 
-    for name in tables or TABLES:
-        ledger = read_ledger(settings.table(name), TABLES[name])
+    known = tables_of(settings)
+    for name in tables or known:
+        ledger = read_ledger(settings.table(name), known[name])
         verdicts = {day: record.days[day].verdict for day, record in ledger.latest.items()}
         counts = Counter(verdicts.values())
         yield {
@@ -113,11 +114,10 @@ def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
     """
     settings = load_settings()
     refuse_no_warehouse(settings)
-    from backfill_assets.schemas import TABLES
     from backfill_assets.states import MEANING, day_states
 
     now = _situation(settings)
-    found = {name: _by_state(day_states(name, now)) for name in tables or TABLES}
+    found = {name: _by_state(day_states(name, now)) for name in tables or now.ledgers}
     states = dict.fromkeys(state for of in found.values() for state in of)
     if as_json:
         named = {

@@ -34,11 +34,11 @@ def verify(out: Output, partitions: Window, tables: Sequence[str], as_json: bool
     settings = load_settings()
     refuse_no_warehouse(settings)
     from backfill_assets import verification
-    from backfill_assets.schemas import TABLES
+    from backfill_assets.catalog import tables_of
 
     found = verification.verify(settings, partitions, tables)
-    looked_at = dict.fromkeys(one.table for one in found)
-    reads = [verification.read_test(settings, TABLES[name], partitions) for name in looked_at]
+    looked_at, known = dict.fromkeys(one.table for one in found), tables_of(settings)
+    reads = [verification.read_test(settings, known[name], partitions) for name in looked_at]
     if as_json:
         out.json(verification.as_json(found, reads))
     else:

@@ -1,0 +1,226 @@
+"""Tables that a project declares by functions, on the tables of the orders."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import tempfile
+from collections import defaultdict
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from pyspark.sql import DataFrame
+
+from backfill_assets import FACT, ORDERS, STAGED, Reads, conserves, last_days, table
+from backfill_assets.automation import _Look
+from backfill_assets.catalog import declared, tables_of
+from backfill_assets.codes import running_code
+from backfill_assets.derived import DeclarationError
+from backfill_assets.graph import Graph
+from backfill_assets.lateness import Policy
+from backfill_assets.partitions import Window
+from backfill_assets.records import read_ledgers
+from backfill_assets.schemas import RAW, REJECTED
+from backfill_assets.settings import SettingsError, load_settings
+from backfill_assets.states import State, day_states
+from backfill_assets.verification import Outcome, verify
+from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, order
+
+PLACE = "my_tables:TABLES"
+PAGE = Path(__file__).parents[1] / "docs" / "own-tables.md"
+
+
+def documented(language: str) -> str:
+    """The one block of the page in a language."""
+    (block,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    return block
+
+
+#: The module of the page, word for word, where a user would have it.
+_HOME = tempfile.TemporaryDirectory()
+(Path(_HOME.name) / "my_tables.py").write_text(documented("python"))
+sys.path.append(_HOME.name)
+my_tables = importlib.import_module("my_tables")
+SPEND, CustomerSpend = my_tables.customer_spend_7d, my_tables.CustomerSpend
+ALL = (*EVERYTHING, SPEND.name)
+
+
+@pytest.fixture
+def pipeline(engine, tmp_path):
+    return Pipeline(engine, tmp_path, tables=PLACE, window_days=2)
+
+
+def expected(pipeline: Pipeline, last: int) -> dict[tuple[str, str], tuple[int, Decimal]]:
+    """Of the staged orders as they are: what each customer spent on seven days, in plain Python."""
+    found: dict[tuple[str, str], tuple[int, Decimal]] = defaultdict(lambda: (0, Decimal("0.00")))
+    for row in pipeline.rows(STAGED.name):
+        for n in range(7):
+            day_ = row["event_date"] + timedelta(days=n)
+            if START <= day_ <= day(last):
+                key = str(day_), row["customer_id"] or "unknown"
+                orders, spend = found[key]
+                found[key] = orders + 1, spend + row["amount"]
+    return dict(found)
+
+
+def published(pipeline: Pipeline) -> dict[tuple[str, str], tuple[int, Decimal]]:
+    return {
+        (str(row["run_date"]), row["customer_id"]): (row["orders"], row["spend"])
+        for row in pipeline.rows(SPEND.name)
+    }
+
+
+def states(pipeline: Pipeline) -> dict[State, set[int]]:
+    found: dict[State, set[int]] = defaultdict(set)
+    look = _Look(pipeline.settings, lambda: pipeline.now)
+    for day_, state in day_states(SPEND.name, look.situation(pipeline.instance)).items():
+        found[state].add((day_ - START).days + 1)
+    return found
+
+
+def digests(pipeline: Pipeline) -> dict[int, str]:
+    ledger = read_ledgers(pipeline.settings)[SPEND.name]
+    return {(d - START).days + 1: ledger.content(d) for d in ledger.published}
+
+
+def test_nights_late_lines_plan_verify_and_undo(pipeline, engine):
+    for n in range(1, 12):
+        customers = ("c1", "c2") if n % 3 else ("c1", None)
+        pipeline.land(n, [order(f"o{n}-{c}", n, f"{n}.50", c) for c in customers])
+    pipeline.night(day(12))
+    assert published(pipeline) == expected(pipeline, 11) != {}
+    assert states(pipeline) == {State.FINAL: {*range(1, 10)}, State.OPEN: {10, 11}}
+
+    # A line of a day that is open: that day and those after it, no other, and none that is final.
+    before = digests(pipeline)
+    pipeline.land(12, [order("late", 10, "7.00", "c9", ingested=f"{day(12)}T08:00:00Z")])
+    pipeline.night(day(13))
+    assert published(pipeline) == expected(pipeline, 12)
+    after = digests(pipeline)
+    assert {n for n in before if before[n] != after[n]} == {10, 11}
+    assert states(pipeline) == {State.FINAL: {*range(1, 11)}, State.OPEN: {11, 12}}
+
+    # Asked for again, nothing changes; computed anew, it is the same.
+    commits = pipeline.log(SPEND.name).version()
+    pipeline.run(1, 12, ALL)
+    assert pipeline.log(SPEND.name).version() == commits
+    found = verify(pipeline.settings, Window(day(1), day(13)), [SPEND.name], engine=engine)
+    assert {one.outcome for one in found} == {Outcome.MATCHES}
+
+    # What was loaded wrongly is undone in this table as well.
+    good = published(pipeline)
+    pipeline.land(12, [order("wrong", 12, "999.00", "c1")], "wrong.jsonl")
+    loaded = pipeline.run(12, 12, ALL)
+    assert published(pipeline) == expected(pipeline, 12) != good
+    undone = pipeline.repository.get_job("undo").execute_in_process(
+        instance=pipeline.instance,
+        run_config={"ops": {"put_back": {"config": {"backfill": loaded.run_id[:8]}}}},
+    )
+    assert undone.success
+    assert published(pipeline) == good
+
+
+def test_an_input_day_that_fails_fails_its_own_day_and_not_those_after_it(pipeline):
+    for n in range(1, 5):
+        pipeline.land(n, [order(f"o{n}", n)])
+    pipeline.run(1, 4, ALL)
+    pipeline.land(3, ['{"rows": 5, "amount": "1.00"}'], "_control.json")
+    pipeline.run(1, 4, ALL, fails=True)
+    assert published(pipeline) == expected(pipeline, 4)
+    ledger = read_ledgers(pipeline.settings)[SPEND.name]
+    assert ledger.published == {*Window(day(1), day(5))}
+
+
+def test_a_day_whose_totals_are_not_those_of_its_inputs_is_not_published(engine, tmp_path):
+    pipeline = Pipeline(engine, tmp_path, tables="backfill_assets_tests.test_derived:LOSING")
+    pipeline.land(1, [order("a", 1), order("b", 1, customer=None)])
+    pipeline.land(2, [order("c", 2)])
+    result = pipeline.run(1, 2, (*EVERYTHING, losing.name), fails=True)
+    said = pipeline.failure(result)
+    assert f"losing[{day(1)}]" in said
+    assert "spend" in said
+    assert read_ledgers(pipeline.settings)["losing"].version is None
+
+
+@table(CustomerSpend, checks=[conserves("orders", "amount", "spend")])
+def losing(orders: Annotated[DataFrame, Reads(STAGED, last_days(2))]) -> DataFrame:
+    return SPEND(orders.where("customer_id IS NOT NULL"))
+
+
+LOSING = [*ORDERS, losing]
+
+
+# --- declarations ---------------------------------------------------------------------------------
+
+
+def test_what_follows_from_a_declaration():
+    settings = load_settings(tables=PLACE)
+    tables = tables_of(settings)
+    graph = Graph.of(tables.values(), Policy.of(settings))
+    assert list(tables) == [*(one.name for one in ORDERS), SPEND.name]
+    assert graph.made_from(SPEND.name) == [STAGED.name]
+    assert SPEND.name in graph.closing
+    assert SPEND.name in graph.by_event_day
+    (of,) = SPEND.inputs(Policy.of(settings))
+    assert of.reach == last_days(7)
+
+
+def test_its_code_is_that_of_its_module_and_of_what_publishes_it():
+    one, other = (running_code(load_settings(**of)) for of in ({}, {"tables": PLACE}))
+    assert one.tables == {name: other.of(name) for name in one.tables}
+    assert other.of(SPEND.name) not in one.tables.values()
+    assert one.version != other.version
+
+
+def unannotated(orders): ...
+
+
+def twice(one: Annotated[DataFrame, Reads(STAGED)], other: Annotated[DataFrame, Reads(STAGED)]): ...
+
+
+def fine(orders: Annotated[DataFrame, Reads(FACT)]): ...
+
+
+@pytest.mark.parametrize(
+    ("function", "checks", "said"),
+    [
+        (unannotated, [], "annotate orders as"),
+        (twice, [], "each table once"),
+        (fine, [conserves("order", None, "orders")], "no parameter order"),
+        (fine, [conserves("orders", None, "amount")], "none of the model's totals"),
+        (fine, [conserves("orders", "amount", "spend")], "has no column amount"),
+    ],
+)
+def test_a_declaration_that_is_not_possible_is_refused(function, checks, said):
+    with pytest.raises(DeclarationError, match=said):
+        table(CustomerSpend, checks=checks)(function)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("TWICE", "two tables are named raw_orders"),
+        ("ORDERLESS", "an input of customer_spend_7d, must come before it"),
+        ("PLACE", "is not a table"),
+        ("NOWHERE", "has no attribute 'NOWHERE'"),
+    ],
+)
+def test_a_place_without_tables_is_a_bad_setting(given, said):
+    settings = load_settings(tables=f"backfill_assets_tests.test_derived:{given}")
+    with pytest.raises(SettingsError, match=said):
+        tables_of(settings)
+
+
+TWICE = [RAW, RAW]
+ORDERLESS = [RAW, REJECTED, SPEND, STAGED]
+
+
+def test_a_place_that_cannot_be_imported_is_a_bad_setting():
+    with pytest.raises(SettingsError, match="No module named 'no_such_module'"):
+        declared("no_such_module:TABLES")
+    with pytest.raises(SettingsError, match="BACKFILL_ASSETS_TABLES='no place'"):
+        load_settings(tables="no place")

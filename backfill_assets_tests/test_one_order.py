@@ -1,0 +1,93 @@
+"""The values of docs/one-order.md are what the pipeline gives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets.assets.lines import raw_orders, read_orders
+from backfill_assets.assets.versions import with_event_day
+from backfill_assets.landing import read_lines, survey
+from backfill_assets.partitions import Window
+from backfill_assets.schemas import TABLES
+from backfill_assets_tests.pipeline import Pipeline, day
+
+PAGE = (Path(__file__).parents[1] / "docs" / "one-order.md").read_text()
+ORDERED = date(2024, 1, 5)
+FACTS = ("fact_daily_orders", "fact_daily_orders_current")
+
+
+def landed() -> list[tuple[str, str]]:
+    """The page's files: path, and the one line of each."""
+    (block,) = re.findall(r"^```text\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    lines = block.splitlines()
+    return list(zip(lines[::2], lines[1::2], strict=True))
+
+
+def table(heading: str) -> list[list[str]]:
+    """The cells of the table under a heading of the page."""
+    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
+    return rows[2:]
+
+
+def land(pipeline: Pipeline, path: str, line: str) -> None:
+    file = pipeline.landing / "orders" / path
+    file.parent.mkdir(parents=True)
+    file.write_text(f"{line}\n")
+
+
+def dates(log: DataFrame, zone: str) -> Iterator[list[str]]:
+    """A row of the page for each line: amount, arrival, log and event day, days late."""
+    late = F.datediff("log_date", "event_date")
+    rows = with_event_day(log, zone).orderBy("amount").withColumn("late", late).collect()
+    for row in rows:
+        yield [
+            str(row[name]) for name in ("amount", "arrival_date", "log_date", "event_date", "late")
+        ]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo"])
+def test_the_dates_of_each_line(pipeline, spark, zone):
+    for path, line in landed():
+        land(pipeline, path, line)
+    found = survey(spark, str(pipeline.landing), Window(day(1), day(31)))
+    log = raw_orders(read_orders(read_lines(spark, found), zone))
+    if zone == "UTC":
+        told = table("The dates of each line")
+        assert all(cells[3] == cells[4] for cells in told)
+        told = [[*cells[:4], cells[5]] for cells in told]
+    else:
+        told = table("In another time zone")
+    assert list(dates(log, zone)) == told
+
+
+def test_what_the_tables_say(pipeline):
+    told = table("What the tables say of January 5")
+    for (path, line), (log_day, *cells) in zip(landed(), told, strict=True):
+        land(pipeline, path, line)
+        pipeline.run(1, date.fromisoformat(log_day), assets=list(TABLES))
+        found = [pipeline.rows("stg_orders"), *map(pipeline.rows, FACTS)]
+        (staged,), *facts = found
+        assert staged["event_date"] == ORDERED
+        assert [row["run_date"] for (row,) in facts] == [ORDERED, ORDERED]
+        amounts = [staged["amount"], *(row["revenue"] for (row,) in facts)]
+        corrections, late = map(pipeline.rows, ("fact_order_corrections", "late_orders"))
+        assert all((row["run_date"], row["orders"]) == (ORDERED, 0) for row in corrections)
+        assert all(row["log_date"] == date.fromisoformat(log_day) for row in late)
+        amounts += [sum(row["revenue"] for row in corrections) or "none"]
+        amounts += [sum(row["amount"] for row in late) or "none"]
+        assert list(map(str, amounts)) == cells
+    logged = {row["log_date"]: row["amount"] for row in pipeline.rows("raw_orders")}
+    assert logged == {
+        day(5): Decimal("40.00"),
+        day(10): Decimal("45.00"),
+        day(15): Decimal("50.00"),
+    }
