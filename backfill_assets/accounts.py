@@ -178,6 +178,11 @@ class Account:
     planned: Sequence[tuple[str, str, str]]
     problems: Sequence[str]
 
+    @property
+    def verdict(self) -> str:
+        """Whether all is as it should be, in a sentence."""
+        return "; ".join(self.problems) or "all of it is there, and adds up"
+
 
 def account(
     settings: Settings,
@@ -224,11 +229,11 @@ def account(
 
 
 def in_lines(found: Account) -> Iterator[tuple[str, str]]:
-    """The account beside the reports, for a reader."""
+    """The account beside the reports, for a reader; the verdict comes first."""
+    yield "verdict", found.verdict
     for table, expected, came in found.planned:
         yield f"planned for {table}", f"{expected}: {came}"
     for code in sorted(found.certificate.commits):
         yield "made by code", code
     for name, digests in found.certificate.configurations.items():
         yield "configuration", f"{name}: {', '.join(digests)}"
-    yield "verdict", "; ".join(found.problems) or "all of it is there, and adds up"

@@ -119,7 +119,6 @@ class _Look:
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self.settings = settings
-        self.policy = Policy.of(settings)
         self.tables = tables_of(settings)
         self.clock = clock
         self.night = Night(settings)
@@ -131,43 +130,56 @@ class _Look:
 
     def situation(self, instance: dg.DagsterInstance) -> Situation:
         """All that the states of the days follow from."""
-        now = self.clock().astimezone(self.settings.zone)
-        ledgers = read_ledgers(self.settings)
-        landed = list_landing(self.settings.landing)
-        return Situation(
-            ledgers=ledgers,
-            backlog=backlog(ledgers, self.policy, now.date()),
-            arrivals=arrivals(
-                ledgers[RAW.name], landed, self.policy, now.date(), ledgers[REJECTED.name]
-            ),
-            failed={name: self.failed(name, instance) for name in ledgers},
-            policy=self.policy,
-            config_digests=config_digests(self.settings),
-            today=now.date(),
-            in_time=now.strftime("%H:%M") < self.settings.deadline,
-        )
-
-    def failed(self, name: str, instance: dg.DagsterInstance) -> set[date]:
-        """The days that the last run over them did not publish because of a check."""
-        key, partitions = AssetKey(name), daily_partitions(self.settings)
-        keys = partitions.get_partition_keys()
-        statuses = instance.get_status_by_partition(key, keys, partitions) or {}
-        failed = [day for day, status in statuses.items() if status is AssetPartitionStatus.FAILED]
-        if not failed:
-            return set()
-        checks = [AssetCheckKey(key, check) for check in self.tables[name].checks]
-        return {
-            date.fromisoformat(info.partition_key)
-            for info in instance.event_log_storage.get_asset_check_partition_info(
-                checks, partition_keys=failed
-            )
-            if info.partition_key
-            and info.latest_execution_status is AssetCheckExecutionRecordStatus.FAILED
-        }
+        return situation(self.settings, instance, self.clock())
 
     def incidents(self, context: dg.SensorEvaluationContext) -> list[Incident]:
         """What a person must be told."""
         return incidents(self.situation(context.instance))
+
+
+def situation(settings: Settings, instance: dg.DagsterInstance, now: datetime) -> Situation:
+    """All that the states of the days follow from.
+
+    Args:
+        settings: the deployment's settings.
+        instance: knows the runs whose checks failed.
+        now: the moment.
+
+    Raises:
+        LandingError: the landing is not where the settings say.
+    """
+    policy, now = Policy.of(settings), now.astimezone(settings.zone)
+    ledgers = read_ledgers(settings)
+    landed = list_landing(settings.landing)
+    return Situation(
+        ledgers=ledgers,
+        backlog=backlog(ledgers, policy, now.date()),
+        arrivals=arrivals(ledgers[RAW.name], landed, policy, now.date(), ledgers[REJECTED.name]),
+        failed={name: _failed(settings, name, instance) for name in ledgers},
+        policy=policy,
+        config_digests=config_digests(settings),
+        today=now.date(),
+        in_time=now.strftime("%H:%M") < settings.deadline,
+    )
+
+
+def _failed(settings: Settings, name: str, instance: dg.DagsterInstance) -> set[date]:
+    """The days that the last run over them did not publish because of a check."""
+    key, partitions = AssetKey(name), daily_partitions(settings)
+    keys = partitions.get_partition_keys()
+    statuses = instance.get_status_by_partition(key, keys, partitions) or {}
+    failed = [day for day, status in statuses.items() if status is AssetPartitionStatus.FAILED]
+    if not failed:
+        return set()
+    checks = [AssetCheckKey(key, check) for check in tables_of(settings)[name].checks]
+    return {
+        date.fromisoformat(info.partition_key)
+        for info in instance.event_log_storage.get_asset_check_partition_info(
+            checks, partition_keys=failed
+        )
+        if info.partition_key
+        and info.latest_execution_status is AssetCheckExecutionRecordStatus.FAILED
+    }
 
 
 def _run_request(request: Request, kind: str, night: date) -> dg.RunRequest:

@@ -41,6 +41,11 @@ _PLAN = "backfill_assets/plan/{}"
 #: The ids of those that are under way: dynamic partitions, as these are what Dagster adds and takes
 #: away one by one, whoever else does so at the same moment.
 _OPEN = "backfill_assets_plans_under_way"
+#: The ids of all plans, the oldest first: Dagster's storage does not list what it keeps.
+_KEPT = "backfill_assets_plans"
+#: A daemon tells Dagster every 30 seconds that it lives. Dagster counts it as alive for half an
+#: hour after its last word; a backfill that is launched in that time would wait for nobody.
+_SILENT = 300.0  # seconds
 #: The tag of a run that reconciles a stage: the id of the stage's backfill.
 RECONCILES_TAG = "backfill_assets/reconciles"
 #: How many runs of a backfill the queue lets go at a time: `dagster.yaml` has a limit for each.
@@ -60,6 +65,7 @@ class Undertaking(BaseModel):
         attempt: how often that stage has been launched, from 1; 0 if nothing has been yet.
         ended: how it ended, in a sentence; empty until then.
         complete: whether it ended well.
+        made: when it was planned, in seconds since 1970; 0 if nobody recorded it.
         began: when it was launched, in seconds since 1970.
         took: seconds from then to its end.
     """
@@ -69,6 +75,7 @@ class Undertaking(BaseModel):
     attempt: int = 0
     ended: str = ""
     complete: bool = False
+    made: float = 0
     began: float = 0
     took: float = 0
 
@@ -83,6 +90,12 @@ class Undertaking(BaseModel):
 def keep(instance: dg.DagsterInstance, it: Undertaking) -> None:
     """Put a plan, or how far it has come, into Dagster's storage."""
     _store(instance).set_cursor_values({_PLAN.format(it.plan.id): it.model_dump_json()})
+    instance.add_dynamic_partitions(_KEPT, [it.plan.id])
+
+
+def kept(instance: dg.DagsterInstance) -> list[str]:
+    """The ids of the plans that are kept, the oldest first."""
+    return list(instance.get_dynamic_partitions(_KEPT))
 
 
 def find(instance: dg.DagsterInstance, id_: str) -> Undertaking:
@@ -337,5 +350,7 @@ def progress(instance: dg.DagsterInstance, it: Undertaking) -> str:
 def lacking_daemons(instance: dg.DagsterInstance) -> list[str]:
     """The daemons that a backfill needs and that do not run."""
     wanted = [BackfillDaemon.daemon_type(), SensorDaemon.daemon_type()]
-    statuses: Mapping = get_daemon_statuses(instance, wanted, ignore_errors=True)
+    statuses: Mapping = get_daemon_statuses(
+        instance, wanted, ignore_errors=True, heartbeat_tolerance_seconds=_SILENT
+    )
     return [kind for kind in wanted if not statuses[kind].healthy]

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from datetime import date
+from typing import Any
 
 from rich.table import Table as Grid
 
 from backfill_assets.catalog import tables_of
 from backfill_assets.codes import Code
-from backfill_assets.partitions import Window, windows
+from backfill_assets.partitions import DAY, Window, windows
 from backfill_assets.records import Foreign, Record, read_ledger
 from backfill_assets.settings import Settings
 
 _MOST_SPANS = 5
 
 
-def history(settings: Settings, name: str) -> Grid:
+def history(settings: Settings, name: str, days: Window | None = None) -> Grid:
     """The commits of a table, oldest first, as a console table.
 
     A day that a commit found with the rows that it was to write is *unchanged*: the commit speaks
@@ -25,6 +26,7 @@ def history(settings: Settings, name: str) -> Grid:
     Args:
         settings: the deployment's settings.
         name: the table.
+        days: only the commits that speak of one of these days; all if not given.
 
     Raises:
         ValueError: there is no such commit.
@@ -33,7 +35,7 @@ def history(settings: Settings, name: str) -> Grid:
     grid.add_column("version", justify="right", no_wrap=True)
     for heading in ("at (UTC)", "days", "run", "backfill", "by"):
         grid.add_column(heading, no_wrap=True)
-    for commit in _commits(settings, name):
+    for commit in _commits(settings, name, days):
         grid.add_row(str(commit.version), _at(commit), *_cells(commit))
     return grid
 
@@ -52,24 +54,72 @@ def life(settings: Settings, name: str, day: date) -> Grid:
     grid = Grid(box=None, padding=(0, 2, 0, 0), show_header=False)
     grid.add_column("what", no_wrap=True)
     grid.add_column("text")
-    for commit in _commits(settings, name, day):
+    for commit in _commits(settings, name, Window(day, day + DAY)):
         for row in _told(commit, day):
             grid.add_row(*row)
         grid.add_row("", "")
     return grid
 
 
-def _commits(settings: Settings, name: str, day: date | None = None) -> list[Record | Foreign]:
+def as_json(settings: Settings, name: str, days: Window | None = None) -> list[dict[str, Any]]:
+    """The commits of a table, oldest first, for a program.
+
+    Args:
+        settings: the deployment's settings.
+        name: the table.
+        days: only what the commits say of these days; of all if not given.
+
+    Raises:
+        ValueError: there is no such commit.
+    """
+    return [_said(commit, days) for commit in _commits(settings, name, days)]
+
+
+def _said(commit: Record | Foreign, days: Window | None) -> dict[str, Any]:
+    head = {"version": commit.version, "at": commit.at.isoformat() if commit.at else None}
+    spoken = sorted(day for day in _spoken(commit) if days is None or day in days)
+    if isinstance(commit, Foreign):
+        by = {"by": "another writer", "operation": commit.operation}
+        return {**head, **by, "days": {str(day): {"what": "changed"} for day in spoken}}
+    return {
+        **head,
+        "run": commit.run_id,
+        "backfill": commit.backfill_id,
+        "undoes": commit.said.get("undoes"),
+        "by": commit.launched_by,
+        "reason": commit.reason,
+        "code": commit.code_version,
+        "git_commit": commit.git_commit,
+        "git_dirty": commit.git_dirty,
+        "configuration": commit.config_digest,
+        "inputs": dict(commit.inputs),
+        "days": {str(day): _day_said(commit, day) for day in spoken},
+    }
+
+
+def _day_said(commit: Record, day: date) -> dict[str, Any]:
+    if day in commit.withdrawn:
+        return {"what": "taken back"}
+    said = commit.days[day]
+    what = "written" if day in commit.wrote else "unchanged"
+    figures = {"rows": said.rows, "digest": said.digest, "verdict": said.verdict}
+    return {"what": what, **figures, "because": commit.why(day)}
+
+
+def _commits(settings: Settings, name: str, days: Window | None) -> list[Record | Foreign]:
     ledger = read_ledger(settings.table(name), tables_of(settings)[name])
-    found = [commit for commit in ledger.commits if day is None or _speaks(commit, day)]
+    found = [commit for commit in ledger.commits if days is None or days.within(_spoken(commit))]
     if not found:
-        what = name if day is None else f"{name}[{day}]"
+        what = name if days is None else f"{name}[{days}]"
         raise ValueError(f"{what} has never been published at {settings.table(name)}")
     return found
 
 
-def _speaks(commit: Record | Foreign, day: date) -> bool:
-    return day in commit.days or (isinstance(commit, Record) and day in commit.withdrawn)
+def _spoken(commit: Record | Foreign) -> Set[date]:
+    """The days that a commit speaks of."""
+    if isinstance(commit, Foreign):
+        return commit.days
+    return commit.days.keys() | commit.withdrawn
 
 
 def _at(commit: Record | Foreign) -> str:

@@ -3,6 +3,7 @@
 What is planned, compared or undone is decided elsewhere; here it meets Dagster.
 """
 
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from backfill_assets import backfills, maintenance
 from backfill_assets.accounts import Account, account, in_lines
 from backfill_assets.asked import asked_for
 from backfill_assets.backfills import RECONCILES_TAG, BackfillRefusedError, Step, Undertaking
+from backfill_assets.calendars import days_asked
 from backfill_assets.codes import Code
 from backfill_assets.footprints import backfills_of, belongs
 from backfill_assets.io_manager import REASON_TAG
@@ -25,6 +27,7 @@ from backfill_assets.planning import (
     Parameters,
     in_numbers,
     make_plan,
+    refuse_impossible,
 )
 from backfill_assets.planning import in_lines as plan_in_lines
 from backfill_assets.records import read_ledgers
@@ -95,8 +98,9 @@ def plan_anew(
     Raises:
         ValueError: a parameter is not possible, and why.
     """
+    refuse_impossible(settings, asked)
     plan = make_plan(settings, graph, instance, asked, code, id_ or make_new_backfill_id())
-    backfills.keep(instance, Undertaking(plan=plan))
+    backfills.keep(instance, Undertaking(plan=plan, made=time.time()))
     return plan
 
 
@@ -232,6 +236,8 @@ def build(
             owners = backfills_of(read_ledgers(settings), config.backfill)
             for name in {config.backfill, *owners}:
                 backfills.refuse_under_way(context.instance, name)
+            if config.days:
+                days_asked(config.days, settings)
             days = Window.parse(config.days) if config.days else None
             for table, done in take_back(
                 io, settings, config.backfill, context.run.run_id, tags, days

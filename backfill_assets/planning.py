@@ -19,6 +19,7 @@ from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGra
 from dagster._core.definitions.partitions.subset import PartitionsSubset
 from pydantic import BaseModel, Field
 
+from backfill_assets.calendars import days_asked
 from backfill_assets.catalog import config_digests, tables_of
 from backfill_assets.codes import Code
 from backfill_assets.graph import graph_of
@@ -30,7 +31,6 @@ from backfill_assets.manifests import news
 from backfill_assets.partitions import (
     DAY,
     Window,
-    daily_partitions,
     days_of_run,
     packed,
     unpacked,
@@ -190,6 +190,15 @@ class BackfillPlan(BaseModel, frozen=True):
     runs: int
     seconds: float | None
 
+    @property
+    def rewrites_final(self) -> dict[str, list[date]]:
+        """The final days that it computes, or may, by table."""
+        found = {
+            name: sorted({*unpacked(outlook.final)} & {*outlook.left})
+            for name, outlook in self.tables.items()
+        }
+        return {name: days for name, days in found.items() if days}
+
     def moved(self, now: BackfillPlan) -> list[str]:
         """What has changed since the plan was made, in words."""
         found = []
@@ -234,6 +243,35 @@ def target_days(
     }
 
 
+def refuse_impossible(settings: Settings, parameters: Parameters) -> None:
+    """See that what a person asks for can be planned, and that nothing of it would be ignored.
+
+    Raises:
+        ValueError: a day is not on the calendar, there is no such table, no day is left to build
+            after the pilot, or files are accepted for tables that are not loaded from any.
+    """
+    tables = _refuse_unknown(settings, parameters)
+    if 0 < len(parameters.window) <= parameters.pilot_days:
+        raise ValueError(
+            f"a pilot of {parameters.pilot_days} day(s) leaves nothing of the "
+            f"{len(parameters.window)} day(s) {parameters.window}: give fewer pilot days, or none"
+        )
+    if parameters.accept and not {RAW.name, REJECTED.name} & {*tables}:
+        raise ValueError(
+            f"{', '.join(parameters.accept)} is accepted for nothing: only {RAW.name} and "
+            f"{REJECTED.name} are loaded from files, and neither is among the tables"
+        )
+
+
+def _refuse_unknown(settings: Settings, parameters: Parameters) -> tuple[str, ...]:
+    """The tables that are asked for, inputs first."""
+    days_asked(parameters.days, settings)
+    tables = tables_of(settings)
+    if unknown := set(parameters.tables) - tables.keys():
+        raise ValueError(f"no such table: {', '.join(sorted(unknown))}; there are {[*tables]}")
+    return tuple(name for name in tables if name in (parameters.tables or tables))
+
+
 def make_plan(
     settings: Settings,
     graph: BaseAssetGraph,
@@ -255,17 +293,9 @@ def make_plan(
     Raises:
         ValueError: a day is not on the calendar, or there is no such table.
     """
-    window = parameters.window
-    keys = daily_partitions(settings).get_partition_keys()
-    tables = tables_of(settings)
-    if unknown := set(parameters.tables) - tables.keys():
-        raise ValueError(f"no such table: {', '.join(sorted(unknown))}; there are {[*tables]}")
-    asked = tuple(name for name in tables if name in (parameters.tables or tables))
-    parameters = parameters.model_copy(update={"tables": asked})
-    if window.end <= window.start or not {str(window.start), str(window.end - DAY)} <= set(keys):
-        calendar = f"{keys[0]}...{keys[-1]}" if keys else "empty"
-        raise ValueError(f"{parameters.days}: the calendar is {calendar} (FIRST...LAST)")
-    days = target_days(graph, parameters.tables, window)
+    tables = _refuse_unknown(settings, parameters)
+    parameters = parameters.model_copy(update={"tables": tables})
+    days = target_days(graph, tables, parameters.window)
     ledgers = read_ledgers(settings)
     return plan_backfill(settings, parameters, days, ledgers, code, id_, past_runs(instance))
 

@@ -6,7 +6,6 @@ run. Here is what it is compared with, and why it may differ.
 
 from __future__ import annotations
 
-import json
 from collections.abc import (
     Callable,
     Collection,
@@ -33,11 +32,12 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from backfill_assets.audit import Measured, RefusedError, Verdict, empty_day, judge, measure
+from backfill_assets.calendars import days_asked
 from backfill_assets.codes import Code
 from backfill_assets.commits import gist
 from backfill_assets.definitions import build_defs
 from backfill_assets.io_manager import Candidate, DeltaIOManager, Done, Plan
-from backfill_assets.partitions import DAY, Window, any_of, daily_partitions, windows
+from backfill_assets.partitions import DAY, Window, any_of, windows
 from backfill_assets.records import (
     Ledger,
     Published,
@@ -185,7 +185,7 @@ def verify(
         LandingError: the landing is not where the settings say.
         EngineError: no Spark session can be had.
     """
-    _refuse_unknown_days(settings, window)
+    days_asked(str(window), settings)
     ledgers = read_ledgers(settings)
     there = [name for name in ledgers if ledgers[name].version is not None]
     if not tables and not there:
@@ -213,16 +213,6 @@ def verify(
                 run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
             )
     return sorted(verifier.found, key=lambda one: (names.index(one.table), one.day))
-
-
-def _refuse_unknown_days(settings: Settings, window: Window) -> None:
-    calendar = daily_partitions(settings)
-    keys = calendar.get_partition_keys()
-    if window.start >= window.end:
-        raise ValueError(f"{window} holds no day: the first day comes after the last")
-    if not {str(window.start), str(window.end - DAY)} <= set(keys):
-        spelled = f"{keys[0]}...{keys[-1]}" if keys else "empty"
-        raise ValueError(f"{window} is not within the calendar, which is {spelled}")
 
 
 class _Verifier(DeltaIOManager):
@@ -482,12 +472,11 @@ def _line(one: Verified) -> tuple[str, date | str]:
     return one.table, f"matches {one.why}" if one.outcome is Outcome.MATCHES else one.day
 
 
-def as_json(found: Iterable[Verified], reads: Iterable[ReadTest]) -> str:
+def as_json(found: Iterable[Verified], reads: Iterable[ReadTest]) -> dict[str, Any]:
     """All that was found, for a program."""
     found, reads = list(found), list(reads)
-    said = {
+    return {
         "good": good(found, reads),
         "days": [{**asdict(one), "outcome": one.outcome.value} for one in found],
         "reads": [asdict(test) for test in reads],
     }
-    return json.dumps(said, indent=2, default=str)

@@ -124,8 +124,8 @@ class Drill:
             time.sleep(0.5)
 
     def backfill(self, id_: str) -> None:
-        """Launch a plan, and see it through."""
-        said = self.run("backfill", id_)
+        """Launch a plan, final days included, and see it through."""
+        said = self.run("backfill", id_, "--yes")
         self.shown(said, "did not pass", "complete", "Took")
 
     def plan(self, days: Window, reason: str, pilot: int = 0) -> str:

@@ -361,7 +361,7 @@ def test_the_expected_duration(past, runs, days, seconds):
     "days", ["2024-01-05...2024-01-01", "2023-12-31", "2024-01-31...2024-02-01"]
 )
 def test_days_of_no_calendar(pipeline, days):
-    with pytest.raises(ValueError, match=r"the calendar is 2024-01-01\.\.\.2024-01-31"):
+    with pytest.raises(ValueError, match=r"the calendar, which is 2024-01-01\.\.\.2024-01-31"):
         planned(pipeline, days)
 
 

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import shlex
 import subprocess
 import sys
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
+from importlib.metadata import version
 from pathlib import Path
 
+import click
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from backfill_assets import spark as spark_module
-from backfill_assets.cli import main
+from backfill_assets.calendars import calendar, days_asked
+from backfill_assets.cli import cli, main
+from backfill_assets.cli.output import Output
+from backfill_assets.partitions import daily_partitions
 from backfill_assets.schemas import TABLES
-from backfill_assets.spark import delta_coordinate
+from backfill_assets.settings import load_settings
+from backfill_assets.spark import Engine, delta_coordinate
+from backfill_assets.states import State
 
 FACT = "fact_daily_orders"
 JAN = [date(2024, 1, 1) + timedelta(days=n) for n in range(31)]
@@ -28,10 +37,12 @@ def _folders(monkeypatch, tmp_path):
     monkeypatch.setenv("BACKFILL_ASSETS_LANDING", str(tmp_path / "landing"))
     monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", str(tmp_path / "warehouse"))
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
 
 
 def refused(capsys, command: str) -> str:
-    """What a command says that ended with status 1: one line."""
+    """What a command says that could not run: one line."""
     said = capsys.readouterr()
     assert said.err.startswith(f"backfill-assets {command}: ")
     assert said.err.count("\n") == 1
@@ -39,26 +50,183 @@ def refused(capsys, command: str) -> str:
     return said.err
 
 
+def wrong(capsys, *command: str) -> str:
+    """What a command says that was used wrongly."""
+    assert main(command) == 2
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err + said.out
+    return said.err.partition("Error: ")[2]
+
+
 def test_a_bad_setting_is_one_sentence(monkeypatch, capsys):
     monkeypatch.setenv("BACKFILL_ASSETS_START", "20240101")
-    for command in ("jars", "sample", "show", "ui", "progress"):
-        assert main([command]) == 1
+    for command in ("jars", "sample", "show", "ui", "status"):
+        assert main([command]) == 3
         said = refused(capsys, command)
         assert "BACKFILL_ASSETS_START='20240101': must be a day as YYYY-MM-DD" in said
+    assert main(["verify", "2024-01-01"]) == 3
+    refused(capsys, "verify")
+
+
+# the command itself
+
+HEAVY = {"dagster", "pyspark", "pandera", "deltalake", "pandas", "pyarrow"}
 
 
 def test_no_command(capsys):
-    with pytest.raises(SystemExit) as caught:
-        main([])
-    assert caught.value.code == 2
-    assert "required: command" in capsys.readouterr().err
+    assert main([]) == 2
+    assert "Usage: backfill-assets" in capsys.readouterr().err
+
+
+def test_an_unknown_command(capsys):
+    assert "Did you mean 'backfill'?" in wrong(capsys, "bakfill")
+    assert "Did you mean" not in wrong(capsys, "xyz")
 
 
 def test_it_is_installed_under_its_name():
     command = Path(sys.executable).with_name("backfill-assets")
     done = subprocess.run([command, "--help"], capture_output=True, text=True, check=True)
-    for word in ("jars", "sample", "cdnow", "show", "ui", "progress"):
-        assert f"\n    {word} " in done.stdout
+    for word in cli.list_commands(click.Context(cli)):
+        assert f"\n  {word} " in done.stdout
+    done = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"backfill-assets {version('backfill-assets')}\n"
+
+
+def test_help_is_quick():
+    """None of the help loads what takes seconds."""
+    code = (
+        "import sys; from backfill_assets.cli import cli, main; import click\n"
+        "main(['--help'])\n"
+        "for name in cli.list_commands(click.Context(cli)): main([name, '--help'])\n"
+        f"print(*({HEAVY} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == ""
+    assert done.stdout.count("Usage: ") == 1 + len(cli.list_commands(click.Context(cli)))
+
+
+@pytest.mark.parametrize("name", cli.list_commands(click.Context(cli)))
+def test_help_has_an_example_that_can_be_typed(name, monkeypatch, capsys):
+    monkeypatch.setenv("BACKFILL_ASSETS_END", "2024-01-29")
+    assert main([name, "-h"]) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    examples = re.findall(r"^    backfill-assets (.*)$", said.partition("  Example")[2], re.M)
+    assert examples
+    for example in examples:
+        first, *words = shlex.split(example.partition("<")[0])
+        assert first == name
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        with command.make_context(name, words, parent=click.Context(cli, obj=Output())) as context:
+            assert context.params.keys() == {p.name for p in command.params if p.expose_value}
+
+
+def test_completion(monkeypatch, capsys):
+    monkeypatch.setenv("_BACKFILL_ASSETS_COMPLETE", "bash_source")
+    with pytest.raises(SystemExit) as caught:
+        main([])
+    assert caught.value.code == 0
+    assert "COMP_WORDS" in capsys.readouterr().out
+    monkeypatch.setenv("_BACKFILL_ASSETS_COMPLETE", "bash_complete")
+    for words, at, found in (
+        ("backfill-assets pla", 1, ["plan", "plans"]),
+        ("backfill-assets history fact_daily_orders_", 2, ["fact_daily_orders_current"]),
+    ):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(at))
+        with pytest.raises(SystemExit):
+            main([])
+        said = capsys.readouterr().out.splitlines()
+        assert [line.partition(",")[2] for line in said] == found
+
+
+def test_a_fault_of_ours_is_no_finding(monkeypatch, capsys):
+    monkeypatch.setattr("backfill_assets.cli.tables.refuse_no_warehouse", lambda _: {}["x"])
+    assert main(["show"]) == 3
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_verbose_has_the_trace_of_an_error(monkeypatch, capsys):
+    for command in (["-v", "show"], ["show", "-v"]):
+        assert main(command) == 3
+        said = capsys.readouterr().err
+        assert "Traceback" in said
+        assert said.splitlines()[-1].startswith("backfill-assets show: there is no warehouse")
+    assert "exclude each other" in wrong(capsys, "-v", "show", "-q")
+
+
+# days and tables, one way to say them
+
+TAKE_DAYS = (
+    ("plan",),
+    ("backfill",),
+    ("verify",),
+    ("history", FACT),
+    ("undo", "x", "--days"),
+    ("undo", "x", "--partitions"),
+)
+
+
+@pytest.mark.parametrize("command", TAKE_DAYS)
+def test_days_are_refused_in_one_sentence(monkeypatch, capsys, command):
+    monkeypatch.setenv("BACKFILL_ASSETS_END", "2024-01-29")
+    for days in (
+        *("2024-1-1", "2024-02-30", "2024-13-01", "2024-01-01..2024-01-02", "2024-01-01...x"),
+        *("2024-01-05...2024-01-04", "2023-12-31", "2024-01-28...2024-01-29"),
+    ):
+        assert wrong(capsys, *command, days).endswith(
+            f"{days!r} is not in the calendar, which is 2024-01-01...2024-01-28: give FIRST...LAST "
+            "or one day, as YYYY-MM-DD, the first not after the last\n"
+        )
+
+
+def test_the_calendar_is_that_of_the_partitions(monkeypatch):
+    now = datetime(2024, 1, 20, 23, 30, tzinfo=timezone.utc)
+    for end in ("2024-01-10", "2024-01-20", "2024-01-21", "2024-02-01", None):
+        for zone in ("UTC", "Asia/Tokyo", "America/Los_Angeles"):
+            given = load_settings(end=end and date.fromisoformat(end), timezone=zone)
+            keys = daily_partitions(given).get_partition_keys(current_time=now)
+            first, last = calendar(given, now)
+            assert [str(first), str(last)] == [keys[0], keys[-1]]
+    young = load_settings(start=date(2024, 1, 20))
+    assert calendar(young, now) is None
+    assert daily_partitions(young).get_partition_keys(current_time=now) == []
+    with pytest.raises(ValueError, match="the calendar, which is empty"):
+        days_asked("2024-01-20", young, now)
+
+
+def test_a_day_of_its_own(capsys):
+    for day in ("20240101", "2024-1-1", "2024-01-01...2024-01-02"):
+        assert f"{day!r} is not one day, as YYYY-MM-DD" in wrong(capsys, "night", "--as-of", day)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(["show", "--select"], ["status", "--select"], ["maintain"], ["history"]),
+        *(["plan", "2024-01-01", "--table"], ["verify", "2024-01-01", "--select"]),
+        ["backfill", "2024-01-01", "--select"],
+    ],
+)
+def test_unknown_tables(monkeypatch, capsys, command):
+    monkeypatch.setattr(Engine, "of", None)  # Spark is not asked
+    said = wrong(capsys, *command, "fact_daily_order")
+    assert "there is no table fact_daily_order; did you mean fact_daily_orders or" in said
+    assert "There are raw_orders, " in said
+
+
+def test_selected_tables(capsys, tmp_path):
+    publish_facts(tmp_path, {JAN[0]: "ok"})
+    for given in (
+        ["--select", "stg_orders,fact_daily_orders"],
+        ["--select", FACT, "--table", "stg_orders"],
+    ):
+        assert main(["show", "--json", *given]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [one["table"] for one in found] == ["stg_orders", FACT]
+    assert main(["show", "--json", "--select", "*"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == len(TABLES)
 
 
 # jars
@@ -77,7 +245,7 @@ def test_jars_without_java(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("BACKFILL_ASSETS_JARS", str(tmp_path / "jars"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    assert main(["jars"]) == 1
+    assert main(["jars"]) == 3
     said = refused(capsys, "jars")
     assert "Spark needs Java 17 or 21 and there is none on the PATH" in said
 
@@ -87,7 +255,7 @@ def test_jars_without_a_network(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(spark_module, "check_java", lambda: None)
     failed = subprocess.CompletedProcess([], 1, "", "x\n[unresolved dependency: io.delta]\n\tat y")
     monkeypatch.setattr(spark_module.subprocess, "run", lambda *_, **__: failed)
-    assert main(["jars"]) == 1
+    assert main(["jars"]) == 3
     said = capsys.readouterr()
     assert said.out == f"Downloading the Delta jars ({delta_coordinate()}) ...\n"
     assert said.err.count("\n") == 1
@@ -118,7 +286,10 @@ def test_sample_is_written_once(capsys, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in orders.rglob("*")}
     assert main(["sample"]) == 0
     assert capsys.readouterr().out == ""
+    assert main(["sample", "--days", "5"]) == 0
+    assert "it stays as it is, whatever --days says" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in orders.rglob("*")} == before
+    assert "0 is not in the range" in wrong(capsys, "sample", "--days", "0")
 
 
 def test_only_a_local_landing_is_written_to(monkeypatch, capsys, tmp_path):
@@ -126,7 +297,7 @@ def test_only_a_local_landing_is_written_to(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("BACKFILL_ASSETS_LANDING", "s3a://bucket/in")
     assert main(["sample"]) == 0  # `make ui` goes on
     assert "s3a://bucket/in is no local folder" in capsys.readouterr().out
-    assert main(["cdnow", "x.txt"]) == 1
+    assert main(["cdnow", "x.txt"]) == 3
     assert "LANDING=s3a://bucket/in is no local folder" in refused(capsys, "cdnow")
     assert list(tmp_path.iterdir()) == []
 
@@ -134,7 +305,7 @@ def test_only_a_local_landing_is_written_to(monkeypatch, capsys, tmp_path):
 def test_a_landing_that_cannot_be_written(monkeypatch, capsys, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("BACKFILL_ASSETS_LANDING", str(tmp_path / "file"))
-    assert main(["sample"]) == 1
+    assert main(["sample"]) == 3
     assert str(tmp_path / "file") in refused(capsys, "sample")
 
 
@@ -145,7 +316,7 @@ def test_cdnow(capsys, tmp_path):
     assert capsys.readouterr().out == f"2 purchases written to {tmp_path / 'landing'}\n"
     landed = tmp_path / "landing/orders/arrival_date=1997-01-12/part-000.jsonl"
     assert json.loads(landed.read_text())["amount"] == "12.00"
-    assert main(["cdnow", str(master)]) == 1
+    assert main(["cdnow", str(master)]) == 3
     assert "orders" in refused(capsys, "cdnow")
 
 
@@ -157,7 +328,7 @@ def test_cdnow_refuses(capsys, tmp_path, text, said):
     master = tmp_path / "master.txt"
     if text:
         master.write_text(text)
-    assert main(["cdnow", str(master)]) == 1
+    assert main(["cdnow", str(master)]) == 3
     assert said in refused(capsys, "cdnow")
     assert not (tmp_path / "landing").exists()
 
@@ -209,15 +380,82 @@ def shown(capsys) -> dict[str, list[str]]:
 
 
 def test_show_without_tables(capsys, tmp_path):
+    (tmp_path / "warehouse").mkdir()
     found = shown(capsys)
     assert found["fact_daily_orders"] == ["fact_daily_orders", "0", "no", "table", "yet"]
     assert list(found) == list(TABLES)
+
+
+@pytest.mark.parametrize("command", [["show"], ["status"], ["history", FACT], ["maintain"]])
+def test_a_warehouse_that_is_not_there(capsys, tmp_path, command):
+    assert main(command) == 3
+    said = refused(capsys, command[0])
+    assert f"there is no warehouse at {tmp_path / 'warehouse'}" in said
 
 
 def test_show(capsys, tmp_path):
     publish_facts(tmp_path, {**dict.fromkeys(JAN[:20], "ok"), JAN[20]: "warn"}, rows=60)
     row = shown(capsys)["fact_daily_orders"]
     assert row[1:] == ["21", "2024-01-01...2024-01-21", "1,260", "20", "1", "0", "1"]
+
+
+def test_show_as_json(capsys, tmp_path):
+    publish_facts(tmp_path, {**dict.fromkeys(JAN[:3], "ok"), JAN[5]: "warn"})
+    assert main(["show", "--json", "--select", FACT]) == 0
+    assert json.loads(capsys.readouterr().out) == [
+        {
+            "table": FACT,
+            "path": str(tmp_path / "warehouse" / FACT),
+            "version": 0,
+            "days": 4,
+            "partitions": ["2024-01-01...2024-01-03", "2024-01-06"],
+            "rows": 8,
+            "verdicts": {"ok": 3, "warn": 1, "alert": 0},
+            "commits": 1,
+        }
+    ]
+
+
+@pytest.mark.parametrize("width", [100, 80, 60, 40])
+def test_a_narrow_terminal_keeps_every_column(monkeypatch, capsys, tmp_path, width):
+    publish_facts(tmp_path, {**dict.fromkeys(JAN[:20], "ok"), JAN[20]: "warn"}, rows=60)
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["show", "-q", "--select", FACT]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= width
+    words = " ".join(lines).split()
+    for word in ("table", "days", "from...to", "rows", "ok", "warn", "alert", "commits"):
+        assert words.count(word) == 1
+    at = words.index(FACT)
+    figures = ["21", "2024-01-01...2024-01-21", "1,260", "20", "1", "0", "1"]
+    assert words[at + 1 : at + 8] == figures
+
+
+def test_quiet_has_no_hints(capsys, tmp_path):
+    publish_facts(tmp_path, {JAN[0]: "ok"})
+    for command in (["-q", "show"], ["show", "--quiet"]):
+        assert main(command) == 0
+        said = capsys.readouterr().out
+        assert FACT in said
+        assert "Next " not in said
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_plain_text_in_a_pipe_and_without_color(monkeypatch, capsys, tmp_path):
+    publish_facts(tmp_path, {JAN[0]: "ok"})
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert main(["show"]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+    for no_color in ("", "1"):
+        monkeypatch.setenv("NO_COLOR", no_color)
+        monkeypatch.setattr("sys.stdout", terminal := Terminal())
+        assert main(["show"]) == 0
+        assert ("\x1b" in terminal.getvalue()) is not bool(no_color)
 
 
 def test_show_with_gaps(capsys, tmp_path):
@@ -245,6 +483,7 @@ def test_show_takes_the_latest_verdict(capsys, tmp_path):
 
 def test_show_says_where_things_are(capsys, monkeypatch, tmp_path):
     odd = tmp_path / ("long" * 30) / "[red]:100:"
+    odd.mkdir(parents=True)
     monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", str(odd))
     assert main(["show"]) == 0
     assert f"\nTables   {odd}/<table>\n" in capsys.readouterr().out
@@ -312,12 +551,67 @@ def test_history_tells_of_other_writers(capsys, tmp_path):
     assert len(life(capsys, "2024-01-03")) == 1
 
 
+def test_history_of_some_days(capsys, tmp_path):
+    publish_facts(tmp_path, {JAN[0]: "ok"})
+    publish_facts(tmp_path, dict.fromkeys(JAN[1:3], "ok"))
+    assert [row[0] for row in history(capsys, FACT, "2024-01-02...2024-01-05")] == ["version", "1"]
+
+
+def test_history_as_json(capsys, tmp_path):
+    publish_facts(tmp_path, dict.fromkeys(JAN[:3], "ok"))
+    twice = dict.fromkeys(JAN[1:3], "warn")
+    publish_facts(tmp_path, twice, 5, since=0, written=["2024-01-02"], withdrawn=["2024-01-01"])
+    DeltaTable(tmp_path / "warehouse" / FACT).delete("run_date = '2024-01-02'")
+    assert main(["history", FACT, "--json"]) == 0
+    first, second, third = json.loads(capsys.readouterr().out)
+    assert (first["version"], first["run"], first["by"]) == (0, "r", "person")
+    assert {day: said["what"] for day, said in second["days"].items()} == {
+        "2024-01-01": "taken back",
+        "2024-01-02": "written",
+        "2024-01-03": "unchanged",
+    }
+    assert second["days"]["2024-01-03"]["verdict"] == "warn"
+    assert (third["by"], third["operation"]) == ("another writer", "DELETE")
+    assert main(["history", FACT, "2024-01-03", "--json"]) == 0
+    commits = json.loads(capsys.readouterr().out)
+    assert [[*commit["days"]] for commit in commits] == [["2024-01-03"]] * 2
+
+
 def test_history_of_what_is_not_there(capsys, tmp_path):
+    (tmp_path / "warehouse").mkdir()
     assert main(["history", FACT]) == 1
     assert f"{FACT} has never been published at" in refused(capsys, "history")
     publish_facts(tmp_path, dict.fromkeys(JAN[:3], "ok"))
     assert main(["history", FACT, "2024-01-09"]) == 1
     assert f"{FACT}[2024-01-09] has never been published" in refused(capsys, "history")
+
+
+# status
+
+
+def test_status(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("BACKFILL_ASSETS_END", "2024-01-06")
+    (tmp_path / "landing" / "orders").mkdir(parents=True)
+    publish_facts(tmp_path, dict.fromkeys(JAN[:3], "ok"))
+    assert main(["status", "--select", FACT]) == 1
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["table", "state", "days", "which"]
+    assert [FACT, "missing", "2", "2024-01-04...2024-01-05"] in rows
+    assert ["missing:", "never", "published"] in [row[:3] for row in rows]
+    assert main(["status", "--select", FACT, "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["good"] is False
+    assert said["tables"][FACT]["missing"] == ["2024-01-04...2024-01-05"]
+    monkeypatch.setattr("backfill_assets.states.day_states", lambda *_: {JAN[0]: State.FINAL})
+    assert main(["status"]) == 0
+    assert main(["status", "--json"]) == 0
+    assert '"good": true' in capsys.readouterr().out
+
+
+def test_status_without_a_landing(capsys, tmp_path):
+    publish_facts(tmp_path, {JAN[0]: "ok"})
+    assert main(["status"]) == 3
+    assert "landing" in refused(capsys, "status")
 
 
 # progress

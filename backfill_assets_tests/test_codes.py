@@ -119,7 +119,7 @@ def test_a_table_has_the_code_of_what_makes_it(many, changed, tables):
 
 
 def test_what_makes_the_tables():
-    no_source = {"alerts", "automation", "cli", "deployment", "jobs", "states", "night"}
+    no_source = {"alerts", "automation", "deployment", "jobs", "states", "night"}
     page = {"assets.dashboard", "dashboard", "advice"}
     files = _Files(_PACKAGE, [])
     imported = {name: files.closure(table.made_in) for name, table in TABLES.items()}
@@ -129,6 +129,7 @@ def test_what_makes_the_tables():
             assert f"backfill_assets.{module}" in modules
         for module in no_source | page:
             assert f"backfill_assets.{module}" not in modules
+        assert not [module for module in modules if module.startswith("backfill_assets.cli")]
     assert "backfill_assets.assets.fact" not in imported[STAGED.name]
     assert "backfill_assets.landing" not in imported[FACT.name]
     assert "backfill_assets.landing" in imported[RAW.name]

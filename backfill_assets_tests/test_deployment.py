@@ -394,6 +394,7 @@ def test_the_users_days_in_a_run(supervised, monkeypatch, users, found):
 
 def test_the_users_engine_is_used(supervised, monkeypatch):
     monkeypatch.setenv("SPARK_REMOTE", "sc://cluster:15002")
+    monkeypatch.setattr("backfill_assets.cli.deployment.refuse_used_port", lambda _: None)
     assert main(["ui"]) == 0
     ((ui, environment, (code,), _),) = supervised
     assert code._environment == environment
@@ -413,10 +414,46 @@ def test_without_java(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
-    assert main(["ui"]) == 1
+    monkeypatch.setattr("backfill_assets.cli.deployment.refuse_used_port", lambda _: None)
+    assert main(["ui"]) == 3
     said = capsys.readouterr().err
     assert said.startswith("backfill-assets ui: Spark needs Java 17 or 21 and there is none")
     assert said.count("\n") == 1
+
+
+def test_a_port_that_cannot_be_had(supervised, monkeypatch, capsys):
+    monkeypatch.setenv("SPARK_REMOTE", "sc://cluster:15002")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["ui", "--port", str(port)]) == 3
+    said = capsys.readouterr().err
+    assert said.startswith(f"backfill-assets ui: port {port} of 127.0.0.1 cannot be had (Address")
+    assert said.endswith("give another with --port. Nothing was started.\n")
+    for wrong in ("0", "65536", "x"):
+        assert main(["ui", "--port", wrong]) == 2
+    assert supervised == []
+    assert main(["ui", "--port", str(port)]) == 0
+
+
+@pytest.mark.parametrize("command", [["ui"], ["plans"], ["night"], ["backfill", "x"]])
+@pytest.mark.parametrize("given", ["relative", "/no/such/folder"])
+def test_a_home_that_dagster_would_not_take(supervised, monkeypatch, capsys, command, given):
+    monkeypatch.setenv("DAGSTER_HOME", given)
+    assert main(command) == 3
+    said = capsys.readouterr()
+    assert said.err.startswith(f"backfill-assets {command[0]}: DAGSTER_HOME={given} is ")
+    assert said.err.count("\n") == 1
+    assert supervised == []
+
+
+def test_a_deployment_that_ends_badly(supervised, monkeypatch, capsys):
+    monkeypatch.setenv("SPARK_REMOTE", "sc://cluster:15002")
+    monkeypatch.setattr("backfill_assets.cli.deployment.refuse_used_port", lambda _: None)
+    monkeypatch.setattr(deployment, "supervise", lambda *_: 1)
+    assert main(["ui"]) == 3
+    assert "`dagster dev` ended with status 1" in capsys.readouterr().err
 
 
 # The real thing.

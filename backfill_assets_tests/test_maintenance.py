@@ -16,11 +16,13 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from backfill_assets import cli, commits, maintenance
+from backfill_assets import commits, maintenance
+from backfill_assets.cli import main
 from backfill_assets.io_manager import Built, Candidate, Done, Plan
 from backfill_assets.maintenance import Files, Maintained, maintain
 from backfill_assets.partitions import Window
 from backfill_assets.schemas import CORRECTIONS, FACT
+from backfill_assets.spark import Engine
 from backfill_assets_tests.pipeline import Pipeline, day
 
 RECORD = {"run_id": "r1", "asset": FACT.name, "code_version": "c", "config_digest": "d"}
@@ -346,13 +348,13 @@ def test_an_unknown_table(pipeline, spark):
 
 def test_the_command(scattered, monkeypatch, capsys):
     monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", str(scattered.warehouse))
-    monkeypatch.setattr(cli.Engine, "of", lambda _: scattered.io_manager.engine)
+    monkeypatch.setattr(Engine, "of", lambda _: scattered.io_manager.engine)
     version = scattered.log(FACT.name).version()
-    assert cli.main(["maintain", "--dry-run"]) == 0
+    assert main(["maintain", "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "a dry run: nothing was done" in said
     assert scattered.log(FACT.name).version() == version
-    assert cli.main(["maintain", FACT.name]) == 0
+    assert main(["maintain", FACT.name]) == 0
     heading, row, told = capsys.readouterr().out.splitlines()
     assert heading.split() == ["table", "versions", "files", "size", "days", "compacted", "removed"]
     assert row.split()[:7] == [
@@ -365,8 +367,9 @@ def test_the_command(scattered, monkeypatch, capsys):
 def test_the_command_ends_with_1_where_there_is_a_problem(scattered, monkeypatch, capsys):
     bad = Maintained(FACT.name, *[Files.of(scattered.log(FACT.name), FACT)] * 2, problems=["oh"])
     monkeypatch.setattr(maintenance, "maintain", lambda *_, **__: iter([bad]))
-    monkeypatch.setattr(cli.Engine, "of", lambda _: scattered.io_manager.engine)
-    assert cli.main(["maintain"]) == 1
+    monkeypatch.setattr(Engine, "of", lambda _: scattered.io_manager.engine)
+    monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", str(scattered.warehouse))
+    assert main(["maintain"]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "oh"
 
 

@@ -1,0 +1,133 @@
+"""The `backfill-assets` command: what Dagster's own commands do not cover.
+
+Running assets is Dagster's part (`dagster asset materialize`, the UI); there is no load path here.
+A module for each family of commands. They load Dagster, Spark and the tables when a command runs,
+so that help and completion are quick.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from backfill_assets.cli.output import Finding, Output, Status, levels
+
+#: The commands by family, each with its module. A command is the function of its name there.
+_FAMILIES = {
+    "Tables": {"show": "tables", "status": "tables", "history": "tables"},
+    "Backfills": {
+        "plan": "plans",
+        "plans": "plans",
+        "backfill": "launching",
+        "reconcile": "outcomes",
+        "undo": "outcomes",
+    },
+    "Upkeep": {"verify": "upkeep", "maintain": "upkeep"},
+    "Deployment": {
+        "ui": "deployment",
+        "night": "night",
+        "jars": "deployment",
+        "sample": "deployment",
+        "cdnow": "deployment",
+        "progress": "deployment",
+    },
+}
+_MODULES = {name: module for of in _FAMILIES.values() for name, module in of.items()}
+
+_INTERRUPTED = 130  # as a shell tells it
+
+_EPILOG = """\b
+Exit status:
+  0    fine
+  1    a finding: something is not as it should be
+  2    wrong use of the command
+  3    the command could not run
+  130  interrupted
+\b
+Shell completion, in ~/.bashrc (zsh_source or fish_source for those shells):
+  eval "$(_BACKFILL_ASSETS_COMPLETE=bash_source backfill-assets)"
+\b
+Example:
+  backfill-assets show
+"""
+
+
+class _Commands(click.Group):
+    """Loads a command's module when the command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All commands, by family."""
+        return list(_MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name; none if there is none."""
+        if cmd_name not in _MODULES:
+            self.commands = {name: _load(name) for name in _MODULES}  # click names the nearest
+            return None
+        return _load(cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands under the heading of their family."""
+        for heading, names in _FAMILIES.items():
+            with formatter.section(heading):
+                rows = [(f"{name:9}", _load(name).get_short_help_str(70)) for name in names]
+                formatter.write_dl(rows)
+
+
+def _load(name: str) -> click.Command:
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def _expected(error: Exception) -> bool:
+    """Whether an error says itself what is wrong: ours, and those of files, tables and Dagster."""
+    if isinstance(error, (OSError, ValueError)):
+        return True
+    if type(error).__module__.startswith("backfill_assets."):
+        return True
+    from dagster._core.errors import DagsterError
+    from deltalake.exceptions import DeltaError
+
+    return isinstance(error, (DagsterError, DeltaError))
+
+
+@click.group(
+    cls=_Commands, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.version_option(package_name="backfill-assets", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Plan, launch, prove and undo backfills; see what is published.
+
+    The assets themselves are run by Dagster: `dagster asset materialize`, or the UI.
+    """
+
+
+cli.params += levels()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: those of the command line; the process's own if not given.
+
+    Returns:
+        The exit status, as `output.Status` says it.
+    """
+    out = Output()
+    try:
+        status = cli.main(arguments, "backfill-assets", standalone_mode=False, obj=out)
+        return int(status or Status.FINE)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        click.echo("Aborted.", err=True)
+        return _INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - Python would end with 1, which is a finding
+        if out.verbose or not _expected(error):
+            traceback.print_exc()
+        click.echo(f"backfill-assets {out.command}: {error}", err=True)
+        return Status.FINDING if isinstance(error, Finding) else Status.COULD_NOT_RUN

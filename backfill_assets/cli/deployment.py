@@ -1,0 +1,128 @@
+"""The deployment and its data: `ui`, `jars`, `sample`, `cdnow`; and `progress` of a run."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+from backfill_assets.cli.output import CannotRunError, Output, Status, command
+from backfill_assets.cli.parameters import home
+from backfill_assets.settings import PREFIX, Settings, load_settings
+
+_SAMPLE_DAYS = 28
+
+
+@command("ui", "ui --port 3001")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=3000,
+    show_default=True,
+    help="Port of the UI on 127.0.0.1.",
+)
+def ui(out: Output, port: int) -> Status:
+    """The Dagster UI, daemon and runs on one warm Spark engine.
+
+    Needs DAGSTER_HOME. It runs until Ctrl-C, and ends with 3 if a part of it cannot run.
+    """
+    settings = load_settings()
+    home()
+    refuse_used_port(port)
+    _fetch_jars(out, settings)
+    from backfill_assets.deployment import deploy
+
+    if status := deploy(settings, port, out.say):
+        raise CannotRunError(f"`dagster dev` ended with status {status}; what it says is above")
+    return Status.FINE
+
+
+def refuse_used_port(port: int) -> None:
+    """See that nobody listens on a port of this machine.
+
+    Raises:
+        CannotRunError: somebody does, or this user may not.
+    """
+    with socket.socket() as wanted:
+        # What was closed just now is no hindrance, as to the web server.
+        wanted.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            wanted.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise CannotRunError(
+                f"port {port} of 127.0.0.1 cannot be had ({error.strerror}): end what uses it, or "
+                "give another with --port. Nothing was started."
+            ) from error
+
+
+@command("jars")
+def jars(out: Output) -> None:
+    """Download the Delta jars into their cache, once."""
+    _fetch_jars(out, load_settings())
+
+
+def _fetch_jars(out: Output, settings: Settings) -> None:
+    if settings.spark_remote:
+        out.note("SPARK_REMOTE is set: the server has the Delta jars, none are needed here.")
+        return
+    from backfill_assets.spark import delta_coordinate, delta_jars, fetch_delta_jars
+
+    if not delta_jars(settings.jars):
+        out.note(f"Downloading the Delta jars ({delta_coordinate()}) ...")
+    fetch_delta_jars(settings.jars)
+
+
+@command("sample --days 28")
+@click.option(
+    "--days",
+    type=click.IntRange(min=1),
+    default=_SAMPLE_DAYS,
+    show_default=True,
+    help="So many arrival days, from BACKFILL_ASSETS_START on.",
+)
+@click.pass_context
+def sample(ctx: click.Context, out: Output, days: int) -> None:
+    """Write sample landing data, unless there is some."""
+    settings = load_settings()
+    if "://" in settings.landing:
+        out.say(f"{settings.landing} is no local folder: no sample orders are written there.")
+        return
+    landing = Path(settings.landing)
+    if (landing / "orders").exists():
+        if ctx.get_parameter_source("days") is ParameterSource.COMMANDLINE:
+            out.say(f"{landing} has orders already: it stays as it is, whatever --days says.")
+        return
+    from backfill_assets.sample.generator import generate
+
+    out.note(f"Writing {days} days of sample orders to {landing} ...")
+    generate(landing, start=settings.start, days=days, window_days=settings.window_days)
+
+
+@command("cdnow CDNOW_master.txt")
+@click.argument("master", type=click.Path(path_type=Path))
+def cdnow(out: Output, master: Path) -> None:
+    """Turn CDNOW_master.txt into landing data.
+
+    MASTER is the path of that file.
+    """
+    settings = load_settings()
+    if "://" in settings.landing:
+        raise CannotRunError(f"{PREFIX}LANDING={settings.landing} is no local folder")
+    from backfill_assets.sample.cdnow import write_landing
+
+    rows = write_landing(master, Path(settings.landing))
+    out.say(f"{rows} purchases written to {settings.landing}")
+
+
+@command("progress < run.log")
+def progress(out: Output) -> Status:
+    """Condense a run's log (standard input) into progress.
+
+    It ends with 1 if the run did not succeed.
+    """
+    from backfill_assets.cli.progress import condense
+
+    return condense(sys.stdin, out)

@@ -1,0 +1,171 @@
+"""After a backfill: `reconcile`, what came of it; `undo`, as if it had not been."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from backfill_assets.cli.output import Output, Status, command
+from backfill_assets.cli.parameters import Partitions, instance, json_option, nearest
+from backfill_assets.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from backfill_assets.accounts import Account
+    from backfill_assets.partitions import Window
+    from backfill_assets.records import Ledgers
+
+
+@command("reconcile aecrkdop", "reconcile aecrkdop --summary", "reconcile aecrkdop-pilot --json")
+@click.argument("backfill", metavar="BACKFILL")
+@click.option("--summary", is_flag=True, help="Only the verdict.")
+@json_option
+def reconcile(out: Output, backfill: str, summary: bool, as_json: bool) -> Status:
+    """What a backfill changed, and whether it is all.
+
+    BACKFILL is the id of a backfill or of a stage of it, or the first 8 characters of a run's. The
+    verdict comes first. It ends with 1 if a day is missing or does not add up.
+    """
+    settings = load_settings()
+    with instance() as dagster:
+        refuse_unknown(settings, dagster, backfill)
+        found = _account(settings, dagster, backfill)
+    if as_json:
+        out.json(_verdict(found) if summary else {**_verdict(found), **_whole(found)})
+    else:
+        _show_account(out, found, summary)
+    return Status.FINDING if found.problems else Status.FINE
+
+
+def _account(settings: Settings, dagster: dg.DagsterInstance, name: str) -> Account:
+    from backfill_assets import jobs
+    from backfill_assets.definitions import build_defs
+    from backfill_assets.spark import Engine
+
+    graph = build_defs(settings).get_repository_def().asset_graph
+    spark = Engine.of(settings).spark_session
+    return jobs.give_account(settings, graph, dagster, spark, name)
+
+
+def _verdict(found: Account) -> dict[str, Any]:
+    return {
+        "backfill": found.name,
+        "verdict": found.verdict,
+        "good": not found.problems,
+        "problems": list(found.problems),
+    }
+
+
+def _whole(found: Account) -> dict[str, Any]:
+    from backfill_assets.reports import as_json
+
+    return {
+        "code": sorted(found.certificate.commits),
+        "configuration": found.certificate.configurations,
+        **as_json(found.reports),
+    }
+
+
+def _show_account(out: Output, found: Account, summary: bool) -> None:
+    from backfill_assets.accounts import in_lines
+    from backfill_assets.reports import as_grid
+
+    verdict, *rest = in_lines(found)
+    out.facts([verdict])
+    if summary:
+        return
+    for report in found.reports:
+        out.grid(as_grid(report))
+    out.facts(rest)
+
+
+@command(
+    "undo aecrkdop --reason 'wrong file'",
+    "undo aecrkdop --partitions 2024-01-12...2024-01-14",
+)
+@click.argument("backfill", metavar="BACKFILL")
+@click.option(
+    "--partitions",
+    "--days",
+    type=Partitions(),
+    help="Only these days, FIRST...LAST or one, with what is made of them.",
+)
+@click.option("--reason", default="", help="Why, for the record.")
+def undo(out: Output, backfill: str, partitions: Window | None, reason: str) -> None:
+    """Put back what a backfill wrote, and what was made of it.
+
+    BACKFILL is the id of a backfill or of a stage of it, or the first 8 characters of a run's.
+    """
+    settings = load_settings()
+    with instance() as dagster:
+        refuse_unknown(settings, dagster, backfill)
+        said = {"backfill": backfill, "days": str(partitions or ""), "reason": reason}
+        run_id = _undone(dagster, said, "DEBUG" if out.verbose else "CRITICAL")
+    out.say(f"Undone   by run {run_id[:8]}, which can be undone as well")
+
+
+def _undone(dagster: dg.DagsterInstance, said: dict[str, str], log_level: str) -> str:
+    """Run the job `undo` as a run of Dagster's own, so that it is in the trail like any other.
+
+    Raises:
+        ValueError: why it was refused, or failed.
+    """
+    import dagster as dg
+    from dagster._core.definitions.reconstruct import ReconstructableRepository
+
+    repository = ReconstructableRepository.for_module("backfill_assets.definitions", "defs")
+    result = dg.execute_job(
+        repository.get_reconstructable_job("undo"),
+        instance=dagster,
+        run_config={
+            "ops": {"put_back": {"config": said}},
+            "loggers": {"console": {"config": {"log_level": log_level}}},
+        },
+    )
+    # What failed in the step says why; what failed outside of it is in the run's log.
+    for event in result.all_events:
+        if event.is_step_failure:
+            failure = event.step_failure_data.user_failure_data
+            raise ValueError(failure.description if failure else event.step_failure_data.error)
+    if not result.success:
+        raise ValueError(f"run {result.run_id[:8]} failed; its log says why")
+    return result.run_id
+
+
+def refuse_unknown(settings: Settings, dagster: dg.DagsterInstance, name: str) -> None:
+    """See that a backfill, a stage of one, or a run of that name is on record, without Spark.
+
+    Raises:
+        click.UsageError: it is not, with the nearest names.
+    """
+    from backfill_assets import backfills
+    from backfill_assets.footprints import belongs
+    from backfill_assets.records import read_ledgers
+
+    ledgers = read_ledgers(settings)
+    plan = name.partition("-")[0]
+    # A run of ours that Dagster knows and that committed nothing has an account as well.
+    if (
+        any(belongs(record, name) for ledger in ledgers.values() for record in ledger.records)
+        or dagster.get_backfill(name) is not None
+        or dagster.get_run_by_id(name) is not None
+        or (plan == name and plan in backfills.kept(dagster))
+    ):
+        return
+    known = [*dict.fromkeys([*_names(ledgers), *backfills.kept(dagster)])]
+    raise click.UsageError(nearest("backfill or run", name, known))
+
+
+def _names(ledgers: Ledgers) -> Iterator[str]:
+    """What commits are known by, the oldest first: backfills, and runs without one."""
+    records = [record for ledger in ledgers.values() for record in ledger.records]
+    for record in sorted(records, key=lambda one: one.at.timestamp() if one.at else 0):
+        if record.backfill_id:
+            # The planned ones by the plan's id: their stages are many.
+            yield re.sub(r"-(pilot|rest|\d{3})(-\d+)?$", "", record.backfill_id)
+        else:
+            yield record.run_id[:8]

@@ -1,0 +1,174 @@
+"""What the commands print and how they end: text for a person, JSON for a program, a status."""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import click
+from rich.console import Console, RenderableType
+from rich.console import Group as Renderables
+from rich.measure import Measurement
+from rich.table import Column
+from rich.table import Table as Grid
+from rich.text import Text
+
+#: A pipe has no width of its own: each row of a table stays one line.
+_WIDE = 1000
+#: A column of sentences wraps, but is of no use below this width.
+_SENTENCE = 30
+
+
+class Status(enum.IntEnum):
+    """How a command ends."""
+
+    FINE = 0
+    #: Something is not as it should be.
+    FINDING = 1
+    WRONG_USE = 2
+    COULD_NOT_RUN = 3
+
+
+class Finding(Exception):
+    """What a command found wrong is all that there is to say."""
+
+
+class CannotRunError(Exception):
+    """A command cannot do what it was asked for; the message says what to do."""
+
+
+class Output:
+    """Where a command prints to, and how much.
+
+    Attributes:
+        quiet: print results alone, neither progress nor hints.
+        verbose: print the traces of errors as well, and Dagster's log of an undo.
+        command: the command that runs, for messages.
+    """
+
+    def __init__(self) -> None:
+        self.quiet = self.verbose = False
+        self.command = ""
+
+    def say(self, text: str, end: str = "\n") -> None:
+        """Print text as it is: a path is no markup, and nobody wants it broken in the middle."""
+        _console().print(text, end=end, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """Print progress or a hint."""
+        if not self.quiet:
+            self.say(text)
+
+    def facts(self, rows: Iterable[tuple[str, str]]) -> None:
+        """Print names and texts, a line each."""
+        for name, text in rows:
+            self.say(f"{name:14} {text}")
+
+    def grid(self, grid: RenderableType) -> None:
+        """Print a table with all of its columns, however narrow the terminal."""
+        console = _console()
+        parts = grid.renderables if isinstance(grid, Renderables) else [grid]
+        for part in parts:
+            for fitted in _fitted(part, console) if isinstance(part, Grid) else [part]:
+                console.print(fitted)
+
+    def json(self, value: Any) -> None:
+        """Print a value for a program."""
+        click.echo(json.dumps(value, indent=2, default=str))
+
+
+def _console() -> Console:
+    """A console on the standard output of now; plain in a pipe and under NO_COLOR."""
+    terminal = sys.stdout.isatty()
+    return Console(
+        width=None if terminal or os.environ.get("COLUMNS") else _WIDE,
+        color_system="auto" if terminal and not os.environ.get("NO_COLOR") else None,
+    )
+
+
+def _fitted(grid: Grid, console: Console) -> list[RenderableType]:
+    """The table; where it is too wide, with its first columns on lines of their own."""
+    widths = [_width(column, console) for column in grid.columns]
+    for lead in range(len(widths)):
+        indent = 2 if lead else 0
+        if lead == len(widths) - 1 or indent + sum(w + 2 for w in widths[lead:]) <= console.width:
+            break
+    return _stacked(grid, lead, widths) if lead else [grid]
+
+
+def _width(column: Column, console: Console) -> int:
+    """The width that a column needs; one of sentences needs not all of it."""
+    wide = console.options.update(max_width=_WIDE)
+    cells = [column.header, *column.cells]
+    needed = max(Measurement.get(console, wide, cell).maximum for cell in cells)
+    return needed if column.no_wrap else min(needed, _SENTENCE)
+
+
+def _stacked(grid: Grid, lead: int, widths: Sequence[int]) -> list[RenderableType]:
+    columns, said = grid.columns, None
+    rows = list(zip(*[column.cells for column in columns], strict=True))
+    found: list[RenderableType] = [Text(str(grid.title), style="italic")] if grid.title else []
+    if grid.show_header:
+        rows.insert(0, tuple(column.header for column in columns))
+    for row in rows:
+        if row[:lead] != said:
+            found.append(Text("  ".join(str(cell) for cell in row[:lead] if str(cell))))
+        said = row[:lead]
+        line = Grid(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
+        line.add_column(width=1)
+        for column, width in zip(columns[lead:], widths[lead:], strict=True):
+            # The last one may take what is left of the line.
+            fixed = None if column is columns[-1] and not column.no_wrap else width
+            line.add_column(width=fixed, justify=column.justify, overflow="fold")
+        line.add_row("", *row[lead:])
+        found.append(line)
+    return found
+
+
+def levels() -> list[click.Option]:
+    """The options -q and -v, which may stand before the name of a command or after it."""
+    return [
+        click.Option(
+            [f"-{name[0]}", f"--{name}"],
+            is_flag=True,
+            is_eager=True,  # also what is said of the other parameters names the command
+            expose_value=False,
+            callback=_level,
+            help=text,
+        )
+        for name, text in (
+            ("quiet", "Results alone: no progress, no hints."),
+            ("verbose", "Also the traces of errors, and Dagster's log of an undo."),
+        )
+    ]
+
+
+def _level(ctx: click.Context, option: click.Parameter, given: bool) -> None:
+    out = ctx.ensure_object(Output)
+    if ctx.parent:
+        out.command = ctx.info_name or ""
+    if given:
+        setattr(out, str(option.name), True)
+    if out.quiet and out.verbose:
+        raise click.UsageError("--quiet and --verbose exclude each other", ctx)
+
+
+def command(*examples: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a function a command, whose help ends with examples.
+
+    Args:
+        examples: what is typed after `backfill-assets`.
+    """
+    lines = "\n".join(f"  backfill-assets {example}" for example in examples)
+    epilog = f"\b\n{'Examples' if examples[1:] else 'Example'}:\n{lines}"
+
+    def made(function: Callable[..., Any]) -> click.Command:
+        named = click.command(epilog=epilog)(click.pass_obj(function))
+        named.params += levels()
+        return named
+
+    return made

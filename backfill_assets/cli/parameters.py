@@ -1,0 +1,172 @@
+"""What commands are given: partitions, tables, one instance of Dagster; refused in one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from backfill_assets.calendars import days_asked, one_day
+from backfill_assets.cli.output import CannotRunError
+from backfill_assets.settings import load_settings
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+
+def nearest(what: str, name: str, known: Iterable[str], *, most: int = 10) -> str:
+    """The sentence on a name that there is not.
+
+    Args:
+        what: what it would name.
+        name: the name that was given.
+        known: the names that there are.
+        most: so many names are listed, the last ones.
+    """
+    known = list(known)
+    close = get_close_matches(name, known, n=3, cutoff=0.5)
+    meant = f"; did you mean {' or '.join(close)}?" if close else "."
+    if not known:
+        return f"there is no {what} {name}, and no other either."
+    more = f" and {len(known) - most} older" if len(known) > most else ""
+    return f"there is no {what} {name}{meant} There are {', '.join(known[-most:])}{more}."
+
+
+class Partitions(click.ParamType):
+    """Days of the calendar, as Dagster spells a range of partitions: FIRST...LAST, or one day."""
+
+    name = "partitions"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The window of the days."""
+        settings = load_settings()
+        try:
+            first, last = days_asked(value, settings)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        from backfill_assets.partitions import DAY, Window
+
+        return Window(first, last + DAY)
+
+
+class Day(click.ParamType):
+    """One day, on the calendar or not."""
+
+    name = "day"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The day as a date."""
+        try:
+            return one_day(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Tables(click.ParamType):
+    """Tables, as Dagster selects assets: names with commas between them, or `*` for all.
+
+    Args:
+        one: whether it must be one table.
+    """
+
+    name = "tables"
+
+    def __init__(self, *, one: bool = False) -> None:
+        self.one = one
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A tuple of names; the name itself where it must be one."""
+        known = _tables()
+        if value == "*" and not self.one:
+            return tuple(known)
+        names = (value,) if self.one else tuple(value.split(","))
+        for name in names:
+            if name not in known:
+                self.fail(nearest("table", name, known), param, ctx)
+        return value if self.one else names
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """The tables that begin so."""
+        return [CompletionItem(name) for name in _tables() if name.startswith(incomplete)]
+
+
+def _tables() -> Iterable[str]:
+    """The deployment's tables, inputs first."""
+    from backfill_assets.catalog import tables_of
+
+    return tables_of(load_settings())
+
+
+def together(_ctx: click.Context, _param: click.Parameter, given: Any) -> tuple[str, ...]:
+    """The tables of several options, or arguments, each once and inputs first; none for all."""
+    if not given:
+        return ()
+    return tuple(name for name in _tables() if any(name in names for names in given))
+
+
+def selection(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The option --select, and --table, its older name."""
+    return click.option(
+        "--select",
+        "--table",
+        "tables",
+        metavar="TABLES",
+        type=Tables(),
+        multiple=True,
+        callback=together,
+        help="Only these tables: names with commas between them. May be given again.",
+    )(function)
+
+
+def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The option --json."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for a program.")(
+        function
+    )
+
+
+def home() -> str:
+    """DAGSTER_HOME, where plans are kept and runs recorded; empty if it is not set.
+
+    Raises:
+        CannotRunError: Dagster would not take it.
+    """
+    said = os.environ.get("DAGSTER_HOME", "")
+    folder = Path(said).expanduser()
+    if said and not folder.is_absolute():
+        raise CannotRunError(
+            f"DAGSTER_HOME={said} is a relative path: give the absolute path of the deployment's "
+            "folder. Nothing was done."
+        )
+    if said and not folder.is_dir():
+        raise CannotRunError(
+            f"DAGSTER_HOME={said} is no folder: make it, or give that of the deployment. Nothing "
+            "was done."
+        )
+    return said
+
+
+@contextlib.contextmanager
+def instance() -> Iterator[dg.DagsterInstance]:
+    """Dagster's instance, where plans are kept and backfills run.
+
+    Raises:
+        CannotRunError: DAGSTER_HOME does not name one.
+    """
+    if not home():
+        raise CannotRunError(
+            "DAGSTER_HOME is not set: set it to that of the deployment, where plans are kept and "
+            "runs recorded. Nothing was done."
+        )
+    import dagster as dg
+
+    with dg.DagsterInstance.get() as found:
+        yield found

@@ -1,0 +1,132 @@
+"""A run's log, condensed into a line a step."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Iterable
+
+from backfill_assets.cli.output import Output, Status
+from backfill_assets.dashboard import DASHBOARD
+
+_EVENT = re.compile(r" - dagster - \w+ - .* - (?P<step>\w+) - (?P<event>[A-Z_]+)(?: - |$)")
+_ASSET = re.compile(r"Materialized value (\w+)\.")
+#: What the IO manager logs of a table, if there is something that it need not do.
+_IDENTICAL = re.compile(r" - (\w+) \[[-.\d]+\]: (?:.*, )?(\d+) days? identical")
+_SKIPPED = re.compile(r"Dependencies for step (\w+) (?:failed|were not executed)")
+_FAILURE = "dagster._core.definitions.events.Failure: "
+#: Errors that say themselves what is wrong and what to do; their stack trace would hide that.
+_OURS = (_FAILURE, "backfill_assets.")
+_TAIL = 40
+
+
+def condense(lines: Iterable[str], out: Output) -> Status:
+    """Condense a run's log into a line a step, and pass on what a failed step says.
+
+    Args:
+        lines: those of the log.
+        out: where to print.
+
+    Returns:
+        `FINE` if the run succeeded, else `FINDING`. If it ended without a failed step (killed, or
+        never started), what was last said outside of Dagster's log is passed on.
+    """
+    condensed = _Condensed(out)
+    for line in lines:
+        if " - dagster - " in line:
+            condensed.event(line)
+        else:
+            condensed.said.append(line.rstrip())
+    return condensed.end()
+
+
+class _Condensed:
+    """A run's log so far, in a few numbers."""
+
+    def __init__(self, out: Output) -> None:
+        self.out = out
+        self.said: deque[str] = deque(maxlen=_TAIL)
+        self.days: Counter[str] = Counter()
+        self.identical: Counter[str] = Counter()
+        self.checks = self.failed = 0
+        self.in_step = self.step_failed = self.explained = self.succeeded = False
+
+    def event(self, line: str) -> None:
+        """Take in one line of Dagster's own."""
+        if self.step_failed:
+            self.explain()
+        self.said.clear()
+        found = _EVENT.search(line)
+        kind = found["event"] if found else ""
+        if found and kind == "STEP_START":
+            self.say(f"  {found['step']} ...", end=" ")
+            self.days.clear()
+            self.identical.clear()
+            self.checks = self.failed = 0
+            self.in_step = True
+        elif kind == "ASSET_MATERIALIZATION":
+            asset = _ASSET.search(line)
+            self.days[asset[1] if asset else "?"] += 1
+        elif kind == "ASSET_CHECK_EVALUATION":
+            self.checks += 1
+            self.failed += " did not pass" in line
+        elif kind in ("STEP_SUCCESS", "STEP_FAILURE"):
+            self.step_failed = kind == "STEP_FAILURE"
+            self.in_step = False
+            self.say(f"FAILED; {self.counts}" if self.step_failed else self.counts)
+        elif kind == "RUN_SUCCESS":
+            if self.in_step:  # the line that said its end was not among the lines, seen once
+                self.say(self.counts)
+            self.succeeded = True
+        elif same := _IDENTICAL.search(line):
+            self.identical[same[1]] += int(same[2])
+        elif skipped := _SKIPPED.search(line):
+            self.say(f"  {skipped[1]} ... not run, because of what failed before it")
+
+    def end(self) -> Status:
+        """Say how the run ended."""
+        if self.step_failed:
+            self.explain()
+        if self.succeeded:
+            return Status.FINE
+        if self.in_step:
+            self.say(f"BROKEN OFF; {self.counts}")
+        if not self.explained:
+            self.explain()
+        return Status.FINDING
+
+    def explain(self) -> None:
+        """Pass on what was said; the stack trace only of an error that nobody foresaw."""
+        said = list(self.said)
+        ours = [n for n, text in enumerate(said) if text.startswith(_OURS)]
+        if ours:
+            said = said[ours[0] :]
+            traces = (n for n, text in enumerate(said) if text.startswith("Stack Trace:"))
+            end = next(traces, len(said))
+            said = [said[0].removeprefix(_FAILURE), *said[1:end]]
+        for text in "\n".join(said).strip().splitlines():
+            self.say(f"    {text}")
+        self.said.clear()
+        self.step_failed, self.explained = False, True
+
+    @property
+    def counts(self) -> str:
+        """What the step published and evaluated."""
+        days, same = (
+            ", ".join(
+                f"{name} {n} day{'s' * (n != 1)}" if name != DASHBOARD else name
+                for name, n in counts.items()
+            )
+            for counts in (self.days, self.identical)
+        )
+        bad = f", {self.failed} did not pass" if self.failed else ""
+        said = [f"identical {same}"] if same else []
+        if days or not (self.checks or same):
+            said.append(f"published {days or 'nothing'}")
+        if self.checks or not (days or same):
+            said.append(f"{self.checks} checks evaluated{bad}")
+        return "; ".join(said)
+
+    def say(self, text: str, end: str = "\n") -> None:
+        """Print a line, or the beginning of one."""
+        self.out.say(text, end)

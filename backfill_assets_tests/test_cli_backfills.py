@@ -1,0 +1,332 @@
+"""The commands about backfills: what they refuse, ask and print; the work itself is faked."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from datetime import date
+
+import dagster as dg
+import pytest
+from dagster._daemon.types import DaemonHeartbeat
+
+from backfill_assets import backfills, jobs
+from backfill_assets.accounts import Account, Certificate
+from backfill_assets.backfills import Undertaking
+from backfill_assets.cli import launching, main, outcomes
+from backfill_assets.planning import BackfillPlan, Outlook, Parameters
+from backfill_assets.reports import Report
+from backfill_assets.schemas import FACT, STAGED, TABLES
+from backfill_assets.spark import Engine
+from backfill_assets_tests.test_cli import JAN, publish_facts, refused, wrong
+
+DAYS = "2024-01-01...2024-01-03"
+
+
+@pytest.fixture(autouse=True)
+def _deployment(monkeypatch, tmp_path):
+    for name in ("landing/orders", "warehouse", "home"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "home/dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    monkeypatch.setenv("BACKFILL_ASSETS_LANDING", str(tmp_path / "landing"))
+    monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", str(tmp_path / "warehouse"))
+    monkeypatch.setenv("BACKFILL_ASSETS_END", "2024-01-29")
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    monkeypatch.setattr(launching, "_LOOK_EVERY", 0)
+
+
+@pytest.fixture
+def instance(_deployment):
+    with dg.DagsterInstance.get() as found:
+        yield found
+
+
+def kept(instance, id_: str, **more) -> Undertaking:
+    """A plan of three days of facts, kept as `plan` does."""
+    outlook = Outlook(**{"computed": (DAYS,), **more})
+    plan = BackfillPlan(
+        id=id_,
+        parameters=Parameters(days=DAYS, tables=(FACT.name,), reason="why [red]"),
+        code_version="c",
+        code="c",
+        config_digest="d",
+        versions={},
+        landing="",
+        tables={FACT.name: outlook},
+        files=1,
+        size=1,
+        commits=1,
+        runs=1,
+        seconds=None,
+    )
+    it = Undertaking(plan=plan, made=time.time())
+    backfills.keep(instance, it)
+    return it
+
+
+# plan and plans
+
+
+def test_plan(instance, capsys):
+    assert main(["plan", DAYS, "--pilot-days", "1", "--select", FACT.name]) == 0
+    said = capsys.readouterr().out
+    (id_,) = re.findall(r"^Launch   backfill-assets backfill (\w+)$", said, re.M)
+    assert said.startswith(f"Plan {id_}")
+    assert backfills.find(instance, id_).plan.parameters.pilot_days == 1
+    assert main(["plan", "2024-01-02", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["parameters"]["days"] == "2024-01-02"
+    assert list(told["tables"]) == list(TABLES)
+    assert backfills.kept(instance) == [id_, told["id"]]
+
+
+@pytest.mark.parametrize("command", ["plan", "backfill"])
+def test_what_cannot_be_planned(instance, capsys, command):
+    for options, said in (
+        (["--pilot-days", "5"], f"a pilot of 5 day(s) leaves nothing of the 3 day(s) {DAYS}"),
+        (["--pilot-days", "3"], "a pilot of 3 day(s) leaves nothing of the 3 day(s)"),
+        (["--accept", "x", "--select", FACT.name], "x is accepted for nothing: only raw_orders"),
+        (["--pilot-days", "-1"], "-1 is not in the range x>=0"),
+        (["--chunk-days", "0"], "0 is not in the range x>=1"),
+        (["--max-parallel", "8"], "8 is not in the range 1<=x<=7"),
+        (["--max-parallel", "many"], "'many' is not a valid integer range"),
+        (["--write-mode", "append"], "'append' is not one of 'overwrite', 'merge'"),
+    ):
+        assert said in wrong(capsys, command, DAYS, *options)
+    assert backfills.kept(instance) == []
+
+
+def test_plans(instance, monkeypatch, capsys):
+    assert main(["plans"]) == 0
+    assert "no plan is kept" in capsys.readouterr().out
+    kept(instance, "aaaaaaaa")
+    done = kept(instance, "bbbbbbbb")
+    done.ended, done.complete = "complete and reconciled", True
+    backfills.keep(instance, done)
+    assert main(["plans"]) == 0
+    heading, first, second = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["plan", "made", "days", "tables", "state", "reason"]
+    assert first.split()[3:] == [DAYS, FACT.name, "not", "launched", "why", "[red]"]
+    assert second.split()[0] == "bbbbbbbb"
+    assert "complete and reconciled" in second
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["plans"]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= 60
+    assert {*heading.split(), *first.split(), *second.split()} == {*" ".join(lines).split()}
+    assert main(["plans", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [(one["plan"], one["state"]) for one in said] == [
+        ("aaaaaaaa", "not launched"),
+        ("bbbbbbbb", "complete and reconciled"),
+    ]
+
+
+def test_plans_of_another_version(instance, capsys):
+    kept(instance, "aaaaaaaa")
+    key = backfills._PLAN.format("aaaaaaaa")
+    instance.daemon_cursor_storage.set_cursor_values({key: "{}"})
+    assert main(["plans"]) == 0
+    assert "was kept by another version" in capsys.readouterr().out
+    assert main(["backfill", "aaaaaaaa"]) == 3
+    assert "was kept by another version" in refused(capsys, "backfill")
+
+
+# backfill
+
+
+def test_a_plan_is_launched_as_it_was_made(capsys):
+    for options in (
+        *(["--max-parallel", "2"], ["--pilot-days", "0"], ["--chunk-days", "2"], ["--rewrite"]),
+        *(["--reason", "x"], ["--accept", "x"], ["--select", FACT.name]),
+        ["--write-mode", "overwrite"],
+    ):
+        said = wrong(capsys, "backfill", "aaaaaaaa", *options)
+        assert said.startswith(f"{options[0]} cannot change plan aaaaaaaa")
+
+
+def test_an_unknown_plan(instance, capsys):
+    assert "there is no plan aecrkdop, and no other either" in wrong(capsys, "backfill", "aecrkdop")
+    kept(instance, "aecrkdop")
+    said = wrong(capsys, "backfill", "aecrkdob")
+    assert "there is no plan aecrkdob; did you mean aecrkdop? There are aecrkdop." in said
+    for run in ("12345678", "3d3d2572", "aecrkdop-pilot"):
+        assert f"there is no plan {run}" in wrong(capsys, "backfill", run)
+
+
+@pytest.fixture
+def launches(monkeypatch) -> list[str]:
+    """The plans that were launched; each is complete at once."""
+    found: list[str] = []
+
+    def launch(_settings, _graph, dagster, _code, id_):
+        found.append(id_)
+        it = backfills.find(dagster, id_)
+        it.ended, it.complete, it.took = "complete and reconciled", True, 61
+        return it
+
+    monkeypatch.setattr(jobs, "launch", launch)
+    return found
+
+
+def test_final_days_are_not_rewritten_unasked(instance, launches, capsys, monkeypatch):
+    kept(instance, "aaaaaaaa", final=("2024-01-01...2024-01-02",))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    said = wrong(capsys, "backfill", "aaaaaaaa")
+    assert f"rewrites final days, which readers count on: {FACT.name} [2024-01-01...2024-0" in said
+    assert said.endswith("nothing was launched. If that is meant: backfill-assets backfill "
+                         "aaaaaaaa --yes\n")  # fmt: skip
+    assert launches == []
+    assert main(["backfill", "aaaaaaaa", "--yes"]) == 0
+    assert launches == ["aaaaaaaa"]
+    assert "Took     0:01:01" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("answer", "status"), [(False, 3), (True, 0)])
+def test_a_person_is_asked_about_final_days(
+    instance, launches, capsys, monkeypatch, answer, status
+):
+    kept(instance, "aaaaaaaa", computed=("2024-01-03",), depends=("2024-01-01",), final=(DAYS,))
+    asked: list[str] = []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(launching.click, "confirm", lambda text: asked.append(text) or answer)
+    assert main(["backfill", "aaaaaaaa"]) == status
+    assert asked == [
+        "Plan aaaaaaaa rewrites final days, which readers count on: "
+        f"{FACT.name} [2024-01-01, 2024-01-03]. Rewrite them?"
+    ]
+    assert bool(launches) is answer
+    if not answer:
+        assert "nothing was launched; the plan is kept as aaaaaaaa" in refused(capsys, "backfill")
+
+
+def test_final_days_that_stay_are_not_asked_about(instance, launches):
+    kept(instance, "aaaaaaaa", computed=("2024-01-03",), identical=("2024-01-01",),
+         final=("2024-01-01",))  # fmt: skip
+    assert main(["backfill", "aaaaaaaa"]) == 0
+    assert launches == ["aaaaaaaa"]
+
+
+def heartbeat(instance, age: float) -> None:
+    for kind in ("BACKFILL", "SENSOR"):
+        instance.add_daemon_heartbeat(DaemonHeartbeat(time.time() - age, kind, "x", []))
+
+
+def test_a_dead_daemon(instance, capsys):
+    kept(instance, "aaaaaaaa")
+    for age in (None, 600.0):
+        if age:
+            heartbeat(instance, age)
+        assert main(["backfill", "aaaaaaaa"]) == 3
+        said = refused(capsys, "backfill")
+        assert "no SENSOR daemon is at work in this DAGSTER_HOME" in said
+        assert "Nothing was launched" in said
+    heartbeat(instance, 40.0)
+    assert backfills.lacking_daemons(instance) == []
+
+
+@pytest.mark.parametrize(("complete", "status"), [(True, 0), (False, 1)])
+def test_a_launch_is_watched(instance, monkeypatch, capsys, complete, status):
+    it = kept(instance, "aaaaaaaa")
+    monkeypatch.setattr(jobs, "launch", lambda *_: it)
+    monkeypatch.setattr(backfills, "lacking_daemons", lambda _: [])
+    ended = it.model_copy(update={"ended": "it is over", "complete": complete})
+    looks = iter([it, it, it, ended])
+    monkeypatch.setattr(backfills, "find", lambda *_: next(looks))
+    assert main(["backfill", "aaaaaaaa"]) == status
+    said = capsys.readouterr().out
+    assert said.count("stage 1 of 1 (aaaaaaaa-rest): about to be launched") == 1
+    assert re.search(r"^\d\d:\d\d:\d\d  it is over$", said, re.M)
+    assert "Next     backfill-assets reconcile aaaaaaaa, or backfill-assets undo" in said
+
+
+def test_a_launch_that_nobody_watches_to_its_end(instance, monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    it = kept(instance, "aaaaaaaa")
+    monkeypatch.setattr(jobs, "launch", lambda *_: it)
+    monkeypatch.setattr(backfills, "progress", interrupt)
+    assert main(["backfill", "aaaaaaaa"]) == 130
+    assert "It goes on, and `backfill-assets plans` tells how far" in capsys.readouterr().out
+
+
+def test_a_quiet_launch_tells_its_end_alone(instance, monkeypatch, capsys):
+    it = kept(instance, "aaaaaaaa")
+    monkeypatch.setattr(jobs, "launch", lambda *_: it)
+    monkeypatch.setattr(backfills, "lacking_daemons", lambda _: [])
+    looks = iter([it, it, it.model_copy(update={"ended": "it is over"})])
+    monkeypatch.setattr(backfills, "find", lambda *_: next(looks))
+    assert main(["-q", "backfill", "aaaaaaaa"]) == 1
+    assert re.fullmatch(r"\d\d:\d\d:\d\d  it is over\n", capsys.readouterr().out)
+
+
+def test_a_daemon_that_dies_meanwhile(instance, monkeypatch, capsys):
+    it = kept(instance, "aaaaaaaa")
+    monkeypatch.setattr(jobs, "launch", lambda *_: it)
+    assert main(["backfill", "aaaaaaaa"]) == 3
+    said = refused(capsys, "backfill")
+    assert "daemon fell silent, so backfill aaaaaaaa stands at: stage 1 of 1" in said
+    assert "goes on by itself" in said
+
+
+# reconcile and undo
+
+
+def test_unknown_backfills(instance, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(Engine, "of", None)  # Spark is not asked
+    kept(instance, "planplan")
+    publish_facts(tmp_path, {JAN[0]: "ok"}, run_id="0123456789abcdef")
+    publish_facts(tmp_path, {JAN[1]: "ok"}, backfill_id="aecrkdop-pilot")
+    for command in ("reconcile", "undo"):
+        said = wrong(capsys, command, "aecrkdob")
+        assert said == (
+            "there is no backfill or run aecrkdob; did you mean aecrkdop? There are 01234567, "
+            "aecrkdop, planplan.\n"
+        )
+
+
+def test_known_backfills(instance, tmp_path):
+    from backfill_assets.settings import load_settings
+
+    kept(instance, "planplan")
+    publish_facts(tmp_path, {JAN[0]: "ok"}, run_id="0123456789abcdef")
+    publish_facts(tmp_path, {JAN[1]: "ok"}, backfill_id="aecrkdop-pilot")
+    for name in ("planplan", "01234567", "0123456789abcdef", "aecrkdop", "aecrkdop-pilot"):
+        outcomes.refuse_unknown(load_settings(), instance, name)
+
+
+@pytest.fixture
+def account(monkeypatch) -> list[str]:
+    """What `reconcile` finds; its problems are what the list has."""
+    problems: list[str] = []
+    proof = Certificate({"c": {STAGED.name: [date(2024, 1, 1)]}}, frozenset({"c"}), {})
+    monkeypatch.setattr(outcomes, "refuse_unknown", lambda *_: None)
+    monkeypatch.setattr(
+        outcomes, "_account", lambda *_: Account("x", [Report(STAGED, [])], proof, [], problems)
+    )
+    return problems
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "status"),
+    [([], "all of it is there, and adds up", 0), (["one", "two"], "one; two", 1)],
+)
+def test_reconcile_begins_with_its_verdict(account, capsys, found, verdict, status):
+    account += found
+    assert main(["reconcile", "x"]) == status
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{'verdict':14} {verdict}"
+    assert len([line for line in lines if line.startswith("verdict")]) == 1
+    assert lines[1].startswith("stg_orders: no days")
+    assert lines[-1].split() == ["made", "by", "code", "c"]
+    assert main(["reconcile", "x", "--summary"]) == status
+    assert capsys.readouterr().out == f"{'verdict':14} {verdict}\n"
+    assert main(["reconcile", "x", "--json"]) == status
+    said = json.loads(capsys.readouterr().out)
+    assert (said["verdict"], said["good"], said["problems"]) == (verdict, not found, found)
+    assert said[STAGED.name]["days"] == {}
+    assert main(["reconcile", "x", "--json", "--summary"]) == status
+    assert STAGED.name not in json.loads(capsys.readouterr().out)
