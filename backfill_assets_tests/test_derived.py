@@ -23,12 +23,14 @@ from backfill_assets.derived import DeclarationError
 from backfill_assets.graph import Graph
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
-from backfill_assets.records import read_ledgers
+from backfill_assets.records import Record, read_ledgers
+from backfill_assets.reprocessing import final_days
 from backfill_assets.schemas import RAW, REJECTED
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.states import State, day_states
 from backfill_assets.verification import Outcome, verify
 from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, order
+from backfill_assets_tests.test_records import days, ledger, ledgers, record
 
 PLACE = "my_tables:TABLES"
 PAGE = Path(__file__).parents[1] / "docs" / "own-tables.md"
@@ -224,3 +226,24 @@ def test_a_place_that_cannot_be_imported_is_a_bad_setting():
         declared("no_such_module:TABLES")
     with pytest.raises(SettingsError, match="BACKFILL_ASSETS_TABLES='no place'"):
         load_settings(tables="no place")
+
+
+def test_a_day_is_final_once_all_days_that_it_is_made_of_are():
+    """Of a raw log that is settled to day 5, with a window of 2 days, the days to 3 are final."""
+    policy = Policy.of(load_settings(start=START, window_days=2))
+    raw = ledger(RAW, record(0, days((1, 5)), settled=days((1, 5)), event_days=days((1, 5))))
+
+    def final(*staged: Record, spend: Record) -> set[int]:
+        found = ledgers(raw, ledger(STAGED, *staged), ledger(SPEND, spend))
+        return {(d - START).days + 1 for d in final_days(found, policy)[SPEND.name]}
+
+    one = record(0, days((1, 5)), inputs={RAW.name: 0})
+    made = record(0, days((1, 5)), inputs={STAGED.name: 0})
+    assert final(one, spend=made) == {1, 2, 3}
+    # Day 2 is not there: no day of which it is one of the seven is final.
+    assert final(record(0, days(1, (3, 5)), inputs={RAW.name: 0}), spend=made) == {1}
+    # Day 2 came later than the rows that were read; the same rows again would be no news.
+    late = record(1, days(2), inputs={RAW.name: 0}, digest="other")
+    early = record(0, days(1, (3, 5)), inputs={RAW.name: 0})
+    assert final(early, late, spend=made) == {1}
+    assert final(early, late, spend=record(0, days((1, 5)), inputs={STAGED.name: 1})) == {1, 2, 3}
