@@ -59,7 +59,7 @@ def running_code(settings: Settings) -> Code:
         settings: name the tables, and the commit, where the code is installed without its
             repository.
     """
-    made_in = {name: table.made_in for name, table in tables_of(settings).items()}
+    made_in = {name: t.made_in for name, t in tables_of(settings).items() if t.made_in}
     return code_of(made_in, settings.git_commit)
 
 

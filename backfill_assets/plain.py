@@ -39,7 +39,7 @@ def table_of(name: str, metadata: Mapping[str, Any]) -> Table:
             "the asset.",
             allow_retries=False,
         )
-    return Table(name, model, made_in="")
+    return Table(name, model)
 
 
 class DataFrameIOManager(DeltaIOManager):

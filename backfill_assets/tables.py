@@ -99,7 +99,7 @@ class Table:
     Attributes:
         name: asset and folder name.
         model: the pandera model.
-        made_in: the module that makes it, by its full name; see `codes`.
+        made_in: the module that makes it, by its full name, see `codes`; empty if nobody knows.
         decided_by: the settings that decide its rows, besides those that decide all tables, see
             `Settings.digest_of`.
         inputs: what it is made of, under a late-data policy; nothing if it comes from the landing.
@@ -114,7 +114,7 @@ class Table:
 
     name: str
     model: type[pa.DataFrameModel]
-    made_in: str
+    made_in: str = ""
     decided_by: tuple[str, ...] = ()
     inputs: Callable[[Policy], Inputs] = _none
     frozen: bool = False

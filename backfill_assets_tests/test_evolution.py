@@ -85,7 +85,7 @@ class Other(pa.DataFrameModel):
         metadata: ClassVar = {"partition": "log_date"}
 
 
-WIDER, STRICTER, OTHER = (Table(FACT.name, model) for model in (Wider, Stricter, Other))
+WIDER, STRICTER, OTHER = (replace(FACT, model=model) for model in (Wider, Stricter, Other))
 
 
 def metadata(table: Table) -> Metadata:
@@ -272,7 +272,7 @@ def test_a_column_that_may_be_null_is_added_before_the_commit(loaded, spark, mon
     assert read.problems == []
     # A compaction of a day from before finds what was there, though not in the record's words.
     url = f"delta.`{io.url(FACT)}`"
-    monkeypatch.setattr("backfill_assets.maintenance.TABLES", {FACT.name: WIDER})
+    monkeypatch.setattr("backfill_assets.maintenance.tables_of", lambda _: {FACT.name: WIDER})
     spark.sql(f"INSERT INTO {url} SELECT * FROM {url} WHERE run_date = DATE'{day(1)}' AND false")
     (kept,) = maintain(spark, loaded.settings)
     assert kept.problems == []
@@ -299,7 +299,7 @@ def test_other_changes_are_refused_before_anything_is_computed(loaded, spark, ta
 
 
 def test_maintenance_leaves_a_table_of_another_form(loaded, spark, monkeypatch):
-    monkeypatch.setattr("backfill_assets.maintenance.TABLES", {FACT.name: OTHER})
+    monkeypatch.setattr("backfill_assets.maintenance.tables_of", lambda _: {FACT.name: OTHER})
     (found,) = maintain(spark, loaded.settings)
     assert "it is partitioned by run_date, not by log_date" in found.problems[0]
     assert metadata_of(load_log(loaded.io_manager.url(FACT))).partitioned_by == ("run_date",)

@@ -114,7 +114,7 @@ class Plain:
         return result
 
     def ledger(self, name, model):
-        return read_ledger(self.settings.table(name), Table(name, model, ""))
+        return read_ledger(self.settings.table(name), Table(name, model))
 
     def materializations(self, name):
         records = self.instance.fetch_materializations(dg.AssetKey(name), limit=1000).records
