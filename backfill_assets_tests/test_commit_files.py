@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from backfill_assets import commit_files, records
 from backfill_assets.commit_files import CommitFiles
+from backfill_assets.partitions import packed
 from backfill_assets.records import Foreign, Ledger, read_ledger
 from backfill_assets.schemas import FACT
 from backfill_assets_tests.pipeline import day
@@ -434,8 +435,8 @@ def act(url: Path, what: str, given: Any) -> None:
     version = latest(url)
     if what == "ours":
         of, written, told = given
-        spans = {"days": records.packed(days(*written)), "since": version} if told else {}
-        ours(url, *of, **spans, final=records.packed(days(*of & written)))
+        spans = {"days": packed(days(*written)), "since": version} if told else {}
+        ours(url, *of, **spans, final=packed(days(*of & written)))
     elif what == "theirs":
         append(url, info("DELETE", txnId=uuid4().hex), *(add(n, "theirs") for n in given))
     elif what == "optimize":
