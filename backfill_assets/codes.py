@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from backfill_assets.catalog import tables_of
+from backfill_assets.records import no_collection
 from backfill_assets.settings import Settings, SettingsError
 
 _PACKAGE = Path(__file__).parent
@@ -129,7 +130,10 @@ class _Files:
     def _parsed(self, module: str) -> set[str]:
         """The modules of the roots that a module imports."""
         named: set[str] = set()
-        for node in ast.walk(ast.parse(self._file(module).read_bytes())):
+        # Python 3.11 fails if a finalizer that prints a traceback comes in between.
+        with no_collection():
+            tree = ast.parse(self._file(module).read_bytes())
+        for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
                 # A module, or a name within one.
                 of = self._absolute(module, node)

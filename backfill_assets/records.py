@@ -502,7 +502,7 @@ def read_ledger(url: str, table: Table) -> Ledger:
     while (log := load_log(url)) is not None:
         told = commits.told(ledger.version, log.version(), str(log.metadata().id))
         if commits.text(log.version() + 1) is None:
-            with _no_collection():
+            with no_collection():
                 ledger = _continued(ledger, told, log)
             oldest = known.oldest if known else commits.oldest(log.version())
             _known[url] = _Known(ledger, commits.mark(log.version()), oldest)
@@ -524,7 +524,7 @@ def read_ledgers(settings: Settings) -> Ledgers:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Without looking for garbage: ten thousand commits make much of which none is any."""
     was = gc.isenabled()
     gc.disable()

@@ -38,6 +38,7 @@ def _clean_environment() -> None:
     for name in list(os.environ):
         if name.startswith("BACKFILL_ASSETS_") and name != "BACKFILL_ASSETS_JARS":
             del os.environ[name]
+    os.environ.pop("COLUMNS", None)  # pytest-xdist sets it
 
 
 @pytest.fixture(scope="session")
