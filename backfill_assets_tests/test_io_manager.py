@@ -291,7 +291,7 @@ def test_reads_are_pinned_to_the_version_of_the_start(loaded, spark):
             dg.AssetKey(FACT.name)
         ).partitions_def,
         asset_partition_key_range=dg.PartitionKeyRange("2024-01-02", "2024-01-03"),
-        dagster_type=dg.Any,
+        dagster_type=dg.PythonObjectDagsterType(object),
     )
     frame = loaded.io_manager.load_input(context).now().days(window(2, 3))
     publish(loaded, facts(spark, [(2, "b", 9)]), window(2, 2))
