@@ -155,7 +155,7 @@ def situation(settings: Settings, instance: dg.DagsterInstance, now: datetime) -
         ledgers=ledgers,
         backlog=backlog(ledgers, policy, now.date()),
         arrivals=arrivals(ledgers[RAW.name], landed, policy, now.date(), ledgers[REJECTED.name]),
-        failed={name: _failed(settings, name, instance) for name in ledgers},
+        failed={name: _failed(settings, of.table, instance) for name, of in ledgers.items()},
         policy=policy,
         config_digests=config_digests(settings),
         today=now.date(),
@@ -163,15 +163,15 @@ def situation(settings: Settings, instance: dg.DagsterInstance, now: datetime) -
     )
 
 
-def _failed(settings: Settings, name: str, instance: dg.DagsterInstance) -> set[date]:
+def _failed(settings: Settings, table: Table, instance: dg.DagsterInstance) -> set[date]:
     """The days that the last run over them did not publish because of a check."""
-    key, partitions = AssetKey(name), daily_partitions(settings)
+    key, partitions = AssetKey(table.name), daily_partitions(settings)
     keys = partitions.get_partition_keys()
     statuses = instance.get_status_by_partition(key, keys, partitions) or {}
     failed = [day for day, status in statuses.items() if status is AssetPartitionStatus.FAILED]
     if not failed:
         return set()
-    checks = [AssetCheckKey(key, check) for check in tables_of(settings)[name].checks]
+    checks = [AssetCheckKey(key, check) for check in table.checks]
     return {
         date.fromisoformat(info.partition_key)
         for info in instance.event_log_storage.get_asset_check_partition_info(
@@ -355,7 +355,7 @@ def _evaluations(now: Situation) -> Iterator[dg.AssetCheckEvaluation]:
             },
         )
     mixed = mixed_backfills(now.ledgers)
-    for name in (name for name, ledger in now.ledgers.items() if ledger.table.frozen):
+    for name in now.frozen:
         changed = changed_final_days(name, now)
         yield dg.AssetCheckEvaluation(
             asset_key=AssetKey(name),

@@ -49,12 +49,16 @@ class Graph:
     @cached_property
     def by_log_day(self) -> tuple[str, ...]:
         """The tables that are made with the load of their own day."""
-        return tuple(n for n, inputs in self.inputs.items() if inputs and n not in self._stay_open)
+        return tuple(name for name in self.inputs if name not in (*self.landed, *self.by_event_day))
 
     @cached_property
     def by_event_day(self) -> tuple[str, ...]:
         """The tables whose days stay open for late data, or are made of such."""
-        return tuple(self._stay_open)
+        found: list[str] = []
+        for name, inputs in self.inputs.items():
+            if any(of.reach.stays_open or of.source.name in found for of in inputs):
+                found.append(name)
+        return tuple(found)
 
     @cached_property
     def closing(self) -> tuple[str, ...]:
@@ -63,7 +67,7 @@ class Graph:
         A day that all that is known decides never is; nor is one that is made of such.
         """
         found: list[str] = []
-        for name in self._stay_open:
+        for name in self.by_event_day:
             inputs = self.inputs[name]
             if all(
                 not isinstance(of.reach, Known) and (of.source.name in found or of.reach.stays_open)
@@ -71,14 +75,6 @@ class Graph:
             ):
                 found.append(name)
         return tuple(found)
-
-    @cached_property
-    def _stay_open(self) -> list[str]:
-        found: list[str] = []
-        for name, inputs in self.inputs.items():
-            if any(of.reach.stays_open or of.source.name in found for of in inputs):
-                found.append(name)
-        return found
 
 
 def graph_of(ledgers: Ledgers, policy: Policy) -> Graph:

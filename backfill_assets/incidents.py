@@ -9,7 +9,6 @@ from backfill_assets.alerts import Incident
 from backfill_assets.audit import Severity
 from backfill_assets.commits import LOG_RETENTION
 from backfill_assets.evolution import differences, way
-from backfill_assets.graph import graph_of
 from backfill_assets.partitions import DAY, spelled, windows
 from backfill_assets.records import Ledger
 from backfill_assets.schemas import (
@@ -44,23 +43,18 @@ _LOADED_WITH = {REJECTED.name: [RAW.name]}
 def incidents(now: Situation) -> list[Incident]:
     """All that is wrong as of now; the same as long as it is."""
     states = {name: day_states(name, now) for name in now.ledgers}
-    graph = graph_of(now.ledgers, now.policy)
-    changed = {
-        name: changed_final_days(name, now)
-        for name, ledger in now.ledgers.items()
-        if ledger.table.frozen
-    }
+    changed = {name: changed_final_days(name, now) for name in now.frozen}
     found: list[Incident] = []
 
     def add(kind: str, table: str, days: Collection[date], detail: str) -> None:
         found.extend(Incident(kind, table, str(day), detail) for day in sorted(days))
 
     for name, by_day in states.items():
-        found += _table_as_such(now.ledgers[name], graph.made_from(name))
+        found += _table_as_such(now.ledgers[name], now.graph.made_from(name))
         if _misfit(now.ledgers[name]):
             continue  # no day of it is known, and none can be published
         # Where a day is missing in what the table is made from, that is the incident.
-        upstream = [states[of] for of in graph.made_from(name) or _LOADED_WITH.get(name, [])]
+        upstream = [states[of] for of in now.graph.made_from(name) or _LOADED_WITH.get(name, [])]
         not_built = {day for source in upstream for day in _in(source, State.CHECK_FAILED)}
         # A day that failed is failed in all that is made of it: the first table is the one to mend.
         failed = _in(by_day, State.CHECK_FAILED) - not_built

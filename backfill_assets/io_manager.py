@@ -426,7 +426,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             for source in plan.sources:
                 evolution.refuse(source.ledger, self.url(source.table))
             sources = [source.ledger for source in plan.sources]
-            _refuse_other_code([ledger, *sources], window, record, self.config_digests)
+            _refuse_other_code([ledger, *sources], window, record, self.config_of)
             lacking = self._lacking(plan.sources, window, record["run_id"])
             by = (record["code_version"], record["config_digest"])
             reasons = _reasons(ledger, plan, *by, rewrite)
@@ -751,7 +751,7 @@ def _refuse_other_code(
     ledgers: Sequence[Ledger],
     window: Window,
     record: Mapping[str, Any],
-    config_digests: Mapping[str, str],
+    config_of: Callable[[Table], str],
 ) -> None:
     """Keep one backfill to one code and one configuration, in a table and in those it reads.
 
@@ -762,9 +762,9 @@ def _refuse_other_code(
     backfill = record.get("backfill_id")
     if not backfill:
         return
-    digests = {**config_digests, ledgers[0].table.name: record["config_digest"]}
     for ledger in ledgers:
-        now = (record.get("release", record["code_version"]), digests.get(ledger.table.name))
+        config = record["config_digest"] if ledger is ledgers[0] else config_of(ledger.table)
+        now = (record.get("release", record["code_version"]), config)
         for other in reversed(ledger.records):
             then = (other.code, other.config_digest)
             if other.backfill_id == backfill and then != now:

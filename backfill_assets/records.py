@@ -525,7 +525,7 @@ def read_ledgers(settings: Settings) -> Ledgers:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Without looking for garbage: ten thousand commits make much of which none is any."""
+    """Without garbage collection, as where much is made of which nothing is garbage."""
     was = gc.isenabled()
     gc.disable()
     try:

@@ -105,9 +105,14 @@ class Situation:
 
     @cached_property
     def closed(self) -> Collection[date]:
-        """The days that are final in every table whose final days no schedule may change."""
-        frozen = [name for name, ledger in self.ledgers.items() if ledger.table.frozen]
-        return set.intersection(*(set(self.final[name]) for name in frozen)) if frozen else set()
+        """The days that are final in every frozen table."""
+        final = [set(self.final[name]) for name in self.frozen]
+        return set.intersection(*final) if final else set()
+
+    @property
+    def frozen(self) -> list[str]:
+        """The tables of which no schedule may change a final day."""
+        return [name for name, ledger in self.ledgers.items() if ledger.table.frozen]
 
     @cached_property
     def final(self) -> Mapping[str, Collection[date]]:

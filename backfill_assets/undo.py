@@ -33,7 +33,7 @@ from backfill_assets.io_manager import (
 from backfill_assets.lateness import Policy
 from backfill_assets.manifests import Manifest, after_undo
 from backfill_assets.partitions import DAY, Window, packed, spelled
-from backfill_assets.records import Ledger, Ledgers, Record
+from backfill_assets.records import Ledger, Ledgers, Record, read_ledgers
 from backfill_assets.reprocessing import manifests
 from backfill_assets.schemas import LATE, RAW, REJECTED
 from backfill_assets.settings import Settings
@@ -123,9 +123,7 @@ class _Asked:
 
     def extents(self) -> dict[str, Extent]:
         """What that is about as of now, by table."""
-        # Those that are built last are read first, as `records.read_ledgers` does.
-        read = {name: self.io.ledger(table) for name, table in reversed([*self.tables.items()])}
-        ledgers = {name: read[name] for name in self.tables}
+        ledgers = read_ledgers(self.settings)
         versions = {name: ledger.version for name, ledger in ledgers.items()}
         if versions != self._known[0]:
             found = extents(ledgers, self.name, Policy.of(self.settings), self.days)

@@ -82,6 +82,11 @@ def customers_a_day(fact_daily_orders: DataFrame) -> DataFrame:
     return fact_daily_orders.groupBy("run_date").agg(F.count("*").alias("customers"))
 
 
+@asset(Visits)
+def home_visits(page_visits: DataFrame) -> DataFrame:
+    return page_visits.where("page = 'home'")
+
+
 @asset(None, required_resource_keys={"engine"})
 def without_a_model(context: dg.AssetExecutionContext) -> DataFrame:
     return context.resources.engine.spark_session.range(1)
@@ -95,11 +100,11 @@ class Plain:
         self.instance = dg.DagsterInstance.ephemeral()
         facts = dg.AssetSpec(FACT.name, partitions_def=DAYS)
         self.defs = dg.Definitions(
-            assets=[page_visits, customers_a_day, without_a_model, facts],
+            assets=[page_visits, home_visits, customers_a_day, without_a_model, facts],
             resources={"engine": engine, "io_manager": delta_io_manager(settings, engine)},
         )
 
-    def run(self, name: str, first: int, last: int, *, fails: bool = False):
+    def run(self, name: str, first: int, last: int, *, fails: bool = False, backfill: str = ""):
         job = self.defs.get_repository_def().get_implicit_global_asset_job_def()
         result = job.execute_in_process(
             instance=self.instance,
@@ -107,6 +112,7 @@ class Plain:
             tags={
                 "dagster/asset_partition_range_start": str(day(first)),
                 "dagster/asset_partition_range_end": str(day(last)),
+                **({"dagster/backfill": backfill} if backfill else {}),
             },
             raise_on_error=False,
         )
@@ -197,3 +203,10 @@ def test_a_day_that_lacks_its_input_is_not_published(engine, tmp_path):
     )
     (record,) = plain.ledger("customers_a_day", Spread).records
     assert record.inputs[FACT.name] == pipeline.log(FACT.name).version()
+
+
+def test_one_backfill_builds_an_asset_and_the_one_that_reads_it(plain):
+    plain.run("page_visits", 1, 3, backfill="together")
+    plain.run("home_visits", 1, 3, backfill="together")
+    rows = DeltaTable(plain.settings.table("home_visits")).to_pyarrow_table().to_pylist()
+    assert {(row["visited"], row["page"]) for row in rows} == {(day(n), "home") for n in (1, 2, 3)}

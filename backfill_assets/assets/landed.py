@@ -59,7 +59,7 @@ class Lines:
         rejected: those that are no orders.
         early: accepted lines that are logged on the day after.
         accepted: lines that are orders.
-        amount: the sum of their amounts, where it is asked for.
+        amount: the sum of their amounts.
     """
 
     landed: int = 0
@@ -134,22 +134,18 @@ class Kept:
     elsewhere: Mapping[date, int] = field(default_factory=dict)
 
 
-def count_lines(
-    read: DataFrame, landed: Mapping[str, int], *, sums: bool = True
-) -> dict[str, Lines]:
+def count_lines(read: DataFrame, landed: Mapping[str, int]) -> dict[str, Lines]:
     """What each file brought.
 
     Args:
         read: as `lines.read_orders` gives it.
         landed: lines by file, from a scan of its own.
-        sums: whether the amounts are wanted, which cost as much as all counts.
     """
-    accepted = F.sum(F.when(F.col("reason").isNull(), F.col("amount")))
     rows = read.groupBy("source_file").agg(
         F.count_if(F.col("reason").isNotNull()).alias("rejected"),
         F.count_if(F.col("log_date") > F.col("arrival_date")).alias("early"),
         F.count_if(F.col("reason").isNull()).alias("accepted"),
-        F.coalesce(accepted, F.lit(_NO_MONEY)) if sums else F.lit(_NO_MONEY),
+        F.coalesce(F.sum(F.when(F.col("reason").isNull(), F.col("amount"))), F.lit(_NO_MONEY)),
     )
     seen = {name: numbers for name, *numbers in rows.collect()}
     nothing = [0, 0, 0, _NO_MONEY]
@@ -471,8 +467,7 @@ class Work:
         def parse(part: Landing) -> tuple[DataFrame, dict[str, Lines]]:
             # No filter before this: Spark would push it down and parse all once more.
             lines = self.keep(read_orders(read_lines(spark, part), self.settings.timezone))
-            # Only what a source says of its amounts is compared with them.
-            return lines, count_lines(lines, part.counts, sums=bool(found.controls))
+            return lines, count_lines(lines, part.counts)
 
         moving: set[str] = set()
         while True:
