@@ -58,8 +58,14 @@ _NUMBER = (
     r'|amount"[ \t]*:[ \t]*))'
     r"(-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)(?=[ \t]*[,}])"
 )
-# A line in which an identifier or the amount is not simply a string, or a key may be escaped.
-_NOT_PLAIN = r'"(?:order_id|customer_id)"\s*:\s*(?!"|null\b|\s)|"amount"\s*:\s*(?!"|\s)|\\u'
+# An identifier or the amount is not simply a string, or a key may be escaped. One pattern a field:
+# one that begins with plain text is found several times as fast as one with a choice.
+_NOT_PLAIN = (
+    r'"order_id"\s*:\s*(?!"|null\b|\s)',
+    r'"customer_id"\s*:\s*(?!"|null\b|\s)',
+    r'"amount"\s*:\s*(?!"|\s)',
+    r"\\u",
+)
 # Half of a surrogate pair, as only a JSON escape can spell it. No text can hold it, so Spark makes
 # the identifier null, and a null customer would pass.
 _HALF_A_PAIR = (
@@ -473,7 +479,9 @@ def _text(
     # takes the bytes of half a mark for a whole one.)
     text = F.when(value.startswith(_BYTE_ORDER_MARK), F.expr("substring(value, 2)"))
     lines = lines.select(*_origin(), text.otherwise(value).alias("text"))
-    lines = lines.where(F.trim(F.col("text"), F.lit(" \t\v\f")) != "")
+    # What begins with more than a space needs no trimming, which is slow.
+    begins, trimmed = F.col("text") >= "!", F.trim(F.col("text"), F.lit(" \t\v\f"))
+    lines = lines.where(begins | (trimmed != ""))
     return lines if header is None else lines.where(F.make_valid_utf8("text") != F.lit(header))
 
 
@@ -540,7 +548,8 @@ def _json_fields(lines: DataFrame) -> DataFrame:
     text, careful = F.col("text"), F.col("_careful")
     quoted = F.regexp_replace("text", _NUMBER, '$1"$2"')
     kinds = "order_id {0}, customer_id {0}, order_ts STRING, amount {0}, ingestion_ts STRING"
-    frame = lines.withColumn("_careful", text.rlike(_NOT_PLAIN)).withColumns(
+    not_plain = reduce(Column.__or__, map(text.rlike, _NOT_PLAIN))
+    frame = lines.withColumn("_careful", not_plain).withColumns(
         {
             "_plain": F.when(~careful, _from_json(text, kinds.format("STRING"))),
             "_json": F.when(careful, _from_json(quoted, kinds.format("VARIANT"))),
