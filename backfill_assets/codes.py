@@ -21,8 +21,6 @@ from backfill_assets.records import no_collection
 from backfill_assets.settings import Settings, SettingsError
 
 _PACKAGE = Path(__file__).parent
-#: The module of the package that runs the functions of declared tables and publishes their rows.
-_PUBLISHES = "assets.derived"
 _TIMEOUT = 10  # seconds: a repository on a network drive must not keep a run from starting
 
 
@@ -65,19 +63,21 @@ def running_code(settings: Settings) -> Code:
 
 
 def code_of(
-    made_in: Mapping[str, str], given_commit: str | None = None, package: Path = _PACKAGE
+    made_in: Mapping[str, tuple[str, ...]],
+    given_commit: str | None = None,
+    package: Path = _PACKAGE,
 ) -> Code:
     """The code of tables as it is on disk now.
 
     Args:
-        made_in: by table, the module that makes it, by its full name.
+        made_in: by table, the modules that make it, by their full names.
         given_commit: the commit it was built from, where it is installed without its repository.
         package: the folder of the package that publishes the tables.
     """
-    files = _Files(package, made_in.values())
-    modules = {module: files.closure(module) for module in {*made_in.values()}}
-    digests = {module: files.digest(of) for module, of in modules.items()}
-    tables = {table: digests[module] for table, module in made_in.items()}
+    files = _Files(package, {module for modules in made_in.values() for module in modules})
+    modules = {of: files.closure(of) for of in {*made_in.values()}}
+    digests = {of: files.digest(found) for of, found in modules.items()}
+    tables = {table: digests[of] for table, of in made_in.items()}
     version = files.digest(set().union(*modules.values()))
     # A package that git does not track lies in somebody else's repository, as in a `.venv`.
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
@@ -98,22 +98,16 @@ class _Files:
         """From the package's folder, and the modules that make tables, by their full names."""
         #: By name of a package (or of a module in none), the folder that holds it.
         self._roots = {package.name: package.parent}
-        self._package = package.name
         for module in modules:
             root = module.partition(".")[0]
             if root not in self._roots:
                 self._roots[root] = _holder(root)
         self._imports = cache(self._parsed)
 
-    def closure(self, module: str) -> set[str]:
-        """A module and those that it imports, directly or not, as far as they have a root here.
-
-        A module of another package is run by one of this package, so that counts as well.
-        """
+    def closure(self, modules: Iterable[str]) -> set[str]:
+        """Modules and those that they import, directly or not, as far as they have a root here."""
         found: set[str] = set()
-        left = {module}
-        if not module.startswith(f"{self._package}."):
-            left.add(f"{self._package}.{_PUBLISHES}")
+        left = {*modules}
         while left:
             found |= left
             left = set().union(*map(self._imports, left)) - found

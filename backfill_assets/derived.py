@@ -12,17 +12,16 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.lateness import Policy
 from backfill_assets.reach import SAME_DAY, Reach
-from backfill_assets.tables import Dependency, Inputs, Table
+from backfill_assets.tables import DeclarationError, Dependency, Equation, Figure, Inputs, Table
 
 #: The column that says for which day of the table a row of an input counts. A row of an input that
 #: decides seven days is there seven times.
 FOR_DAY = "for_day"
 
+#: The module that runs the functions and publishes their rows.
+_PUBLISHES = "backfill_assets.assets.derived"
+
 Transform = Callable[..., DataFrame]
-
-
-class DeclarationError(TypeError):
-    """A declared table is not possible; the message names the table and what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +93,21 @@ class Derived(Table):
         )
         object.__setattr__(self, "inputs", lambda _: dependencies)
 
+    @property
+    def equations(self) -> list[Equation]:
+        """What is conserved of inputs of the same day, where their commits have the number."""
+        found = []
+        for check in self.conserved:
+            of = self.reads[check.parameter]
+            name = "rows" if check.column is None else check.column
+            if of.reach == SAME_DAY and name in ("rows", *of.table.totals):
+                earlier = Figure(
+                    of.table, name, "has {} rows" if name == "rows" else f"has {name} {{}}"
+                )
+                has = f"has {{}} {check.total}" if name == "rows" else f"has {check.total} {{}}"
+                found.append(Equation(earlier, Figure(self, check.total, has)))
+        return found
+
     def __call__(self, *frames: DataFrame, **named: DataFrame) -> DataFrame:
         """What the function gives, for tests: frames with the column `for_day`."""
         return self.transform(*frames, **named)
@@ -134,7 +148,7 @@ def table(
         made = Derived(
             name=name,
             model=model,
-            made_in=function.__module__,
+            made_in=(_PUBLISHES, function.__module__),
             transform=function,
             reads=_reads(function),
             conserved=tuple(checks),

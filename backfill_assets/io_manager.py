@@ -74,7 +74,7 @@ _QUERY_SIZE = 500
 
 
 @dataclass(frozen=True)
-class Source:
+class Snapshot:
     """A table at one version.
 
     Attributes:
@@ -104,7 +104,7 @@ class Source:
         """The rows of some days."""
         return self.whole.where(window.predicate(self.table.partition))
 
-    def of(self, days_of: Callable[[date], Iterable[date]]) -> Source:
+    def of(self, days_of: Callable[[date], Iterable[date]]) -> Snapshot:
         """The same, for days that are made of these days of it."""
         return replace(self, days_of=days_of)
 
@@ -131,7 +131,7 @@ class Input:
         now: the table as of the moment that this is called.
     """
 
-    now: Callable[[], Source]
+    now: Callable[[], Snapshot]
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Built:
     books: Mapping[date, Book]
     scattered: bool = False
     numbers: Mapping[date, Mapping[str, Any]] = field(default_factory=dict)
-    remarks: Callable[[Source | None, Sequence[Verdict]], Remarks] | None = None
+    remarks: Callable[[Snapshot | None, Sequence[Verdict]], Remarks] | None = None
     made_of: Mapping[date, str] = field(default_factory=dict)
     made_under: Mapping[date, str] = field(default_factory=dict)
 
@@ -187,7 +187,7 @@ class Plan:
 
     made_of: Mapping[date, str]
     build: Callable[[Window], Built]
-    sources: Sequence[Source] = ()
+    sources: Sequence[Snapshot] = ()
     news: Mapping[date, str] = field(default_factory=dict)
 
 
@@ -454,7 +454,9 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             "table is as they left it. Launch these days again."
         )
 
-    def _lacking(self, sources: Sequence[Source], window: Window, run_id: str) -> dict[date, Book]:
+    def _lacking(
+        self, sources: Sequence[Snapshot], window: Window, run_id: str
+    ) -> dict[date, Book]:
         """The days that an input has not, or not as the settings of now make it; with the reason.
 
         Such a day has no rows to read, but that does not make it an empty day; and one that has
@@ -590,7 +592,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
     def _writer(self, table: Table) -> Writer:
         return Writer(self.engine.spark_session, self.url(table), table, self.undo_days)
 
-    def source(self, ledger: Ledger, by_day: bool) -> Source:
+    def source(self, ledger: Ledger, by_day: bool) -> Snapshot:
         """A table at the version of its ledger, to be read when the rows are wanted.
 
         The version is pinned: the audit and the write evaluate a frame at different times, and a
@@ -609,7 +611,7 @@ class DeltaIOManager(dg.ConfigurableIOManager):
             rows = reader.option("versionAsOf", ledger.version).load(self.url(table))
             return table.filled(rows)
 
-        return Source(ledger, by_day, read)
+        return Snapshot(ledger, by_day, read)
 
     def _materialization(self, table: Table, one: Done) -> dg.AssetMaterialization:
         return dg.AssetMaterialization(

@@ -11,70 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from decimal import Decimal
-from typing import NamedTuple
 
 from backfill_assets.footprints import written
 from backfill_assets.records import Ledger, Ledgers, Published, Record
 from backfill_assets.reports import Fingerprint, Report
-from backfill_assets.schemas import (
-    CORRECTIONS,
-    CURRENT,
-    FACT,
-    LATE,
-    LATENESS,
-    RAW,
-    REJECTED,
-    STAGED,
-)
-from backfill_assets.tables import Table
-
-
-class _Figure(NamedTuple):
-    """A number of a day, by its name in `_numbers`, and how it is said."""
-
-    table: Table
-    name: str
-    text: str
-
-
-#: Before the name of what a commit recorded of a day's inputs.
-_RECORDED = "recorded "
-#: Numbers of one day that must be equal, the earlier layer first. Staging cannot be held against
-#: raw by the day, as an event day's lines lie in many log days; `conservation` has done that.
-_EQUAL = (
-    (_Figure(STAGED, "rows", "has {} rows"), _Figure(FACT, "orders", "has {} orders")),
-    (_Figure(STAGED, "amount", "has amount {}"), _Figure(FACT, "revenue", "has revenue {}")),
-    (
-        _Figure(REJECTED, "rows", "has {} rows"),
-        _Figure(RAW, _RECORDED + "rejected", "was read with {} rejected"),
-    ),
-    (
-        _Figure(REJECTED, "rows", "has {} rows"),
-        _Figure(LATENESS, _RECORDED + "rejected", "was made of {}"),
-    ),
-    (_Figure(RAW, "rows", "has {} rows"), _Figure(LATE, _RECORDED + "raw", "was made of {}")),
-    (_Figure(RAW, "rows", "has {} rows"), _Figure(LATENESS, _RECORDED + "lines", "was made of {}")),
-    (
-        _Figure(LATE, _RECORDED + "late", "found {} late"),
-        _Figure(LATENESS, _RECORDED + "beyond", "found {}"),
-    ),
-    (
-        _Figure(FACT, "orders", "has {} orders"),
-        _Figure(CORRECTIONS, _RECORDED + "orders", "was made of {}"),
-    ),
-    (
-        _Figure(FACT, "revenue", "has revenue {}"),
-        _Figure(CORRECTIONS, _RECORDED + "revenue", "was made of {}"),
-    ),
-    (
-        _Figure(CURRENT, "orders", "has {} orders"),
-        _Figure(CORRECTIONS, _RECORDED + "current orders", "was made of {}"),
-    ),
-    (
-        _Figure(CURRENT, "revenue", "has revenue {}"),
-        _Figure(CORRECTIONS, _RECORDED + "current revenue", "was made of {}"),
-    ),
-)
+from backfill_assets.tables import RECORDED, Figure
 
 
 def across_layers(reports: Iterable[Report], ledgers: Ledgers) -> list[str]:
@@ -104,8 +45,8 @@ def across_layers(reports: Iterable[Report], ledgers: Ledgers) -> list[str]:
             if record := tables[name].record(one.day, version):
                 said += _against_record(name, one.day, one.after, record.days[one.day])
     for name, day, version in days:
-        for earlier, later in _EQUAL:
-            if later.table.name == name:
+        for earlier, later in ledgers[name].table.equations:
+            if earlier.table.name in tables:
                 at = _made_of(tables, earlier.table.name, name, day, version)
                 x = None if at is None else tables[earlier.table.name].number(earlier, day, at)
                 y = tables[name].number(later, day, version)
@@ -152,7 +93,7 @@ class _Past:
         others = _last(self._foreign[day], version)
         return None if others > of[n - 1].vouches(day) else of[n - 1]
 
-    def number(self, figure: _Figure, day: date, version: int) -> Decimal | None:
+    def number(self, figure: Figure, day: date, version: int) -> Decimal | None:
         """A number of a day as of a version; what was read comes before what a record says."""
         record = self.record(day, version)
         said = record.days[day] if record else None
@@ -201,7 +142,7 @@ def _numbers(held: Fingerprint | None, said: Published | None) -> dict[str, Deci
     own: dict[str, int | str | Decimal] = {}
     if said:
         own = {"rows": said.rows, **said.totals}
-        own |= {_RECORDED + name: x for name, x in said.entries.items()}
+        own |= {RECORDED + name: x for name, x in said.entries.items()}
     if held:
         own |= held.figures
     return {name: Decimal(x) for name, x in own.items()}

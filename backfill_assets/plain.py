@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.catalog import declared
 from backfill_assets.checks import failure_text
-from backfill_assets.io_manager import Built, Candidate, DeltaIOManager, Input, Plan, Source
+from backfill_assets.io_manager import Built, Candidate, DeltaIOManager, Input, Plan, Snapshot
 from backfill_assets.partitions import Window, any_of, one_window, windows
 from backfill_assets.spark import keeping
 from backfill_assets.tables import Table
@@ -45,7 +45,7 @@ def table_of(name: str, metadata: Mapping[str, Any]) -> Table:
 class DataFrameIOManager(DeltaIOManager):
     """The IO manager of our tables, for assets that return and take DataFrames as well."""
 
-    _read: dict[tuple[str, str], list[Source]] = PrivateAttr(default_factory=dict)
+    _read: dict[tuple[str, str], list[Snapshot]] = PrivateAttr(default_factory=dict)
 
     def load_input(self, context: dg.InputContext) -> Input | DataFrame:  # type: ignore[override]
         """The rows of the run's days for a parameter that is a DataFrame; else as our assets take.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
 import pandera.pyspark as pa
@@ -26,6 +26,10 @@ from backfill_assets.reach import Known, Reach
 
 if TYPE_CHECKING:
     from backfill_assets.records import Ledger, Record
+
+
+class DeclarationError(TypeError):
+    """A declared table or source is not possible; the message names it and what is wrong."""
 
 
 class SchemaError(ValueError):
@@ -92,6 +96,31 @@ def _none(_: Policy) -> Inputs:
     return ()
 
 
+#: Before the name of what a commit recorded of a day's inputs.
+RECORDED = "recorded "
+
+
+class Figure(NamedTuple):
+    """A number of a day of a table.
+
+    Attributes:
+        table: the table.
+        name: `rows`, one of its totals, or what a commit recorded, after `RECORDED`.
+        text: says it of the table, with `{}` for the number.
+    """
+
+    table: Table
+    name: str
+    text: str
+
+
+class Equation(NamedTuple):
+    """Two numbers of the same day that must be equal; `later` belongs to the later layer."""
+
+    earlier: Figure
+    later: Figure
+
+
 @dataclass(frozen=True)
 class Table:
     """The declaration of one table, and what follows from its pandera model.
@@ -99,7 +128,7 @@ class Table:
     Attributes:
         name: asset and folder name.
         model: the pandera model.
-        made_in: the module that makes it, by its full name, see `codes`; empty if nobody knows.
+        made_in: the modules that make it, by their full names, see `codes`; none if nobody knows.
         decided_by: the settings that decide its rows, besides those that decide all tables, see
             `Settings.digest_of`.
         inputs: what it is made of, under a late-data policy; nothing if it comes from the landing.
@@ -114,7 +143,7 @@ class Table:
 
     name: str
     model: type[pa.DataFrameModel]
-    made_in: str = ""
+    made_in: tuple[str, ...] = ()
     decided_by: tuple[str, ...] = ()
     inputs: Callable[[Policy], Inputs] = _none
     frozen: bool = False
@@ -131,6 +160,14 @@ class Table:
         object.__setattr__(self, "totals", tuple(said.get("totals", ())))
         object.__setattr__(self, "notices", said.get("notices", {}))
         object.__setattr__(self, "merges", said.get("merge", False))
+
+    @property
+    def equations(self) -> list[Equation]:
+        """The numbers of a day that it must share with earlier layers.
+
+        Staging has none: an event day's lines lie in many log days; `conservation` looks at that.
+        """
+        return []
 
     @property
     def columns(self) -> Mapping[str, Any]:

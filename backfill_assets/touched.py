@@ -22,7 +22,7 @@ from backfill_assets.assets.versions import (
     with_event_day,
 )
 from backfill_assets.audit import Verdict
-from backfill_assets.io_manager import Source
+from backfill_assets.io_manager import Snapshot
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import any_of, packed, windows
 from backfill_assets.schemas import RAW, STAGED
@@ -62,7 +62,7 @@ class Touched:
 
 
 def touched(
-    before: Source | None,
+    before: Snapshot | None,
     after: DataFrame,
     verdicts: Sequence[Verdict],
     policy: Policy,

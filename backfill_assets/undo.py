@@ -28,7 +28,7 @@ from backfill_assets.io_manager import (
     Done,
     Plan,
     Remarks,
-    Source,
+    Snapshot,
 )
 from backfill_assets.lateness import Policy
 from backfill_assets.manifests import Manifest, after_undo
@@ -215,7 +215,7 @@ class _Undo:
                 (self._rows(version, of) for version, of in as_of.items() if of),
             )
 
-            def remarks(before: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
+            def remarks(before: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
                 assert before is not None
                 return self._remarks(before, rows, verdicts, todo, changes, withdrawn)
 
@@ -253,7 +253,7 @@ class _Undo:
 
     def _remarks(
         self,
-        before: Source,
+        before: Snapshot,
         rows: DataFrame,
         verdicts: Sequence[Verdict],
         todo: Mapping[date, Change],
@@ -283,7 +283,7 @@ class _Undo:
 
     def _told(
         self,
-        before: Source,
+        before: Snapshot,
         rows: DataFrame,
         verdicts: Sequence[Verdict],
         changes: Mapping[date, Change],

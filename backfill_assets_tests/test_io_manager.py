@@ -19,7 +19,7 @@ from backfill_assets import commits, io_manager
 from backfill_assets.audit import Book, RefusedError
 from backfill_assets.catalog import config_digests
 from backfill_assets.commits import PublishError, Writer
-from backfill_assets.io_manager import Built, Candidate, Done, Outcome, Plan, Source
+from backfill_assets.io_manager import Built, Candidate, Done, Outcome, Plan, Snapshot
 from backfill_assets.partitions import NotContiguousError, Window, one_window
 from backfill_assets.reach import next_days
 from backfill_assets.records import Record
@@ -537,12 +537,12 @@ def test_the_run_tags_reach_the_write_path(pipeline):
 # --- what other settings made ---------------------------------------------------------------------
 
 
-def made_under(digest: str, n: int, *, by_day: bool = True) -> Source:
+def made_under(digest: str, n: int, *, by_day: bool = True) -> Snapshot:
     """A source of days 1 to n, which these settings made."""
-    return Source(ledger(STAGED, record(0, days((1, n)), config_digest=digest)), by_day, never)
+    return Snapshot(ledger(STAGED, record(0, days((1, n)), config_digest=digest)), by_day, never)
 
 
-def lacks(manager, source: Source) -> dict[int, str]:
+def lacks(manager, source: Snapshot) -> dict[int, str]:
     found = manager._lacking([source], window(1, 6), "r")
     return {d.day: book.problems[0] for d, book in found.items()}
 
@@ -573,7 +573,7 @@ def test_a_day_is_not_made_of_what_other_settings_made(pipeline):
     )
 
 
-def again(source: Source) -> list[Record]:
+def again(source: Snapshot) -> list[Record]:
     return [msgspec.structs.replace(one, version=1) for one in source.ledger.records]
 
 

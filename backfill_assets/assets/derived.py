@@ -12,7 +12,7 @@ from backfill_assets.assets.publishing import delta_assets, plan_of, publish
 from backfill_assets.audit import Book, Verdict
 from backfill_assets.codes import Code
 from backfill_assets.derived import FOR_DAY, Derived
-from backfill_assets.io_manager import Built, Candidate, Input, Plan, Remarks, Source
+from backfill_assets.io_manager import Built, Candidate, Input, Plan, Remarks, Snapshot
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
 from backfill_assets.reach import Reach
@@ -84,7 +84,7 @@ def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition
                     }
                     rows = keep(table.transform(**frames))
 
-                    def remarks(_: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
+                    def remarks(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
                         passed = (v.day for v in verdicts if v.passed)
                         final = {d for d in passed if _final(table, sources, d, settings.start)}
                         return Remarks(final)
@@ -98,7 +98,7 @@ def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition
     return make
 
 
-def _final(table: Derived, sources: Mapping[str, Source], day: date, start: date) -> bool:
+def _final(table: Derived, sources: Mapping[str, Snapshot], day: date, start: date) -> bool:
     """Whether all input days that decide a day are final; a missing one is not."""
     return all(
         of in source.ledger.final

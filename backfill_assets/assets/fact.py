@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from backfill_assets.assets.publishing import delta_assets, plan_of, publish
 from backfill_assets.audit import Book, Verdict
 from backfill_assets.codes import Code
-from backfill_assets.io_manager import Built, Candidate, Input, Plan, Remarks, Source
+from backfill_assets.io_manager import Built, Candidate, Input, Plan, Remarks, Snapshot
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
 from backfill_assets.schemas import FACT, STAGED
@@ -75,7 +75,7 @@ def build(settings: Settings, code: Code) -> dg.AssetsDefinition:
                     staged = orders.days(days)
                     rows = keep(daily_orders(staged))
 
-                    def remarks(_: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
+                    def remarks(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
                         return Remarks({v.day for v in verdicts if v.passed} & orders.ledger.final)
 
                     return Built(rows, books(staged, days), scattered=True, remarks=remarks)

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from backfill_assets.assets.lines import raw_orders, read_orders, rejected_orders
 from backfill_assets.assets.versions import business_day
 from backfill_assets.audit import ENOUGH_DAYS, ENOUGH_ROWS, TRAILING_DAYS, Book, Severity, Verdict
-from backfill_assets.io_manager import ACCEPT_TAG, Built, Plan, Remarks, Source
+from backfill_assets.io_manager import ACCEPT_TAG, Built, Plan, Remarks, Snapshot
 from backfill_assets.landing import Landing, read_lines, readable, survey
 from backfill_assets.lateness import Policy
 from backfill_assets.listing import (
@@ -440,7 +440,7 @@ class Work:
                 reading, wanted, kept, days, log, Limits.of(self.settings), self.accepted
             )
 
-            def remarks(source: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
+            def remarks(source: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
                 return self.remarks(source, rows, verdicts, wanted, listing)
 
             return Built(rows, books, made_of=made_of, remarks=remarks)
@@ -543,7 +543,7 @@ class Work:
 
     def remarks(
         self,
-        before: Source | None,
+        before: Snapshot | None,
         rows: DataFrame,
         verdicts: Sequence[Verdict],
         wanted: Targets,

@@ -12,7 +12,7 @@ from dagster._core.definitions.source_asset import (
 
 from backfill_assets.checks import check_specs
 from backfill_assets.codes import Code
-from backfill_assets.io_manager import Built, Candidate, Plan, Source
+from backfill_assets.io_manager import Built, Candidate, Plan, Snapshot
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window, backfill_policy, daily_partitions
 from backfill_assets.recipes import made_of
@@ -66,7 +66,7 @@ def plan_of(
     table: Table,
     policy: Policy,
     days: Window,
-    sources: Sequence[Source],
+    sources: Sequence[Snapshot],
     build: Callable[[Window], Built],
 ) -> Plan:
     """The plan of days of a table that is made of others.

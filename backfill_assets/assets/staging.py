@@ -15,7 +15,7 @@ from backfill_assets.assets.publishing import delta_assets, plan_of, publish
 from backfill_assets.assets.versions import in_time, ranked, staged_orders, with_event_day
 from backfill_assets.audit import Book, Severity, Verdict
 from backfill_assets.codes import Code
-from backfill_assets.io_manager import Built, Candidate, Input, Plan, Remarks, Source
+from backfill_assets.io_manager import Built, Candidate, Input, Plan, Remarks, Snapshot
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
 from backfill_assets.reprocessing import closings
@@ -129,7 +129,7 @@ def build(settings: Settings, code: Code) -> list[dg.AssetsDefinition]:
                     raw = with_event_day(logged, settings.timezone)
                     rows = keep(ranked(raw, days, window_days))
 
-                    def remarks(_: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
+                    def remarks(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
                         closed = closings(log.ledger, policy)
                         return Remarks({v.day for v in verdicts if v.passed and v.day in closed})
 
@@ -171,7 +171,7 @@ def build(settings: Settings, code: Code) -> list[dg.AssetsDefinition]:
     return [stage_orders, keep_late_orders]
 
 
-def _say_what_is_late(_: Source | None, verdicts: Sequence[Verdict]) -> Remarks:
+def _say_what_is_late(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
     entries = {v.day: v.book.entries for v in verdicts if v.passed}
     late = {
         str(day): [entry["late"], str(entry["late amount"])]
