@@ -20,12 +20,12 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Arrived:
-    """What is known of the order days that had the time to be known.
+    """What is known of the event days that had the time to be known.
 
     Attributes:
-        needed: so many log days an order day needs, itself the first.
-        days: the order days, ascending.
-        lines: of these order days, by delay in days.
+        needed: so many log days an event day needs, itself the first.
+        days: the event days, ascending.
+        lines: of these event days, by delay in days.
         cents: the amounts of these lines without their signs, in cents: a refund that is late does
             not make up for a sale that is.
     """
@@ -37,10 +37,10 @@ class Arrived:
 
 
 def arrived(rows: Rows, window_days: int) -> Arrived:
-    """The lines by which windows are judged: only of order days that had the chance to be late.
+    """The lines by which windows are judged: only of event days that had the chance to be late.
 
     A log that begins with a day holds nothing late on it, and of the last days more is to come:
-    counted, both would make lines look more punctual than they are. So an order day counts if it
+    counted, both would make lines look more punctual than they are. So an event day counts if it
     and as many log days after it as the longest window compared are measured, and then with all of
     its lines, those that came later still included.
 
@@ -70,7 +70,7 @@ def key_figures(rows: Rows, window_days: int) -> dict[str, int | float | str]:
     if lines:
         said["late share"] = sum(row["late_lines"] for row in rows) / lines
     known = arrived(rows, window_days)
-    said["order days compared"] = len(known.days)
+    said["event days compared"] = len(known.days)
     for of, what in ((known.lines, ""), (known.cents, " of the money")):
         for per_mille, name in ((990, "99 %"), (999, "99.9 %")):
             days: int | str | None = "not known yet"

@@ -22,11 +22,10 @@ from backfill_assets.accounts import mixed_backfills
 from backfill_assets.alerts import Incident
 from backfill_assets.catalog import config_digests, tables_of
 from backfill_assets.checks import failure_text
-from backfill_assets.dashboard import DASHBOARD
+from backfill_assets.graph import graph_of
 from backfill_assets.incidents import incidents
 from backfill_assets.io_manager import latest_materializations
 from backfill_assets.lateness import Policy
-from backfill_assets.listing import list_landing
 from backfill_assets.night import (
     LOAD,
     REBUILD,
@@ -34,14 +33,14 @@ from backfill_assets.night import (
     Night,
     assets_of,
     busy,
+    landed,
     not_launched,
     waves_under_way,
 )
 from backfill_assets.partitions import DAY, Window, daily_partitions, windows
 from backfill_assets.records import read_ledgers
-from backfill_assets.reprocessing import Request, arrivals, backlog, handful
+from backfill_assets.reprocessing import Request, backlog, handful
 from backfill_assets.retries import launch_lost_retries
-from backfill_assets.schemas import RAW, REJECTED
 from backfill_assets.settings import Settings
 from backfill_assets.states import (
     Situation,
@@ -78,7 +77,9 @@ def build(settings: Settings, clock: Clock | None = None) -> Automation:
     look = _Look(settings, clock or (lambda: datetime.now(settings.zone)))
     job = dg.define_asset_job(
         "daily_orders",
-        selection=dg.AssetSelection.assets(*tables_of(settings), DASHBOARD),
+        selection=dg.AssetSelection.assets(
+            *look.tables, *(page for table in look.tables.values() for page in table.pages)
+        ),
         description="Any of the assets for a range of days; what the schedule and the sensors run.",
     )
     return Automation(
@@ -150,11 +151,10 @@ def situation(settings: Settings, instance: dg.DagsterInstance, now: datetime) -
     """
     policy, now = Policy.of(settings), now.astimezone(settings.zone)
     ledgers = read_ledgers(settings)
-    landed = list_landing(settings.landing)
     return Situation(
         ledgers=ledgers,
         backlog=backlog(ledgers, policy, now.date()),
-        arrivals=arrivals(ledgers[RAW.name], landed, policy, now.date(), ledgers[REJECTED.name]),
+        arrivals=landed(settings, ledgers, graph_of(ledgers, policy), now.date()),
         failed={name: _failed(settings, of.table, instance) for name, of in ledgers.items()},
         policy=policy,
         config_digests=config_digests(settings),
@@ -182,10 +182,10 @@ def _failed(settings: Settings, table: Table, instance: dg.DagsterInstance) -> s
     }
 
 
-def _run_request(request: Request, kind: str, night: date) -> dg.RunRequest:
+def _run_request(look: _Look, request: Request, kind: str, night: date) -> dg.RunRequest:
     return dg.RunRequest(
         run_key=_run_key(request, night),
-        asset_selection=[AssetKey(name) for name in assets_of(request)],
+        asset_selection=[AssetKey(name) for name in assets_of(request, look.tables)],
         tags={
             "dagster/asset_partition_range_start": str(request.window.start),
             "dagster/asset_partition_range_end": str(request.window.end - DAY),
@@ -220,7 +220,7 @@ def _nightly(job: Any, look: _Look) -> dg.ScheduleDefinition:
         if kind == REBUILD and waves_under_way(context.instance):
             yield dg.SkipReason("the wave before is under way; the sensor touched_days goes on")
             return
-        yield from (_run_request(request, kind, today) for request in requests)
+        yield from (_run_request(look, request, kind, today) for request in requests)
         if not requests:
             yield dg.SkipReason(f"as of {today} all that has landed is loaded, and all is built")
 
@@ -282,7 +282,7 @@ def _ask_once(
     wave = handful([request for request in requests if _run_key(request, night) in new])
     if not wave:
         return dg.SkipReason(rest)
-    return dg.SensorResult([_run_request(request, kind, night) for request in wave])
+    return dg.SensorResult([_run_request(look, request, kind, night) for request in wave])
 
 
 def _lost_retries() -> dg.SensorDefinition:

@@ -78,7 +78,7 @@ def windows_chart(known: Arrived, window_days: int) -> Chart:
     """The share of the lines and of the money that each window takes in.
 
     Args:
-        known: of order days with lines.
+        known: of event days with lines.
         window_days: the reprocessing window W that is configured.
     """
     parts = (("money", known.cents, "orange", "square"), ("lines", known.lines, "blue", "dot"))

@@ -1,4 +1,4 @@
-"""The lateness page: one HTML file with pictures, for people, from the rows of `arrival_lateness`.
+"""The lateness page: one HTML file with pictures, for people, from a source's figures.
 
 Nothing here knows Spark or Dagster. The same rows give the same page, byte for byte: it has no
 clock and no random ids. What the page looks like is in `templates/lateness.html.j2`.
@@ -26,11 +26,10 @@ from backfill_assets.charts import (
     windows_chart,
 )
 from backfill_assets.delays import COMPARED, lines_within, within
-from backfill_assets.schemas import LATE, LATENESS, REJECTED
+from backfill_assets.lateness import Policy
 from backfill_assets.settings import Settings
+from backfill_assets.sources import Source
 from backfill_assets.stores import open_store
-
-DASHBOARD = "lateness_dashboard"
 
 _PAGES = Environment(
     loader=PackageLoader("backfill_assets"),
@@ -42,21 +41,22 @@ _PAGES = Environment(
 _PAGES.filters |= {"many": many, "were": lambda count: "was" if count == 1 else "were"}
 
 
-def page(table: pa.Table, settings: Settings, version: int) -> str:
+def page(table: pa.Table, source: Source, settings: Settings, version: int) -> str:
     """The dashboard as one HTML page that needs nothing from elsewhere.
 
     Args:
-        table: rows of `arrival_lateness`, at least one.
+        table: rows of the table with the source's figures of lateness, at least one.
+        source: the source.
         settings: the window that is configured, the business time zone, and where the UI is.
         version: of the table that the rows are from.
     """
     rows = sorted(table.to_pylist(), key=lambda row: row["log_date"])
-    window_days, known = settings.window_days, arrived(rows, settings.window_days)
+    window_days = source.under(Policy.of(settings)).window_days
+    known = arrived(rows, window_days)
     drawn = rows[-DRAWN:]
     return _PAGES.get_template("lateness.html.j2").render(
         assets=f"{settings.ui_url}/assets",
-        names={"lateness": LATENESS.name, "late": LATE.name, "rejected": REJECTED.name},
-        page_name=DASHBOARD,
+        source=source,
         timezone=settings.timezone,
         version=version,
         window_days=window_days,
@@ -73,7 +73,7 @@ def page(table: pa.Table, settings: Settings, version: int) -> str:
         windows=windows_chart(known, window_days) if any(known.lines.values()) else None,
         late=late_chart(drawn, window_days),
         delays=delays_chart(drawn, window_days),
-        superseded=counts_chart(drawn, "superseded", "superseded versions of orders", "blue"),
+        superseded=counts_chart(drawn, "superseded", "superseded versions", "blue"),
         rejected=counts_chart(drawn, "rejected", "rejected lines", "orange"),
     )
 

@@ -13,6 +13,8 @@ from backfill_assets.catalog import config_digests, tables_of
 from backfill_assets.codes import Code, running_code
 from backfill_assets.derived import Derived
 from backfill_assets.executor import one_process_executor
+from backfill_assets.graph import Graph
+from backfill_assets.lateness import Policy
 from backfill_assets.plain import DataFrameIOManager
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.spark import Engine
@@ -39,13 +41,20 @@ def build_defs(
     given = resources or {}
     engine = given.get("engine") or Engine.of(settings)
     automatic = automation.build(settings, clock)
+    sources = Graph.of(tables_of(settings).values(), Policy.of(settings)).sources.values()
     assets = [
-        raw.build(settings, running),
-        *staging.build(settings, running),
+        *(
+            asset
+            for source in sources
+            for asset in (
+                raw.build(settings, running, source),
+                *staging.build(settings, running, source),
+                lateness.build(settings, running, source),
+                dashboard.build(settings, source),
+            )
+        ),
         fact.build(settings, running),
         *corrections.build(settings, running),
-        lateness.build(settings, running),
-        dashboard.build(settings),
         *(
             derived.build(settings, running, table)
             for table in tables_of(settings).values()

@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from backfill_assets.lateness import Policy
+from backfill_assets.lateness import Policy, widest
 from backfill_assets.reach import Known
-from backfill_assets.records import Ledgers
+from backfill_assets.sources import Source, SourceTable
 from backfill_assets.tables import Inputs, Table
+
+if TYPE_CHECKING:
+    from backfill_assets.records import Ledgers
 
 
 @dataclass(frozen=True)
@@ -22,15 +26,49 @@ class Graph:
     """The tables of a deployment and their inputs.
 
     Attributes:
-        inputs: by table, inputs first; nothing for those that come from the landing.
+        tables: by name, inputs first.
+        policy: the deployment's late-data policy; a source may have another.
     """
 
-    inputs: Mapping[str, Inputs]
+    tables: Mapping[str, Table]
+    policy: Policy
 
     @classmethod
     def of(cls, tables: Iterable[Table], policy: Policy) -> Graph:
         """The graph of tables, which are given inputs first."""
-        return cls({table.name: table.inputs(policy) for table in tables})
+        return cls({table.name: table for table in tables}, policy)
+
+    @cached_property
+    def inputs(self) -> Mapping[str, Inputs]:
+        """By table, what it is made of; nothing for those that come from the landing."""
+        return {name: table.inputs(self.policy) for name, table in self.tables.items()}
+
+    @cached_property
+    def sources(self) -> Mapping[str, Source]:
+        """The sources, each by the name of its raw log."""
+        return {
+            table.source.raw.name: table.source
+            for table in self.tables.values()
+            if isinstance(table, SourceTable)
+        }
+
+    def logs(self, name: str) -> frozenset[str]:
+        """The raw logs of the sources that a table is made of, directly or by way of others."""
+        table = self.tables[name]
+        if isinstance(table, SourceTable):
+            return frozenset([table.source.raw.name])
+        return frozenset().union(*map(self.logs, self.made_from(name)))
+
+    def policy_of(self, name: str) -> Policy:
+        """The late-data policy of a table: that of its source; of several, the widest."""
+        of = [self.sources[log].under(self.policy) for log in sorted(self.logs(name))]
+        return widest(of or [self.policy])
+
+    def loaded_with(self, log: str) -> tuple[str, ...]:
+        """The tables that one run loads with a raw log: what lands, and what is made by log day."""
+        return tuple(
+            name for name in (*self.landed, *self.by_log_day) if self.logs(name) == frozenset([log])
+        )
 
     def made_from(self, name: str) -> list[str]:
         """The tables that a table is made of directly."""
@@ -40,6 +78,14 @@ class Graph:
         """All tables that a table is made of, directly or by way of others."""
         found = set(self.made_from(name))
         return found.union(*(self.upstream(source) for source in found))
+
+    def current(self, log: str) -> list[str]:
+        """The tables that are made of all that is known of a source, however late it came."""
+        return [
+            name
+            for name, inputs in self.inputs.items()
+            if any(isinstance(of.reach, Known) and of.source.name == log for of in inputs)
+        ]
 
     @cached_property
     def landed(self) -> tuple[str, ...]:

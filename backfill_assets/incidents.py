@@ -11,11 +11,7 @@ from backfill_assets.commits import LOG_RETENTION
 from backfill_assets.evolution import differences, way
 from backfill_assets.partitions import DAY, spelled, windows
 from backfill_assets.records import Ledger
-from backfill_assets.schemas import (
-    LATE,
-    RAW,
-    REJECTED,
-)
+from backfill_assets.sources import Role, Source, SourceTable
 from backfill_assets.states import (
     MEANING,
     Situation,
@@ -31,13 +27,10 @@ _ABSENT = (
     "no folder has landed for this arrival day, so it counts as an empty day until files land; if "
     "there is nothing to send, an empty folder says so"
 )
-_IN_CURRENT = (
-    "new lines have landed for days whose window has closed: fact_daily_orders_current and "
-    "fact_order_corrections have them, the facts stay as they are. To take them into the facts, "
-    "materialize stg_orders and what follows for these days"
+_CLOSED = (
+    "new lines have landed for days whose window has closed: {} the days stay as they are. To take "
+    "the lines into them, materialize {} and what follows for these days"
 )
-#: Loaded with the raw log: a day that is missing in both is one incident.
-_LOADED_WITH = {REJECTED.name: [RAW.name]}
 
 
 def incidents(now: Situation) -> list[Incident]:
@@ -54,7 +47,7 @@ def incidents(now: Situation) -> list[Incident]:
         if _misfit(now.ledgers[name]):
             continue  # no day of it is known, and none can be published
         # Where a day is missing in what the table is made from, that is the incident.
-        upstream = [states[of] for of in now.graph.made_from(name) or _LOADED_WITH.get(name, [])]
+        upstream = [states[of] for of in now.graph.made_from(name) or _loaded_with(name, now)]
         not_built = {day for source in upstream for day in _in(source, State.CHECK_FAILED)}
         # A day that failed is failed in all that is made of it: the first table is the one to mend.
         failed = _in(by_day, State.CHECK_FAILED) - not_built
@@ -72,22 +65,35 @@ def incidents(now: Situation) -> list[Incident]:
             found.append(Incident("other settings", name, "", detail))
         taken_back = _in(by_day, State.INPUT_WITHDRAWN)
         add("input taken back", name, taken_back, MEANING[State.INPUT_WITHDRAWN])
-        add(
-            "new input for final days",
-            name,
-            now.backlog.final.get(name, {}).keys(),
-            _IN_CURRENT,
-        )
+        if closed := now.backlog.final.get(name):
+            add("new input for final days", name, closed.keys(), _of_closed_days(name, now))
     for name, days in changed.items():
         for day, how in days.items():
             add("final day changed", name, [day], f"{how}; compare it with what it should be")
-    recent = {day for day in now.absent if day > now.today - _NEWS * DAY}
-    add("input missing", RAW.name, recent, _ABSENT)
-    for day, files in sorted(now.arrivals.held.items()):
-        add("replaced file waits", RAW.name, [day], f"{', '.join(files)}: {MEANING[State.HELD]}")
-    found += _many_rejected(now)
-    found += _late_money(now)
+    for log, source in now.graph.sources.items():
+        recent = {day for day in now.absent[log] if day > now.today - _NEWS * DAY}
+        add("input missing", log, recent, _ABSENT)
+        for day, files in sorted(now.arrivals[log].held.items()):
+            add("replaced file waits", log, [day], f"{', '.join(files)}: {MEANING[State.HELD]}")
+        found += _many_rejected(now, log)
+        found += _late_money(now, source)
     return found
+
+
+def _loaded_with(name: str, now: Situation) -> list[str]:
+    """The raw log that rejected lines are loaded with: a day missing in both is one incident."""
+    table = now.ledgers[name].table
+    rejected = isinstance(table, SourceTable) and table.role is Role.REJECTED
+    return [*now.graph.logs(name)] if rejected else []
+
+
+def _of_closed_days(name: str, now: Situation) -> str:
+    """What became of lines for the closed days of a table, and what a person can do."""
+    graph = now.graph
+    never_close = [table for table in graph.by_event_day if table not in graph.closing]
+    has = [table for table in never_close if graph.logs(table) & graph.logs(name)]
+    first = next(table for table in graph.closing if table in {name, *graph.upstream(name)})
+    return _CLOSED.format(f"{' and '.join(has)} {'have' if len(has) > 1 else 'has'} them," if has else "", first)
 
 
 def _misfit(ledger: Ledger) -> list[str]:
@@ -137,28 +143,29 @@ def _in(states: dict[date, State], wanted: State) -> set[date]:
     return {day for day, state in states.items() if state is wanted}
 
 
-def _many_rejected(now: Situation) -> list[Incident]:
+def _many_rejected(now: Situation, log: str) -> list[Incident]:
     """Published days of which many lines were rejected; those not published are failed checks."""
     found = []
-    for day, record in sorted(now.ledgers[RAW.name].latest.items()):
+    for day, record in sorted(now.ledgers[log].latest.items()):
         severity, said = record.days[day].findings.get("rejected_lines", ("", ""))
         if severity == Severity.ALERT.value and day > now.today - _NEWS * DAY:
-            found.append(Incident("lines rejected", RAW.name, str(day), f"{day}: {said}"))
+            found.append(Incident("lines rejected", log, str(day), f"{day}: {said}"))
     return found
 
 
-def _late_money(now: Situation) -> list[Incident]:
+def _late_money(now: Situation, source: Source) -> list[Incident]:
+    late = source.late.name
+    has = " and in ".join([late, *now.graph.current(source.raw.name)])
     became = (
-        "they are in late_orders and in fact_daily_orders_current"
-        if now.policy.corrects
+        f"they are in {has}"
+        if source.under(now.policy).corrects
         else "they were DROPPED and are in no total"
     )
     found = []
-    for day, record in sorted(now.ledgers[LATE.name].latest.items()):
+    for day, record in sorted(now.ledgers[late].latest.items()):
         count, amount = record.said.get("late", {}).get(str(day), (0, "0"))
         if count and day > now.today - _NEWS * DAY:
-            detail = (
-                f"{day}: {count} line(s) worth {amount} came after their day had closed; {became}"
-            )
-            found.append(Incident("late money", LATE.name, str(day), detail))
+            worth = f" worth {amount}" if source.amount else ""
+            detail = f"{day}: {count} line(s){worth} came after their day had closed; {became}"
+            found.append(Incident("late money", late, str(day), detail))
     return found

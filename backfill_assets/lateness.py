@@ -5,7 +5,8 @@ Nothing here reads a clock, a table or a file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 
 from backfill_assets.partitions import DAY, Window
@@ -78,3 +79,13 @@ class Policy:
     def log_days(self, event_day: date) -> Window:
         """The log days that an event day's window has: none before it, as no line comes before."""
         return self.reach.read(Window(event_day, event_day + DAY))
+
+
+def widest(policies: Sequence[Policy]) -> Policy:
+    """The policy of what is made of several sources: the last start, the longest window."""
+    return replace(
+        policies[0],
+        start=max(policy.start for policy in policies),
+        window_days=max(policy.window_days for policy in policies),
+        corrects=all(policy.corrects for policy in policies),
+    )

@@ -19,7 +19,6 @@ from dagster._core.storage.tags import RUN_KEY_TAG, WILL_RETRY_TAG
 
 from backfill_assets.catalog import config_digests, tables_of
 from backfill_assets.codes import Code, running_code
-from backfill_assets.dashboard import DASHBOARD
 from backfill_assets.graph import Graph, graph_of
 from backfill_assets.io_manager import why
 from backfill_assets.lateness import Policy
@@ -29,6 +28,7 @@ from backfill_assets.partitions import DAY
 from backfill_assets.recipes import made_of
 from backfill_assets.records import Ledger, Ledgers, read_ledger, read_ledgers
 from backfill_assets.reprocessing import (
+    Arrivals,
     Backlog,
     Bridge,
     Request,
@@ -39,14 +39,12 @@ from backfill_assets.reprocessing import (
     load_requests,
     rebuild_requests,
 )
-from backfill_assets.schemas import LATENESS, RAW, REJECTED
 from backfill_assets.settings import PREFIX, Settings
+from backfill_assets.tables import Table
 
 #: The tag of a run of a wave: `load` or `rebuild`. The queue lets one load go at a time.
 WAVE_TAG = "backfill_assets/wave"
 LOAD, REBUILD = "load", "rebuild"
-#: The page is made anew with the figures that it shows.
-_WITH = {LATENESS.name: (DASHBOARD,)}
 #: For so long a run that failed counts as under way while its retry is still to come.
 _RETRIED_WITHIN = timedelta(minutes=10)
 
@@ -72,23 +70,24 @@ class Night:
 
     def loads(self, today: date) -> list[Request]:
         """The runs that load what has landed, in ascending order of their days."""
-        settings = self.settings
-        ledgers = {
-            table.name: read_ledger(settings.table(table.name), table) for table in (RAW, REJECTED)
-        }
-        raw, rejected = ledgers[RAW.name], ledgers[REJECTED.name]
-        found = arrivals(raw, list_landing(settings.landing), self.policy, today, rejected)
+        tables = [self.tables[name] for name in self._graph.landed]
+        ledgers = {t.name: read_ledger(self.settings.table(t.name), t) for t in tables}
+        found = landed(self.settings, ledgers, self._graph, today)
 
         @cache
-        def same() -> set[date]:
-            raw, rejected = (
-                _same(ledger, found.recipes, self._code.of(name), self._configs[name])
-                for name, ledger in ledgers.items()
+        def same(log: str) -> set[date]:
+            return set.intersection(
+                *(
+                    _same(ledger, found[log].recipes, self._code.of(name), self._configs[name])
+                    for name, ledger in ledgers.items()
+                    if log in self._graph.logs(name)
+                )
             )
-            return raw & rejected
 
-        per_run = settings.partitions_per_run
-        return load_requests(found, self._graph, per_run, lambda _, day: day in same())
+        def may(table: str, day: date) -> bool:
+            return all(day in same(log) for log in self._graph.logs(table))
+
+        return load_requests(found, self._graph, self.settings.partitions_per_run, may)
 
     def rebuilds(self, today: date, busy: Mapping[str, Collection[str]]) -> list[Request]:
         """The runs that bring open days up to date.
@@ -104,6 +103,13 @@ class Night:
         may = bridge(ledgers, behind, self.policy, self._code, self._configs)
         per_run = self.settings.partitions_per_run
         return rebuild_requests(behind, self._graph, per_run, busy, may)
+
+    def command(self, request: Request) -> list[str]:
+        """Dagster's own command for a request's run."""
+        materialize = ["dagster", "asset", "materialize", "-m", "backfill_assets.definitions"]
+        first, last = request.window.start, request.window.end - DAY
+        selected = ",".join(assets_of(request, self.tables))
+        return [*materialize, "--select", selected, "--partition-range", f"{first}...{last}"]
 
     def wave(
         self, today: date, busy: Mapping[str, Collection[str]], fresh: Fresh
@@ -121,6 +127,30 @@ class Night:
         if loads := fresh(self.loads(today)):
             return LOAD, loads
         return REBUILD, handful(fresh(self.rebuilds(today, busy)))
+
+
+def landed(settings: Settings, ledgers: Ledgers, graph: Graph, today: date) -> dict[str, Arrivals]:
+    """By raw log, what has landed against what was loaded.
+
+    Args:
+        settings: say where the landing is.
+        ledgers: of the raw logs and the rejected lines.
+        graph: of all tables.
+        today: the business day.
+
+    Raises:
+        LandingError: the landing is not where the settings say.
+    """
+    return {
+        log: arrivals(
+            ledgers[log],
+            list_landing(settings.landing, source.name),
+            graph.policy_of(log),
+            today,
+            ledgers[source.rejected.name],
+        )
+        for log, source in graph.sources.items()
+    }
 
 
 def _same(ledger: Ledger, recipes: Mapping[date, str], code: str, config: str) -> set[date]:
@@ -171,17 +201,14 @@ def bridge(
     return may
 
 
-def assets_of(request: Request) -> list[str]:
-    """The assets that a request's run is to select: the tables, and what is made of them."""
-    return [*request.tables, *(page for name in request.tables for page in _WITH.get(name, ()))]
+def assets_of(request: Request, tables: Mapping[str, Table]) -> list[str]:
+    """The assets that a request's run is to select: the tables, and the pages made of them.
 
-
-def command(request: Request) -> list[str]:
-    """Dagster's own command for a request's run."""
-    materialize = ["dagster", "asset", "materialize", "-m", "backfill_assets.definitions"]
-    first, last = request.window.start, request.window.end - DAY
-    selected = ",".join(assets_of(request))
-    return [*materialize, "--select", selected, "--partition-range", f"{first}...{last}"]
+    Args:
+        request: the request.
+        tables: all tables, by name.
+    """
+    return [*request.tables, *(page for name in request.tables for page in tables[name].pages)]
 
 
 #: Dagster's command takes a range only where a run may; a request is cut to the limit already.

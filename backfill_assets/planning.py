@@ -9,7 +9,8 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date, timedelta
 from statistics import linear_regression, mean
 from typing import Literal, NamedTuple
@@ -22,12 +23,12 @@ from pydantic import BaseModel, Field
 from backfill_assets.calendars import days_asked
 from backfill_assets.catalog import config_digests, tables_of
 from backfill_assets.codes import Code
-from backfill_assets.graph import graph_of
+from backfill_assets.graph import Graph, graph_of
 from backfill_assets.history import spans
 from backfill_assets.io_manager import new_input, why
 from backfill_assets.lateness import Policy
-from backfill_assets.listing import Listing, list_landing
-from backfill_assets.manifests import news
+from backfill_assets.listing import Entry, list_landing
+from backfill_assets.manifests import Target, news
 from backfill_assets.partitions import (
     DAY,
     Window,
@@ -39,8 +40,8 @@ from backfill_assets.partitions import (
 from backfill_assets.recipes import made_of
 from backfill_assets.records import Ledger, Ledgers, read_ledgers
 from backfill_assets.reprocessing import final_days, manifests, targets
-from backfill_assets.schemas import RAW, REJECTED
 from backfill_assets.settings import Settings
+from backfill_assets.sources import Source
 from backfill_assets.supposed import Supposed
 from backfill_assets.tables import Inputs
 
@@ -256,10 +257,11 @@ def refuse_impossible(settings: Settings, parameters: Parameters) -> None:
             f"a pilot of {parameters.pilot_days} day(s) leaves nothing of the "
             f"{len(parameters.window)} day(s) {parameters.window}: give fewer pilot days, or none"
         )
-    if parameters.accept and not {RAW.name, REJECTED.name} & {*tables}:
+    landed = Graph.of(tables_of(settings).values(), Policy.of(settings)).landed
+    if parameters.accept and not {*landed} & {*tables}:
         raise ValueError(
-            f"{', '.join(parameters.accept)} is accepted for nothing: only {RAW.name} and "
-            f"{REJECTED.name} are loaded from files, and neither is among the tables"
+            f"{', '.join(parameters.accept)} is accepted for nothing: only {', '.join(landed)} "
+            "are loaded from files, and none of them is among the tables"
         )
 
 
@@ -320,23 +322,21 @@ def plan_backfill(
         id_: of the plan.
         past: days and seconds of past runs.
     """
-    loaded = sorted({*days.get(RAW.name, ()), *days.get(REJECTED.name, ())})
-    arrivals = sorted({d for day in loaded for d in (day - DAY, day)})
-    listed = list_landing(settings.landing, arrivals) if arrivals else Listing("", {})
-    before = manifests(ledgers[RAW.name])
     policy = Policy.of(settings)
-    wanted = targets(before, listed, loaded, policy, accepted=parameters.accept)
-    news_of = {day: news(before.get(day), one) for day, one in wanted.items()}
-    landed = {day: one.manifest.recipe() for day, one in wanted.items()}
-    found = _outcomes(settings, parameters, days, ledgers, code, landed, news_of)
+    tables = graph_of(ledgers, policy)
+    landed = {
+        log: _landed(settings.landing, source, ledgers[log], loaded, policy, parameters.accept)
+        for log, source in tables.sources.items()
+        if (loaded := {*days.get(log, ()), *days.get(source.rejected.name, ())})
+    }
+    found = _outcomes(settings, parameters, days, ledgers, code, landed)
     final = final_days(ledgers, policy, {day for of in days.values() for day in of})
     work = {
         name: [day for day, fate in of.items() if fate.expected in _WORK]
         for name, of in found.items()
     }
-    entries = [entry for day in arrivals for entry in listed.files(day).values()]
+    entries = [entry for of in landed.values() for entry in of.entries]
     files, size = len(entries), sum(entry.size for entry in entries)
-    tables = graph_of(ledgers, policy)
     for input_, of in _reads(work, ledgers, policy):
         stored = [ledgers[input_].stored[day] for day in of]
         files += sum(day.files for day in stored)
@@ -344,7 +344,7 @@ def plan_backfill(
     stages = [stage for _, stage in parameters.stages()]
     chunks = sum(len(stage.split(settings.partitions_per_run)) for stage in stages)
     # What is made of the log by event day comes in runs of its own, once the log is there.
-    waves = 2 if RAW.name in days and len(days) > 1 else 1
+    waves = 2 if {*days} & {*tables.sources} and len(days) > 1 else 1
     runs = chunks * waves
     touched = {*days, *(source for name in days for source in tables.made_from(name))}
     return BackfillPlan(
@@ -356,8 +356,8 @@ def plan_backfill(
         config_digest=settings.digest,
         versions={name: last_change(ledgers[name]) for name in ledgers if name in touched},
         landing=_digest(landed) if landed else "",
-        held=tuple(sorted({name for one in wanted.values() for name in one.manifest.held})),
-        replaced=tuple(sorted({name for one in wanted.values() for name in one.replaced})),
+        held=_names(one.manifest.held for of in landed.values() for one in of.targets.values()),
+        replaced=_names(one.replaced for of in landed.values() for one in of.targets.values()),
         tables={
             name: Outlook(
                 **{
@@ -388,6 +388,46 @@ def plan_backfill(
 _WORK = (Expected.COMPUTED, Expected.DEPENDS)
 
 
+def _names(of: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    return tuple(sorted({name for names in of for name in names}))
+
+
+@dataclass(frozen=True)
+class _Landed:
+    """What the days of a raw log are to be loaded from.
+
+    Attributes:
+        targets: by day.
+        news: by day, what has changed since it was loaded, in words.
+        entries: the files.
+    """
+
+    targets: Mapping[date, Target]
+    news: Mapping[date, str]
+    entries: Sequence[Entry]
+
+    @property
+    def recipes(self) -> dict[date, str]:
+        """By day, the recipe of what it is to be loaded from."""
+        return {day: one.manifest.recipe() for day, one in self.targets.items()}
+
+
+def _landed(
+    landing: str,
+    source: Source,
+    log: Ledger,
+    days: Collection[date],
+    policy: Policy,
+    accepted: Collection[str],
+) -> _Landed:
+    arrivals = sorted({d for day in days for d in (day - DAY, day)})
+    listed, before = list_landing(landing, source.name, arrivals), manifests(log)
+    wanted = targets(before, listed, sorted(days), source.under(policy), accepted=accepted)
+    said = {day: news(before.get(day), one) for day, one in wanted.items()}
+    entries = [entry for day in arrivals for entry in listed.files(day).values()]
+    return _Landed(wanted, said, entries)
+
+
 class _Fate(NamedTuple):
     """What will become of a day; and why, if that is work."""
 
@@ -401,8 +441,7 @@ def _outcomes(
     days: Mapping[str, Sequence[date]],
     ledgers: Ledgers,
     code: Code,
-    landed: Mapping[date, str],
-    news_of: Mapping[date, str],
+    landed: Mapping[str, _Landed],
 ) -> dict[str, dict[date, _Fate]]:
     """What becomes of each day: its recipe as it is now, and as it is if its inputs change."""
     policy, digests = Policy.of(settings), config_digests(settings)
@@ -411,8 +450,8 @@ def _outcomes(
     found, graph = {}, graph_of(ledgers, policy)
     for name, wanted in days.items():
         ledger, by = ledgers[name], (code.of(name), digests[name])
-        of_landing = name in graph.landed
-        now = landed if of_landing else made_of(graph.inputs[name], ledgers, wanted)
+        loads = [landed[log] for log in graph.logs(name)] if name in graph.landed else []
+        now = loads[0].recipes if loads else made_of(graph.inputs[name], ledgers, wanted)
         may_change = _may_change(graph.inputs[name], now, ledgers, supposed)
         inputs = graph.made_from(name)
         reads = {
@@ -422,7 +461,7 @@ def _outcomes(
         }
         of, fates = [ledgers[input_] for input_ in inputs], {}
         for day in wanted:
-            said = news_of.get(day, "") if of_landing else ""
+            said = loads[0].news.get(day, "") if loads else ""
             reason = why(ledger, day, now[day], *by, parameters.rewrite, inputs=of, news=said)
             if not all(day in supposed[input_].published for input_ in inputs):
                 fates[day] = _Fate(Expected.LACKING)
@@ -485,8 +524,13 @@ def _reads(
                 yield of.source.name, read
 
 
-def _digest(listed: Mapping[date, str]) -> str:
-    said = json.dumps({str(day): what for day, what in sorted(listed.items())})
+def _digest(landed: Mapping[str, _Landed]) -> str:
+    said = json.dumps(
+        {
+            log: {str(day): what for day, what in sorted(of.recipes.items())}
+            for log, of in landed.items()
+        }
+    )
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 

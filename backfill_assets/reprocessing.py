@@ -19,7 +19,7 @@ from backfill_assets.manifests import Manifest, Target, due, target
 from backfill_assets.partitions import DAY, Window, windows
 from backfill_assets.recipes import made_of
 from backfill_assets.records import Ledger, Ledgers, Record
-from backfill_assets.schemas import RAW, REJECTED
+from backfill_assets.tables import Dependency
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
     found: dict[str, dict[date, dict[str, Record]]] = defaultdict(lambda: defaultdict(dict))
     for source, table, days_of in follows(ledgers, policy):
         needed = {day: record for record in ledgers[source].records for day in days_of(record)}
-        due = policy.due(today) if table in graph.by_event_day else policy.logged(today)
+        own = graph.policy_of(table)
+        due = own.due(today) if table in graph.by_event_day else own.logged(today)
         for day, record in needed.items():
             # They may have been taken back since.
             can = day in due and all(
@@ -165,12 +166,18 @@ def _settling(raw: Ledger) -> Iterator[tuple[Record, frozenset[date], set[date]]
 def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], bool]:
     """Whether a record of a table that closes holds all that will ever decide one of its days.
 
-    Of a table that is made of the raw log, that is so if the window of the day has closed, and the
+    Of a table that is made of a raw log, that is so if the window of the day has closed, and the
     record was built from the last of those commits of the log that changed the day until then, or
     later. Of a table that is made of such tables, if so were the input days that decide the day.
     """
-    graph, closed = graph_of(ledgers, policy), closings(ledgers[RAW.name], policy)
-    changes = {name: _changes(name, ledgers, graph) for name in graph.closing}
+    graph = graph_of(ledgers, policy)
+    closed = {log: closings(ledgers[log], graph.policy_of(log)) for log in graph.sources}
+    changes = {
+        (name, of.source.name): _changes(of, ledgers)
+        for name in graph.closing
+        for of in graph.inputs[name]
+        if of.source.name in closed
+    }
     builds: dict[str, dict[date, list[Record]]] = {
         name: defaultdict(list) for name in graph.closing
     }
@@ -181,22 +188,22 @@ def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], b
 
     def closes(table: str, record: Record, day: date) -> bool:
         return all(
-            holds(table, record, day)
-            if of.source is RAW
+            holds(table, of.source.name, record, day)
+            if of.source.name in closed
             else all(
                 made(of.source.name, record, needed)
                 for needed in of.reach.deciding(ledgers[of.source.name])(day)
-                if needed >= policy.start
+                if needed >= graph.policy_of(of.source.name).start
             )
             for of in graph.inputs[table]
         )
 
-    def holds(table: str, record: Record, day: date) -> bool:
-        closed_by = closed.get(day)
+    def holds(table: str, log: str, record: Record, day: date) -> bool:
+        closed_by = closed[log].get(day)
         if closed_by is None:
             return False
-        wanted = max((v for v in changes[table][day] if v <= closed_by), default=closed_by)
-        return record.inputs.get(RAW.name, -1) >= wanted
+        wanted = max((v for v in changes[table, log][day] if v <= closed_by), default=closed_by)
+        return record.inputs.get(log, -1) >= wanted
 
     def made(source: str, record: Record, day: date) -> bool:
         of = record.inputs.get(source, -1)
@@ -212,14 +219,14 @@ def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], b
     return closes
 
 
-def _changes(table: str, ledgers: Ledgers, graph: Graph) -> Mapping[date, Sequence[int]]:
-    """By day of a table, the commits of the raw log that made it due."""
+def _changes(of: Dependency, ledgers: Ledgers) -> Mapping[date, Sequence[int]]:
+    """By day of a table, the commits of a raw log that made it due."""
     found: dict[date, list[int]] = defaultdict(list)
-    for of in graph.inputs[table]:
-        days_of, source = of.due(ledgers[of.source.name]), of.source
-        for record in ledgers[source.name].records if source is RAW else ():
-            for day in days_of(record):
-                found[day].append(record.version)
+    log = ledgers[of.source.name]
+    days_of = of.due(log)
+    for record in log.records:
+        for day in days_of(record):
+            found[day].append(record.version)
     return found
 
 
@@ -247,8 +254,8 @@ def arrivals(
     """Which log days have landed and are not loaded as they are.
 
     Args:
-        raw: the ledger of `raw_orders`.
-        rejected: that of `raw_orders_rejected`, which a run may have failed to publish with it.
+        raw: the ledger of a raw log.
+        rejected: that of its rejected lines, which a run may have failed to publish with it.
         listing: of the whole landing.
         policy: the late-data policy.
         today: a log day must be over to be loaded. One without a folder is loaded as an empty day
@@ -270,7 +277,7 @@ def arrivals(
         if due(then, wanted):
             load[day] = recipe
         elif rejected is not None and _lags(rejected, day, recipe):
-            load[day] = f"{recipe}+{REJECTED.name}"
+            load[day] = f"{recipe}+{rejected.table.name}"
     return Arrivals(load, frozenset(absent), held, recipes)
 
 
@@ -359,18 +366,18 @@ def _no_bridge(_table: str, _day: date) -> bool:
 
 
 def load_requests(
-    found: Arrivals, graph: Graph, per_run: int | None, bridge: Bridge = _no_bridge
+    found: Mapping[str, Arrivals], graph: Graph, per_run: int | None, bridge: Bridge = _no_bridge
 ) -> list[Request]:
-    """The runs that load what has landed, with all that follows the raw log by log day.
+    """The runs that load what has landed, with all that follows a raw log by log day.
 
     Args:
-        found: what has landed and is not loaded.
+        found: by raw log, what has landed and is not loaded.
         graph: of all tables.
         per_run: at most so many days a run.
         bridge: tells the days of a gap over which two ranges become one.
     """
-    tables = (*graph.landed, *graph.by_log_day)
-    return _requests({tables: dict(found.load)}, per_run, bridge)
+    groups = {graph.loaded_with(log): dict(arrived.load) for log, arrived in found.items()}
+    return _requests(groups, per_run, bridge)
 
 
 def rebuild_requests(
@@ -405,9 +412,9 @@ def rebuild_requests(
     for chain, together in ((graph.by_log_day, False), (graph.by_event_day, True)):
         wanted: dict[date, tuple[str, ...]] = {}
         for day in sorted({day for day, table in tokens if table in chain}):
-            lacks = [table for table in chain if (day, table) in tokens]
+            lacks = tuple(table for table in chain if (day, table) in tokens)
             # By event day, what follows a rebuilt table is rebuilt with it.
-            build = chain[chain.index(lacks[0]) :] if together else lacks
+            build = _with_followers(lacks, chain, graph) if together else lacks
             # But not what another run is about to build the input of.
             waits = {table for table in chain if day in behind.open.get(table, ())} - {*build}
             waits -= graph.upstream(lacks[0])
@@ -418,6 +425,16 @@ def rebuild_requests(
             token = ",".join(tokens[day, table] for table in chain if (day, table) in tokens)
             groups[build][day] = token
     return _requests(groups, per_run, bridge)
+
+
+def _with_followers(lacks: Sequence[str], chain: Sequence[str], graph: Graph) -> tuple[str, ...]:
+    """Tables, and those after the first of them that come of the same sources."""
+    first = {log: name for name in reversed(lacks) for log in graph.logs(name)}
+    return tuple(
+        name
+        for n, name in enumerate(chain)
+        if any(log in first and chain.index(first[log]) <= n for log in graph.logs(name))
+    )
 
 
 def handful(requests: Sequence[Request], most: int = HANDFUL) -> list[Request]:

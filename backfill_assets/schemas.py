@@ -34,7 +34,7 @@ ORDER_LINES = Source(
     event_time="order_ts",
     version_time="ingestion_ts",
     amount="amount",
-    named={Role.LATENESS: "arrival_lateness"},
+    named={Role.LATENESS: "arrival_lateness", Role.PAGE: "lateness_dashboard"},
 )
 RAW, REJECTED, STAGED, LATE, LATENESS = ORDER_LINES.tables
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal
@@ -251,7 +251,7 @@ class Settings(BaseSettings):
         """A digest of all that decides what is *in* the tables, for a deployment as a whole."""
         return self.digest_of(["window_days", "late_lines"])
 
-    def digest_of(self, fields: Iterable[str]) -> str:
+    def digest_of(self, fields: Iterable[str], overrides: Mapping[str, Any] | None = None) -> str:
         """A digest of some settings and of what decides every table.
 
         That is the business time zone, the versions of the engine, and what Spark's SQL is told but
@@ -260,8 +260,10 @@ class Settings(BaseSettings):
 
         Args:
             fields: the settings that decide some tables only.
+            overrides: their values, where they are others for these tables.
         """
-        deciding: dict[str, Any] = {name: getattr(self, name) for name in fields}
+        others = overrides or {}
+        deciding: dict[str, Any] = {n: others.get(n, getattr(self, n)) for n in fields}
         deciding |= {"timezone": self.timezone, "engine": engine_versions()}
         # A day in UTC begins at the same moment by any data.
         if self.timezone != "UTC":

@@ -10,9 +10,10 @@ from __future__ import annotations
 import enum
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import date
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -38,22 +39,24 @@ _MADE_IN = "backfill_assets.assets"
 
 
 class Role(enum.Enum):
-    """What a table is to its source."""
+    """What an asset is to its source: a table, or the page with its figures."""
 
     LOG = "raw log"
     REJECTED = "rejected lines"
     STAGED = "staging"
     LATE = "late lines"
     LATENESS = "figures of lateness"
+    PAGE = "lateness page"
 
 
-#: What its tables are called where a source does not say otherwise.
+#: What its assets are called where a source does not say otherwise.
 _NAMES = {
     Role.LOG: "raw_{}",
     Role.REJECTED: "raw_{}_rejected",
     Role.STAGED: "stg_{}",
     Role.LATE: "late_{}",
     Role.LATENESS: "{}_lateness",
+    Role.PAGE: "{}_lateness_dashboard",
 }
 
 
@@ -68,6 +71,11 @@ class SourceTable(Table):
 
     source: Source = field(repr=False, compare=False)
     role: Role
+
+    @property
+    def pages(self) -> tuple[str, ...]:
+        """The assets without days that are made anew with it."""
+        return (self.source.page,) if self.role is Role.LATENESS else ()
 
     @property
     def equations(self) -> list[Equation]:
@@ -114,7 +122,11 @@ class Source:
         version_time: the timestamp field that tells when the source took this version.
         amount: the decimal field whose sum is audited, and compared with what the source says it
             sent; none if there is no such.
-        named: names of its tables, by role, where they differ from what follows from `name`.
+        start: the first day of the source; the deployment's, if not given.
+        window_days: its reprocessing window; the deployment's, if not given.
+        late_lines: what becomes of its late lines, `correct` or `drop`; as the deployment says, if
+            not given.
+        named: names of its assets, by role, where they differ from what follows from `name`.
         declared_in: the module that declares it; the one that calls this, if not given.
 
     Raises:
@@ -127,6 +139,9 @@ class Source:
     event_time: str
     version_time: str
     amount: str | None = None
+    start: date | None = None
+    window_days: int | None = None
+    late_lines: Literal["correct", "drop"] | None = None
     named: Mapping[Role, str] = field(default_factory=dict)
     declared_in: str = field(default="", compare=False)
 
@@ -205,7 +220,7 @@ class Source:
 
         def inputs(policy: Policy) -> Inputs:
             recorded = "event_days" if policy.only_touched else ""
-            return (Dependency(self.raw, policy.reach, recorded),)
+            return (Dependency(self.raw, self.under(policy).reach, recorded),)
 
         model = models.staged(self.name, self.lines, list(self.key), self._totals)
         return self._table(
@@ -229,7 +244,7 @@ class Source:
 
         def inputs(policy: Policy) -> Inputs:
             # With an offset in the mapping, the UI would ask for more days than the user did.
-            window = last_days(policy.window_days + 1)
+            window = last_days(self.under(policy).window_days + 1)
             return (
                 Dependency(self.rejected, SAME_DAY),
                 Dependency(self.raw, window, "log_days", launched=SAME_DAY),
@@ -244,6 +259,27 @@ class Source:
         )
 
     @property
+    def page(self) -> str:
+        """The asset of the page with the figures of lateness."""
+        return self._name(Role.PAGE)
+
+    def _name(self, role: Role) -> str:
+        return self.named.get(role) or _NAMES[role].format(self.name)
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The settings of the deployment that are others for this source, by field."""
+        given = {name: getattr(self, name) for name in ("start", "window_days", "late_lines")}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def under(self, policy: Policy) -> Policy:
+        """The late-data policy of the source, where the deployment has this one."""
+        changes = self.overrides
+        if late_lines := changes.pop("late_lines", None):
+            changes["corrects"] = late_lines == "correct"
+        return replace(policy, **changes)
+
+    @property
     def _totals(self) -> list[str]:
         return [self.amount] if self.amount else []
 
@@ -251,7 +287,7 @@ class Source:
         self, role: Role, model: type[pa.DataFrameModel], made_in: str, **more: Any
     ) -> SourceTable:
         return SourceTable(
-            name=self.named.get(role) or _NAMES[role].format(self.name),
+            name=self._name(role),
             model=model,
             made_in=(f"{_MADE_IN}.{made_in}", self.lines.__module__, self.declared_in),
             source=self,

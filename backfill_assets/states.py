@@ -81,7 +81,7 @@ class Situation:
     Attributes:
         ledgers: by table.
         backlog: the days behind their inputs.
-        arrivals: the landing against the raw log.
+        arrivals: by raw log, the landing against it.
         failed: by table, days whose last run failed in a check of theirs.
         policy: the late-data policy.
         config_digests: by table, of the settings that decide its rows now.
@@ -91,7 +91,7 @@ class Situation:
 
     ledgers: Ledgers
     backlog: Backlog
-    arrivals: Arrivals
+    arrivals: Mapping[str, Arrivals]
     failed: Mapping[str, Collection[date]]
     policy: Policy
     config_digests: Mapping[str, str]
@@ -104,10 +104,15 @@ class Situation:
         return graph_of(self.ledgers, self.policy)
 
     @cached_property
-    def closed(self) -> Collection[date]:
-        """The days that are final in every frozen table."""
-        final = [set(self.final[name]) for name in self.frozen]
-        return set.intersection(*final) if final else set()
+    def closed(self) -> Mapping[str, set[date]]:
+        """By raw log, the days that are final in its frozen tables, or in all that close."""
+        found = {}
+        for log in self.graph.sources:
+            closing = [name for name in self.graph.closing if log in self.graph.logs(name)]
+            final = [set(self.final[name]) for name in closing if name in self.frozen]
+            final = final or [set(self.final[name]) for name in closing]
+            found[log] = set.intersection(*final) if final else set()
+        return found
 
     @property
     def frozen(self) -> list[str]:
@@ -125,14 +130,14 @@ class Situation:
         return built_of_withdrawn(self.ledgers, self.policy)
 
     @cached_property
-    def unloaded(self) -> set[date]:
-        """Log days that have landed and should have been loaded by now."""
-        return self._late(self.arrivals.load)
+    def unloaded(self) -> Mapping[str, set[date]]:
+        """By raw log, log days that have landed and should have been loaded by now."""
+        return {log: self._late(found.load) for log, found in self.arrivals.items()}
 
     @cached_property
-    def absent(self) -> set[date]:
-        """Log days that should have landed by now."""
-        return self._late(self.arrivals.absent)
+    def absent(self) -> Mapping[str, set[date]]:
+        """By raw log, log days that should have landed by now."""
+        return {log: self._late(found.absent) for log, found in self.arrivals.items()}
 
     def _late(self, log_days: Collection[date]) -> set[date]:
         # Tonight's run loads yesterday, and the last due day as an empty one if nothing has come.
@@ -142,12 +147,13 @@ class Situation:
 
 def day_states(table: str, now: Situation) -> dict[date, State]:
     """The state of every day that is due or published."""
-    expected = now.policy.due(now.today - DAY if now.in_time else now.today)
+    graph, policy = now.graph, now.graph.policy_of(table)
+    expected = policy.due(now.today - DAY if now.in_time else now.today)
     ledger = now.ledgers[table]
     unlike = ledger.under_other_settings(now.config_digests[table])
     behind, failed = set(now.backlog.open.get(table, ())), now.failed.get(table, ())
-    if table in now.graph.landed:
-        behind |= now.arrivals.load.keys() & ledger.published
+    arrived = [now.arrivals[log] for log in graph.logs(table)] if table in graph.landed else []
+    behind.update(*(found.load.keys() & ledger.published for found in arrived))
 
     def state(day: date) -> State:
         if day in failed:
@@ -164,13 +170,14 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
             return State.INPUT_WITHDRAWN
         if day in behind:
             return State.INPUT_NEWER
-        if table in now.graph.landed and day in now.arrivals.held:
+        if any(day in found.held for found in arrived):
             return State.HELD
         if _lacks_input(table, day, now):
             return State.INPUT_MISSING
-        if table in now.graph.closing:
+        if table in graph.closing:
             return State.FINAL if day in now.final[table] else State.OPEN
-        if table in now.graph.by_event_day and day not in now.closed:
+        closed = all(day in now.closed[log] for log in graph.logs(table))
+        if table in graph.by_event_day and not closed:
             return State.OPEN
         return State.FRESH
 
@@ -178,14 +185,19 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
 
 
 def _lacks_input(table: str, day: date, now: Situation) -> bool:
+    return any(_lacks_log(log, table, day, now) for log in now.graph.logs(table))
+
+
+def _lacks_log(log: str, table: str, day: date, now: Situation) -> bool:
+    """Whether log days of one source that decide a day have not landed, or are not loaded."""
+    policy, unloaded, absent = now.graph.policy_of(log), now.unloaded[log], now.absent[log]
     if table in now.graph.by_event_day:
-        needed = now.policy.log_days(day)
         # A closed day waits for nobody; only what is there and not loaded concerns it.
-        closed = day in now.closed
-        return any(d in now.unloaded or (not closed and d in now.absent) for d in needed)
+        closed = day in now.closed[log]
+        return any(d in unloaded or (not closed and d in absent) for d in policy.log_days(day))
     # A day without a folder is normal in the end; while its window is open, somebody may wonder.
-    open_since = now.today - (now.policy.window_days + now.policy.lag_days) * DAY
-    return day in now.absent and day >= open_since
+    open_since = now.today - (policy.window_days + policy.lag_days) * DAY
+    return day in absent and day >= open_since
 
 
 def summary(states: Mapping[date, State]) -> dict[str, int]:

@@ -162,6 +162,11 @@ class Table:
         object.__setattr__(self, "merges", said.get("merge", False))
 
     @property
+    def pages(self) -> tuple[str, ...]:
+        """The assets without days that are made anew with it."""
+        return ()
+
+    @property
     def equations(self) -> list[Equation]:
         """The numbers of a day that it must share with earlier layers.
 

@@ -35,9 +35,9 @@ from backfill_assets.manifests import Manifest, after_undo
 from backfill_assets.partitions import DAY, Window, packed, spelled
 from backfill_assets.records import Ledger, Ledgers, Record, read_ledgers
 from backfill_assets.reprocessing import manifests
-from backfill_assets.schemas import LATE, RAW, REJECTED
 from backfill_assets.settings import Settings
 from backfill_assets.snapshots import data_files, rows_as_of
+from backfill_assets.sources import Role, SourceTable
 from backfill_assets.stores import open_store
 from backfill_assets.tables import Table
 from backfill_assets.touched import touched
@@ -237,7 +237,7 @@ class _Undo:
         back.
         """
         old = change.previous
-        if old is None or self.table in (RAW, REJECTED):
+        if old is None or not self.table.inputs(Policy.of(self.asked.settings)):
             return ""
         others = (other.version for other in ledger.foreign if day in other.days)
         if any(old.vouches(day) < version <= change.before for version in others):
@@ -294,11 +294,14 @@ class _Undo:
         now counts as known.
         """
         days = [v.day for v in verdicts]
-        if self.table is RAW:
+        table = self.table
+        if not isinstance(table, SourceTable):
+            return {}
+        if table.role is Role.LOG:
             loaded = manifests(before.ledger)
             settings = self.asked.settings
-            policy = Policy.of(settings)
-            moved = touched(before, rows, verdicts, policy, settings.timezone)
+            policy = table.source.under(Policy.of(settings))
+            moved = touched(table.source, before, rows, verdicts, policy, settings.timezone)
             return {
                 "landing": {
                     str(day): _put_back(changes[day].previous, day, loaded[day]).said
@@ -307,7 +310,7 @@ class _Undo:
                 },
                 **moved.said,
             }
-        if self.table is LATE:
+        if table.role is Role.LATE:
             olds = {
                 str(day): c.previous.said.get("late", {})
                 for day, c in changes.items()

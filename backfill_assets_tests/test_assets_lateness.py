@@ -18,7 +18,7 @@ from backfill_assets import dashboard
 from backfill_assets.assets import lateness
 from backfill_assets.audit import Severity, judge, measure
 from backfill_assets.partitions import DAY, Window
-from backfill_assets.schemas import LATENESS
+from backfill_assets.schemas import LATENESS, ORDER_LINES
 from backfill_assets_tests.pipeline import Pipeline, day, order
 from backfill_assets_tests.test_dashboard import by_delay
 
@@ -231,7 +231,7 @@ def test_books_count_for_themselves(spark):
     assert [verdict.severity for verdict in verdicts] == [Severity.WARN, Severity.ERROR]
 
 
-MEASURED = ("raw_orders", "raw_orders_rejected", LATENESS.name, dashboard.DASHBOARD)
+MEASURED = ("raw_orders", "raw_orders_rejected", LATENESS.name, ORDER_LINES.page)
 
 
 def events(pipeline: Pipeline, name: str) -> list[dg.AssetMaterialization]:
@@ -257,14 +257,14 @@ def test_assets_from_landing_to_page(pipeline):
     assert by_day[str(day(4))]["delay days p95"] == dg.IntMetadataValue(3)
     assert "superseded_lines may be too low: 1 of the 7" in by_day[str(day(4))]["warnings"].value
 
-    pages = events(pipeline, dashboard.DASHBOARD)
+    pages = events(pipeline, ORDER_LINES.page)
     assert [page.partition for page in pages] == [None, None, None]  # one a run, of no day
     said = {name: value.value for name, value in pages[0].metadata.items()}
-    folder = pipeline.warehouse / dashboard.DASHBOARD
+    folder = pipeline.warehouse / ORDER_LINES.page
     assert [path.name for path in folder.iterdir()] == ["index.html"]
     assert said["path"] == str(folder / "index.html")
     assert (said["days"], said["lines"], said["late share"]) == (4, 8, 3 / 8)
-    assert (said["order days compared"], said["smallest W that catches 99 %"]) == (
+    assert (said["event days compared"], said["smallest W that catches 99 %"]) == (
         0,
         "not known yet",
     )
@@ -276,18 +276,18 @@ def test_assets_from_landing_to_page(pipeline):
 
 
 def test_without_a_table_there_is_no_page(pipeline):
-    result = pipeline.run(1, assets=[dashboard.DASHBOARD], fails=True)
+    result = pipeline.run(1, assets=[ORDER_LINES.page], fails=True)
     assert "materialize it for some days, then lateness_dashboard again" in (
         pipeline.failure(result)
     )
-    assert not (pipeline.warehouse / dashboard.DASHBOARD).exists()
+    assert not (pipeline.warehouse / ORDER_LINES.page).exists()
 
 
 def test_a_table_of_an_earlier_release_is_named_with_the_way(pipeline):
     without = [name for name in LATENESS.columns if "delays" not in name]
     rows = pa.Table.from_pylist([expected([], [], day(1), 7)]).select(without)
     write_deltalake(str(pipeline.warehouse / LATENESS.name), rows)
-    result = pipeline.run(1, assets=[dashboard.DASHBOARD], fails=True)
+    result = pipeline.run(1, assets=[ORDER_LINES.page], fails=True)
     assert "was made by an earlier release and has no delays. The page is as it was." in (
         pipeline.failure(result)
     )

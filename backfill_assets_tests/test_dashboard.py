@@ -20,6 +20,7 @@ import pytest
 from backfill_assets import advice, dashboard
 from backfill_assets.delays import within
 from backfill_assets.partitions import DAY
+from backfill_assets.schemas import ORDER_LINES
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.pipeline import day
 
@@ -96,7 +97,7 @@ class Reader(HTMLParser):
 def drawn(rows: pa.Table, window_days: int = 7, version: int = 2, **overrides) -> str:
     """The page of a deployment with these settings."""
     settings = load_settings(window_days=window_days, **{"ui_url": UI} | overrides)
-    return dashboard.page(rows, settings, version)
+    return dashboard.page(rows, ORDER_LINES, settings, version)
 
 
 def test_the_page_needs_nothing_from_elsewhere():
@@ -250,7 +251,7 @@ def test_the_pictures_by_log_day_have_the_numbers_of_their_tables():
         ("delays", "half are this late at most (median)", "dot blue"): [
             r["delay_days_p50"] for r in rows
         ],
-        ("superseded", "superseded versions of orders", "bar blue"): [
+        ("superseded", "superseded versions", "bar blue"): [
             r["superseded_lines"] for r in rows
         ],
         ("rejected", "rejected lines", "bar orange"): [r["rejected_lines"] for r in rows],
@@ -324,7 +325,7 @@ def test_the_page_says_its_figures():
         "takes 0 days. A window of 3 days catches 99.9 % of the money, and no shorter one does. "
         "For 99 % it takes 0 days. The configured window of 7 days catches 99.90 % of the lines "
         "and 99.90 % of the money; 10 lines came after it. All shares are of the 10,000 lines of "
-        "the 10 order days 2024-01-01 to 2024-01-10: the days that are measured together with the "
+        "the 10 event days 2024-01-01 to 2024-01-10: the days that are measured together with the "
         "14 log days after them",
     ):
         assert said in text
@@ -332,7 +333,7 @@ def test_the_page_says_its_figures():
     assert "another window" not in text
 
 
-#: Of an order day's 2,000 lines 2 % come late, over 1 to 12 days: three with each delay, four with
+#: Of an event day's 2,000 lines 2 % come late, over 1 to 12 days: three with each delay, four with
 #: 7 to 10 days. So a window of 6 days misses 22 of them and one of 7 days 18; 20 are 1 %.
 DELAYS = [0] * 1960 + [(n + 6) % 12 + 1 for n in range(40)]
 
@@ -384,7 +385,7 @@ def test_counting_every_log_day_would_advise_too_short_a_window():
 def test_a_history_too_short_gives_no_advice(history):
     rows = delayed(history, older=True)
     said = advice.key_figures(rows, 7)
-    assert said["order days compared"] == 0
+    assert said["event days compared"] == 0
     assert {value for name, value in said.items() if "smallest W" in name} == {"not known yet"}
     if rows:
         text = Reader(drawn(pa.Table.from_pylist(rows))).text
@@ -417,7 +418,7 @@ def test_lines_of_long_ago_are_of_no_order_day_that_counts():
         (table(15, (0,) * 5), 7, ["None came late.", "A window of 0 days catches 99.9 % of"]),
         (table(delays=(0, 2)), 7, ["50.00 % (1) came late; none came after the window of 7 days"]),
         (table(delays=()), 7, ["No lines on 1 log day.", "Too little is measured"]),
-        (table(15, ()), 7, ["order day 2024-01-01 had no lines, so there is nothing to say"]),
+        (table(15, ()), 7, ["event day 2024-01-01 had no lines, so there is nothing to say"]),
         (table(546), 7, ["546,000 lines on 546 log days.", "2024-01-01 to 2025-06-15"]),
         (table(delays=(0,) * 9_999 + (20,)), 7, ["0.01 % (1) came late"]),
         (table(40, (0,) * 9 + (20,)), 14, ["No window of up to 14 days catches 99.9 % of the li"]),
@@ -442,7 +443,7 @@ def test_a_share_is_never_rounded_to_what_it_is_not():
     assert advice.smallest_window({0: 998_999, 1: 1_001}, 999) == 1
     assert advice.smallest_window({0: 999, 1: 1}, 999) == 0
     assert advice.smallest_window({0: 1, 20: 1}, 999) is None
-    # Beyond all windows that are compared, but of order days that count.
+    # Beyond all windows that are compared, but of event days that count.
     figures = advice.key_figures(table(40, (0, 20)).to_pylist(), 7)
     assert figures["smallest W that catches 99 %"] == "more than 14"
 

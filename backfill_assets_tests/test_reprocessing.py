@@ -67,7 +67,7 @@ BY_LOG_DAY, BY_EVENT_DAY = GRAPH.by_log_day, GRAPH.by_event_day
 
 
 def asked_load(found, *more, **named):
-    return load_requests(found, GRAPH, *more, **named)
+    return load_requests({RAW.name: found}, GRAPH, *more, **named)
 
 
 def asked_rebuild(behind, *more, **named):

@@ -119,11 +119,13 @@ def situation(
     return Situation(
         ledgers=found,
         backlog=behind or backlog(found, policy, today),
-        arrivals=Arrivals(
-            load=dict.fromkeys(load, "x"),
-            absent=frozenset(absent),
-            held={day: [f"arrival_date={day}/part-0.jsonl"] for day in held},
-        ),
+        arrivals={
+            RAW.name: Arrivals(
+                load=dict.fromkeys(load, "x"),
+                absent=frozenset(absent),
+                held={day: [f"arrival_date={day}/part-0.jsonl"] for day in held},
+            )
+        },
         failed=failed or {},
         policy=policy,
         config_digests=dict.fromkeys(TABLES, settings),

@@ -1,4 +1,4 @@
-"""The lateness page as an asset: drawn anew from all days of `arrival_lateness`.
+"""The lateness page as an asset: drawn anew from all days of a source's figures.
 
 In a module of its own, so that the code of the page is none of the table's: see `codes`.
 """
@@ -6,22 +6,25 @@ In a module of its own, so that the code of the page is none of the table's: see
 import dagster as dg
 
 from backfill_assets.advice import key_figures
-from backfill_assets.dashboard import DASHBOARD, page, write
+from backfill_assets.dashboard import page, write
+from backfill_assets.lateness import Policy
 from backfill_assets.records import load_log
-from backfill_assets.schemas import LATENESS, RAW, REJECTED
 from backfill_assets.settings import Settings
+from backfill_assets.sources import Source
 from backfill_assets.stores import folder_of
 
 
-def build(settings: Settings) -> dg.AssetsDefinition:
-    """`lateness_dashboard`, which has no days of its own."""
+def build(settings: Settings, source: Source) -> dg.AssetsDefinition:
+    """The page of a source, which has no days of its own."""
+    name, lateness = source.page, source.lateness
+    window_days = source.under(Policy.of(settings)).window_days
 
     @dg.multi_asset(
-        name="draw_lateness",
+        name=f"draw_{name}",
         specs=[
             dg.AssetSpec(
-                DASHBOARD,
-                deps=[LATENESS.name],
+                name,
+                deps=[lateness.name],
                 description="One page, for people, on how late lines arrive and which window "
                 "would catch them; it opens in any browser, without a network.",
                 group_name="lateness",
@@ -32,35 +35,35 @@ def build(settings: Settings) -> dg.AssetsDefinition:
         # It has no days; but Dagster's command line takes a range only if every asset has this.
         backfill_policy=dg.BackfillPolicy.single_run(),
         # Two runs at once would write the one page; dagster.yaml lets one in at a time.
-        pool=DASHBOARD,
+        pool=name,
     )
     def draw_lateness(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-        url = settings.table(LATENESS.name)
+        url = settings.table(lateness.name)
         log = load_log(url)
         rows = log.to_pyarrow_table(filesystem=folder_of(url)) if log else None
         if log is None or not rows:
             raise dg.Failure(
-                f"There is nothing to show yet, {LATENESS.name} has no rows at {url}: materialize "
-                f"it for some days, then {DASHBOARD} again. Nothing was written.",
+                f"There is nothing to show yet, {lateness.name} has no rows at {url}: materialize "
+                f"it for some days, then {name} again. Nothing was written.",
                 allow_retries=False,
             )
-        if missing := [name for name in LATENESS.columns if name not in rows.column_names]:
+        if missing := [column for column in lateness.columns if column not in rows.column_names]:
             raise dg.Failure(
-                f"{DASHBOARD}: {LATENESS.name} at {url} was made by an earlier release and has no "
+                f"{name}: {lateness.name} at {url} was made by an earlier release and has no "
                 f"{', '.join(missing)}. The page is as it was. Delete that folder, as all of it "
-                f"follows from {RAW.name} and {REJECTED.name}; then materialize {LATENESS.name} "
-                f"for all its days, and {DASHBOARD}.",
+                f"follows from {source.raw.name} and {source.rejected.name}; then materialize "
+                f"{lateness.name} for all its days, and {name}.",
                 allow_retries=False,
             )
-        text = page(rows, settings, log.version())
-        path = write(text, f"{settings.warehouse}/{DASHBOARD}", context.run.run_id)
+        text = page(rows, source, settings, log.version())
+        path = write(text, f"{settings.warehouse}/{name}", context.run.run_id)
         return dg.MaterializeResult(
             metadata={
                 "path": dg.MetadataValue.url(path)
                 if "://" in path
                 else dg.MetadataValue.path(path),
-                **key_figures(rows.to_pylist(), settings.window_days),
-                f"delta version {LATENESS.name}": log.version(),
+                **key_figures(rows.to_pylist(), window_days),
+                f"delta version {lateness.name}": log.version(),
             }
         )
 

@@ -18,10 +18,10 @@ import click
 
 from backfill_assets.cli.output import Output, Status, command
 from backfill_assets.cli.parameters import Day, home
-from backfill_assets.settings import Settings, load_settings
+from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
-    from backfill_assets.night import Result
+    from backfill_assets.night import Night, Result
     from backfill_assets.reprocessing import Request
 
 
@@ -44,21 +44,22 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
     with _home_or_none() as folder, dg.DagsterInstance.from_config(folder) as instance:
         look = partial(busy, instance, nights.tables, daemon=not lacking_daemons(instance))
         if not run:
-            _print_commands(out, settings, today, *nights.wave(today, look(), list))
+            _print_commands(out, nights, today, *nights.wave(today, look(), list))
             return Status.FINE
-        return _told(out, today, run_night(nights, today, look, partial(_run_one, out, folder)))
+        return _told(
+            out, today, run_night(nights, today, look, partial(_run_one, out, nights, folder))
+        )
 
 
 def _print_commands(
-    out: Output, settings: Settings, today: date, kind: str, requests: Sequence[Request]
+    out: Output, nights: Night, today: date, kind: str, requests: Sequence[Request]
 ) -> None:
     from backfill_assets.night import UNLIMITED
-    from backfill_assets.night import command as command_of
 
     out.say(_outlook(today, kind, requests))
-    given = [f"{k}={v}" for k, v in UNLIMITED.items()] if settings.partitions_per_run else []
+    given = [f"{k}={v}" for k, v in UNLIMITED.items()] if nights.settings.partitions_per_run else []
     for request in requests:
-        out.say(shlex.join(given + command_of(request)))
+        out.say(shlex.join(given + nights.command(request)))
 
 
 def _outlook(today: date, kind: str, requests: Sequence[Request]) -> str:
@@ -99,15 +100,14 @@ def _home_or_none() -> Iterator[str]:
         yield temporary
 
 
-def _run_one(out: Output, folder: str, kind: str, request: Request) -> bool:
+def _run_one(out: Output, nights: Night, folder: str, kind: str, request: Request) -> bool:
     """Run a request as a process of its own; whether it succeeded."""
     from backfill_assets.cli.progress import condense
     from backfill_assets.night import LOAD, UNLIMITED
-    from backfill_assets.night import command as command_of
 
     doing = "Loading" if kind == LOAD else "Building"
     out.note(f"{doing} {', '.join(request.tables)} for {request.window} ...")
-    dagster, *arguments = command_of(request)
+    dagster, *arguments = nights.command(request)
     with subprocess.Popen(
         [str(Path(sys.executable).with_name(dagster)), *arguments],
         env={**os.environ, **UNLIMITED, "DAGSTER_HOME": folder},

@@ -7,7 +7,6 @@ from collections import Counter, deque
 from collections.abc import Iterable
 
 from backfill_assets.cli.output import Output, Status
-from backfill_assets.dashboard import DASHBOARD
 
 _EVENT = re.compile(r" - dagster - \w+ - .* - (?P<step>\w+) - (?P<event>[A-Z_]+)(?: - |$)")
 _ASSET = re.compile(r"Materialized value (\w+)\.")
@@ -18,6 +17,8 @@ _FAILURE = "dagster._core.definitions.events.Failure: "
 #: Errors that say themselves what is wrong and what to do; their stack trace would hide that.
 _OURS = (_FAILURE, "backfill_assets.")
 _TAIL = 40
+#: How the assets end that have no days, the pages of `sources.Source.page`.
+_PAGE = "lateness_dashboard"
 
 
 def condense(lines: Iterable[str], out: Output) -> Status:
@@ -114,7 +115,7 @@ class _Condensed:
         """What the step published and evaluated."""
         days, same = (
             ", ".join(
-                f"{name} {n} day{'s' * (n != 1)}" if name != DASHBOARD else name
+                f"{name} {n} day{'s' * (n != 1)}" if not name.endswith(_PAGE) else name
                 for name, n in counts.items()
             )
             for counts in (self.days, self.identical)

@@ -48,7 +48,7 @@ def show(out: Output, tables: Sequence[str], as_json: bool) -> None:
         grid.add_row(*_cells(one))
     out.grid(grid)
     out.note(f"Tables   {settings.warehouse}/<table>")
-    out.note(f"Landing  {settings.landing}/orders/arrival_date=<day>/")
+    out.note(f"Landing  {settings.landing}/<source>/arrival_date=<day>/")
     out.note("Next     make ui, then launch a range of days; or run the same days again and")
     out.note("         see with `backfill-assets show` that not a row has changed")
 
