@@ -14,6 +14,7 @@ from backfill_assets.codes import Code, running_code
 from backfill_assets.derived import Derived
 from backfill_assets.executor import one_process_executor
 from backfill_assets.plain import DataFrameIOManager
+from backfill_assets.schemas import ORDER_LINES
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.spark import Engine
 
@@ -41,10 +42,10 @@ def build_defs(
     automatic = automation.build(settings, clock)
     assets = [
         raw.build(settings, running),
-        *staging.build(settings, running),
+        *staging.build(settings, running, ORDER_LINES),
         fact.build(settings, running),
         *corrections.build(settings, running),
-        lateness.build(settings, running),
+        lateness.build(settings, running, ORDER_LINES),
         dashboard.build(settings),
         *(
             derived.build(settings, running, table)

@@ -35,7 +35,7 @@ from backfill_assets.manifests import Manifest, after_undo
 from backfill_assets.partitions import DAY, Window, packed, spelled
 from backfill_assets.records import Ledger, Ledgers, Record, read_ledgers
 from backfill_assets.reprocessing import manifests
-from backfill_assets.schemas import LATE, RAW, REJECTED
+from backfill_assets.schemas import LATE, ORDER_LINES, RAW, REJECTED
 from backfill_assets.settings import Settings
 from backfill_assets.snapshots import data_files, rows_as_of
 from backfill_assets.stores import open_store
@@ -298,7 +298,7 @@ class _Undo:
             loaded = manifests(before.ledger)
             settings = self.asked.settings
             policy = Policy.of(settings)
-            moved = touched(before, rows, verdicts, policy, settings.timezone)
+            moved = touched(ORDER_LINES, before, rows, verdicts, policy, settings.timezone)
             return {
                 "landing": {
                     str(day): _put_back(changes[day].previous, day, loaded[day]).said
