@@ -93,7 +93,8 @@ def _of_closed_days(name: str, now: Situation) -> str:
     never_close = [table for table in graph.by_event_day if table not in graph.closing]
     has = [table for table in never_close if graph.logs(table) & graph.logs(name)]
     first = next(table for table in graph.closing if table in {name, *graph.upstream(name)})
-    return _CLOSED.format(f"{' and '.join(has)} {'have' if len(has) > 1 else 'has'} them," if has else "", first)
+    have = "have" if len(has) > 1 else "has"
+    return _CLOSED.format(f"{' and '.join(has)} {have} them," if has else "", first)
 
 
 def _misfit(ledger: Ledger) -> list[str]:

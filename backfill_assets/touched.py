@@ -1,6 +1,6 @@
 """Which days a change of the raw log touches: exactly those whose rows it changes, and no other.
 
-Only the orders that changed are looked at, in all their versions.
+Only the keys that changed are looked at, in all their versions.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ from backfill_assets.audit import Verdict
 from backfill_assets.io_manager import Snapshot
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import any_of, packed, windows
-from backfill_assets.schemas import RAW, STAGED
+from backfill_assets.sources import Source
 from backfill_assets.spark import keeping
-
-_VERSION = ("order_id", "customer_id", "order_ts", "amount", "ingestion_ts", "log_date")
 
 
 @dataclass(frozen=True)
@@ -39,8 +37,8 @@ class Touched:
         event_days: event days whose staged rows change, or that can be staged for the first time.
         current_days: the same with everything known now, by an endless window.
         log_days: log days whose lateness may change: those that changed themselves, and those of
-            the W days after with a line of the same orders.
-        spans: by log day, the event days that any version of the orders tells of that changed and
+            the W days after with a line of the same keys.
+        spans: by log day, the event days that any version of the keys tells of that changed and
             have a line there. So all log days that decide an event day are those whose spans,
             over all commits, hold it.
     """
@@ -62,6 +60,7 @@ class Touched:
 
 
 def touched(
+    source: Source,
     before: Snapshot | None,
     after: DataFrame,
     verdicts: Sequence[Verdict],
@@ -71,6 +70,7 @@ def touched(
     """What is touched by the days that passed.
 
     Args:
+        source: of the raw log.
         before: the raw log as it is; none while there is no table.
         after: the raw rows that are about to replace it, of all days of the run.
         verdicts: the verdicts on these days.
@@ -87,24 +87,23 @@ def touched(
     if not changed:
         return Touched()
     first = frozenset(passed.keys() - known)
-    changed_days = any_of(windows(changed), RAW.partition)
-    new = with_event_day(after.where(changed_days), timezone).select("event_date", *_VERSION)
+    changed_days = any_of(windows(changed), source.raw.partition)
+    new = _versions(after.where(changed_days), source, timezone)
     if before is None or not known:
         # An event day can only be built once its own log day is there.
-        return Touched(first, first, frozenset(changed), _spans(new))
+        return Touched(first, first, frozenset(changed), _spans(source, new))
     with keeping() as keep:
-        old = with_event_day(before.whole, timezone).select("event_date", *_VERSION)
+        old = _versions(before.whole, source, timezone)
         rows = new
         if changed & known:
             was = old.where(changed_days)
             rows = new.exceptAll(was).unionByName(was.exceptAll(new))
-        orders = keep(rows.select("order_id").distinct())
-        then = keep(old.join(orders, "order_id", "left_semi"))
-        now = then.where(f"NOT ({changed_days})").unionByName(
-            new.join(orders, "order_id", "left_semi")
-        )
-        spans = _spans(now)
-        event_days, current_days = _restated(then, now, policy)
+        key = list(source.key)
+        keys = keep(rows.select(*key).distinct())
+        then = keep(old.join(keys, key, "left_semi"))
+        now = then.where(f"NOT ({changed_days})").unionByName(new.join(keys, key, "left_semi"))
+        spans = _spans(source, now)
+        event_days, current_days = _restated(source, then, now, policy)
         # What others did to the log is in no recipe of what was built before.
         strange = {day for day in changed & known if before.ledger.stands(day) is None}
         odd = {day for d in strange for day in policy.may_touch(d)}
@@ -117,18 +116,25 @@ def touched(
     )
 
 
+def _versions(raw: DataFrame, source: Source, timezone: str) -> DataFrame:
+    """Of raw rows what the rules look at: not from which file they came."""
+    dated = with_event_day(raw, source, timezone)
+    return dated.select("event_date", *source.fields, "log_date")
+
+
 def _restated(
-    then: DataFrame, now: DataFrame, policy: Policy
+    source: Source, then: DataFrame, now: DataFrame, policy: Policy
 ) -> tuple[frozenset[date], frozenset[date]]:
-    """The event days on which other rows of the orders are staged, and count with all known."""
+    """The event days on which other rows of the keys are staged, and count with all known."""
     sides = then.withColumn("_side", F.lit(-1)).unionByName(now.withColumn("_side", F.lit(1)))
-    versions = greatest_first("_side", "order_id")
+    versions = greatest_first(source, "_side", *source.key)
+    columns = source.staged.columns
     staged = in_time(policy.window_days) & ~superseded(versions, policy.window_days)
     counts = counts_now(versions, policy.window_days, corrects=policy.corrects)
     ranked = sides.select(
-        *STAGED.columns, _signed(staged).alias("_staged"), _signed(counts).alias("_counts")
+        *columns, _signed(staged).alias("_staged"), _signed(counts).alias("_counts")
     )
-    changes = ranked.groupBy(*STAGED.columns).agg(
+    changes = ranked.groupBy(*columns).agg(
         F.sum("_staged").alias("_staged"), F.sum("_counts").alias("_counts")
     )
     days = changes.groupBy("event_date").agg(
@@ -145,11 +151,11 @@ def _signed(condition: Column) -> Column:
     return F.when(condition, F.col("_side")).otherwise(0)
 
 
-def _spans(versions: DataFrame) -> dict[date, frozenset[date]]:
-    """By log day, the event days of the orders that have a line there.
+def _spans(source: Source, versions: DataFrame) -> dict[date, frozenset[date]]:
+    """By log day, the event days of the keys that have a line there.
 
-    Sets of days are slow to build. Nearly all orders have at most two lines: of these, the least
-    and the greatest day are all. Orders are told apart by a hash: where two meet, a day counts for
+    Sets of days are slow to build. Nearly all keys have at most two lines: of these, the least
+    and the greatest day are all. Keys are told apart by a hash: where two meet, a day counts for
     more log days than it must, and nothing is missed.
     """
     found: dict[date, set[date]] = defaultdict(set)
@@ -159,18 +165,18 @@ def _spans(versions: DataFrame) -> dict[date, frozenset[date]]:
             for log_day in logged:
                 found[log_day].update(told)
 
-    lines = versions.select(F.xxhash64("order_id").alias("_order"), "log_date", "event_date")
+    lines = versions.select(F.xxhash64(*source.key).alias("_key"), "log_date", "event_date")
     ends = [end(day) for day in ("log_date", "event_date") for end in (F.min, F.max)]
     names = [f"_{n}" for n in range(len(ends))]
-    orders = lines.groupBy("_order").agg(
+    keys = lines.groupBy("_key").agg(
         *(end.alias(name) for end, name in zip(ends, names, strict=True)),
         F.count(F.lit(1)).alias("_lines"),
     )
     between = (F.col("_lines") > 2) & ((F.col("_0") != F.col("_1")) | (F.col("_2") != F.col("_3")))
-    rows = orders.select(*names, between.alias("_between")).distinct().collect()
+    rows = keys.select(*names, between.alias("_between")).distinct().collect()
     add(((row["_0"], row["_1"]), (row["_2"], row["_3"])) for row in rows)
     if any(row["_between"] for row in rows):
-        few = lines.join(orders.where(between), "_order", "left_semi").groupBy("_order")
+        few = lines.join(keys.where(between), "_key", "left_semi").groupBy("_key")
         sets = few.agg(F.collect_set("log_date"), F.collect_set("event_date"))
         add((logged, told) for _, logged, told in sets.collect())
     return {day: frozenset(told) for day, told in sorted(found.items())}

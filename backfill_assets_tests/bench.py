@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from backfill_assets.assets import fact, lines, staging
 from backfill_assets.landing import Landing, read_lines, survey
 from backfill_assets.partitions import Window
-from backfill_assets.schemas import FACT, LATE, RAW, REJECTED, STAGED
+from backfill_assets.schemas import FACT, LATE, ORDER_LINES, RAW, REJECTED, STAGED
 from backfill_assets.settings import load_settings
 from backfill_assets.spark import Engine
 from backfill_assets.tables import Table
@@ -58,9 +58,10 @@ def same_transforms(spark: SparkSession, found: Landing, folder: Path, days: Win
     log = save(lines.raw_orders(read).where(days.predicate("log_date")), RAW)
     save(lines.rejected_orders(read).where(days.predicate("arrival_date")), REJECTED)
     read.unpersist()
-    dated = staging.with_event_day(log, "UTC")
-    save(staging.late_orders(dated, 7), LATE)
-    staged = save(staging.staged_orders(staging.ranked(dated, days, 7)), STAGED)
+    dated = staging.with_event_day(log, ORDER_LINES, "UTC")
+    save(staging.late_lines(dated, ORDER_LINES, 7), LATE)
+    ranked = staging.ranked(dated, ORDER_LINES, days, 7)
+    staged = save(staging.staged(ranked, ORDER_LINES), STAGED)
     save(fact.daily_orders(staged), FACT)
 
 

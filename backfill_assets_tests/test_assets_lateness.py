@@ -115,6 +115,7 @@ def measured(spark, lines, rejected, window: Window, window_days: int) -> list[d
             [x for x in lines if x["log_date"] in read],
             [d for d in rejected if d in window],
         ),
+        ORDER_LINES,
         window,
         window_days,
     )
@@ -210,7 +211,7 @@ def test_books_count_for_themselves(spark):
     raw_frame, rejected_frame = frames(spark, lines, rejected)
     rows = {d: expected(lines, rejected, d, 2) for d in window}
     rows[day(11)]["lines"] += 1
-    found = lateness.books(rows, raw_frame, rejected_frame, window, 2, {day(8)})
+    found = lateness.books(rows, raw_frame, rejected_frame, ORDER_LINES, window, 2, {day(8)})
     good, bad = found[day(10)], found[day(11)]
     assert (good.rows, bad.rows) == (1, 1)
     assert not good.problems
@@ -226,7 +227,9 @@ def test_books_count_for_themselves(spark):
     assert "1 of the 2 day(s) before" in good.warnings[0]
     assert not bad.warnings
     # A missing row is the audit's to find.
-    frame = lateness.arrival_lateness(raw_frame, rejected_frame, Window(day(10), day(11)), 2)
+    frame = lateness.arrival_lateness(
+        raw_frame, rejected_frame, ORDER_LINES, Window(day(10), day(11)), 2
+    )
     verdicts = judge(LATENESS, window, measure(frame, LATENESS), found, {})
     assert [verdict.severity for verdict in verdicts] == [Severity.WARN, Severity.ERROR]
 

@@ -251,9 +251,7 @@ def test_the_pictures_by_log_day_have_the_numbers_of_their_tables():
         ("delays", "half are this late at most (median)", "dot blue"): [
             r["delay_days_p50"] for r in rows
         ],
-        ("superseded", "superseded versions", "bar blue"): [
-            r["superseded_lines"] for r in rows
-        ],
+        ("superseded", "superseded versions", "bar blue"): [r["superseded_lines"] for r in rows],
         ("rejected", "rejected lines", "bar orange"): [r["rejected_lines"] for r in rows],
     }
     assert {(name, head) for name, head, _ in expected} == {

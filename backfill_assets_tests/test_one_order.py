@@ -16,7 +16,7 @@ from backfill_assets.assets.lines import raw_orders, read_orders
 from backfill_assets.assets.versions import with_event_day
 from backfill_assets.landing import read_lines, survey
 from backfill_assets.partitions import Window
-from backfill_assets.schemas import TABLES
+from backfill_assets.schemas import ORDER_LINES, TABLES
 from backfill_assets_tests.pipeline import Pipeline, day
 
 PAGE = (Path(__file__).parents[1] / "docs" / "one-order.md").read_text()
@@ -47,7 +47,9 @@ def land(pipeline: Pipeline, path: str, line: str) -> None:
 def dates(log: DataFrame, zone: str) -> Iterator[list[str]]:
     """A row of the page for each line: amount, arrival, log and event day, days late."""
     late = F.datediff("log_date", "event_date")
-    rows = with_event_day(log, zone).orderBy("amount").withColumn("late", late).collect()
+    rows = (
+        with_event_day(log, ORDER_LINES, zone).orderBy("amount").withColumn("late", late).collect()
+    )
     for row in rows:
         yield [
             str(row[name]) for name in ("amount", "arrival_date", "log_date", "event_date", "late")

@@ -16,7 +16,7 @@ from backfill_assets import touched
 from backfill_assets.assets import corrections, fact, lines, staging, versions
 from backfill_assets.landing import read_lines, survey
 from backfill_assets.partitions import DAY, Window
-from backfill_assets.schemas import LATE, RAW, STAGED
+from backfill_assets.schemas import LATE, ORDER_LINES, RAW, STAGED
 from backfill_assets_tests.landings import DAYS, batches
 from backfill_assets_tests.model import known_now, run_model
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, day
@@ -63,15 +63,15 @@ def test_the_transforms_agree_with_the_model_on_every_row(engine, spark, batch, 
         found = survey(spark, str(pipeline.landing), CALENDAR.widened(before=1))
         read = lines.read_orders(read_lines(spark, found), zone).persist()
         log = lines.raw_orders(read).where(CALENDAR.predicate("log_date"))
-        dated = staging.with_event_day(log, zone).persist()
-        ranked = staging.ranked(dated, CALENDAR, window_days)
-        staged = staging.staged_orders(ranked).persist()
+        dated = staging.with_event_day(log, ORDER_LINES, zone).persist()
+        ranked = staging.ranked(dated, ORDER_LINES, CALENDAR, window_days)
+        staged = staging.staged(ranked, ORDER_LINES).persist()
         assert plain(log.collect(), RAW.columns) == plain(model.raw, RAW.columns)
         assert lines.rejected_orders(read).where(CALENDAR.predicate("arrival_date")).count() == len(
             model.rejected
         )
         assert plain(staged.collect(), STAGED.columns) == plain(model.staged, STAGED.columns)
-        late = staging.late_orders(dated, window_days)
+        late = staging.late_lines(dated, ORDER_LINES, window_days)
         assert plain(late.collect(), LATE.columns) == plain(model.late, LATE.columns)
         assert sums(fact.daily_orders(staged).collect()) == model.fact
         for frame in (read, dated, staged):
@@ -86,11 +86,12 @@ def test_a_range_decides_each_day_as_that_day_alone(engine, spark, batch, window
         land(pipeline, batch, "part")
         found = survey(spark, str(pipeline.landing), CALENDAR.widened(before=1))
         log = lines.raw_orders(lines.read_orders(read_lines(spark, found), "UTC"))
-        dated = staging.with_event_day(log, "UTC").persist()
+        dated = staging.with_event_day(log, ORDER_LINES, "UTC").persist()
 
         def staged(window: Window):
             logged = dated.where(window.widened(after=window_days).predicate("log_date"))
-            return staging.staged_orders(staging.ranked(logged, window, window_days))
+            rows = staging.ranked(logged, ORDER_LINES, window, window_days)
+            return staging.staged(rows, ORDER_LINES)
 
         alone = staged(Window(day(1), day(2)))
         for n in range(2, DAYS + 1):
@@ -120,17 +121,19 @@ def test_current_is_what_an_endless_window_gives(engine, spark, batch, window_da
         )
         found = survey(spark, str(pipeline.landing), CALENDAR.widened(before=1))
         log = lines.raw_orders(lines.read_orders(read_lines(spark, found), "UTC"))
-        log = staging.with_event_day(log.where(CALENDAR.predicate("log_date")), "UTC").persist()
+        log = log.where(CALENDAR.predicate("log_date"))
+        log = staging.with_event_day(log, ORDER_LINES, "UTC").persist()
 
         def current(window: Window):
-            rows = versions.known(log, window, window_days, corrects=corrects)
+            rows = versions.known(log, ORDER_LINES, window, window_days, corrects=corrects)
             return corrections.current_orders(rows)
 
         whole = current(CALENDAR).persist()
         assert sums(whole.collect()) == expected
         alone = [row for d in CALENDAR for row in current(Window(d, d + DAY)).collect()]
         assert sums(alone) == expected
-        facts = fact.daily_orders(staging.staged_orders(staging.ranked(log, CALENDAR, window_days)))
+        ranked = staging.ranked(log, ORDER_LINES, CALENDAR, window_days)
+        facts = fact.daily_orders(staging.staged(ranked, ORDER_LINES))
         changes = sums(corrections.order_corrections(facts, whole).collect())
         frozen = model.fact
         nothing = (0, Decimal(0))
@@ -157,7 +160,7 @@ def test_spans_hold_the_days_of_all_lines_of_an_order(spark):
             expected[log_day].update(event_day for _, event_day in of)
     for take in (lines, lines[:5], []):
         frame = spark.createDataFrame(take, "order_id STRING, log_date DATE, event_date DATE")
-        found = touched._spans(frame)
+        found = touched._spans(ORDER_LINES, frame)
         if take is lines:
             assert found == expected
         assert found.keys() == {log_day for _, log_day, _ in take}

@@ -16,7 +16,7 @@ from backfill_assets.assets import versions
 from backfill_assets.definitions import build_defs
 from backfill_assets.landing import read_lines, survey
 from backfill_assets.partitions import DAY, Window, daily_partitions
-from backfill_assets.schemas import STAGED
+from backfill_assets.schemas import ORDER_LINES, STAGED
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.model import run_model
 
@@ -59,8 +59,11 @@ def test_every_moment_is_on_its_business_day(spark, tmp_path, zone, offset):
         (folder / f"{n}.jsonl").write_text(json.dumps(line) + "\n")
         expected[f"o{n}"] = day
     lines = read_lines(spark, survey(spark, str(tmp_path), YEAR.widened(before=1)))
-    log = versions.with_event_day(orders.raw_orders(orders.read_orders(lines, zone)), zone)
-    staged = versions.staged_orders(versions.ranked(log, YEAR, 0)).collect()
+    log = versions.with_event_day(
+        orders.raw_orders(orders.read_orders(lines, zone)), ORDER_LINES, zone
+    )
+    ranked = versions.ranked(log, ORDER_LINES, YEAR, 0)
+    staged = versions.staged(ranked, ORDER_LINES).collect()
     assert {row["order_id"]: row["event_date"] for row in staged} == expected
     model = run_model(tmp_path, start=YEAR.start, end=YEAR.end, window_days=0, timezone=zone)
     assert sorted((r["event_date"], r["order_id"], r["log_date"]) for r in staged) == sorted(

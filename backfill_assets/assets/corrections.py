@@ -16,21 +16,21 @@ from pyspark.sql import functions as F
 
 from backfill_assets.assets.fact import daily_orders
 from backfill_assets.assets.publishing import delta_assets, plan_of, publish
-from backfill_assets.assets.versions import in_time, known, staged_orders, with_event_day
+from backfill_assets.assets.versions import SUPERSEDED, in_time, known, staged, with_event_day
 from backfill_assets.audit import Book
 from backfill_assets.codes import Code
 from backfill_assets.io_manager import Built, Candidate, Input, Plan
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window, any_of, windows
 from backfill_assets.reach import Known
-from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, RAW
+from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, ORDER_LINES, RAW
 from backfill_assets.settings import Settings
 from backfill_assets.spark import keeping
 
 
 def current_orders(rows: DataFrame) -> DataFrame:
     """Orders and revenue by day and customer, of the rows of `versions.known` that count."""
-    return daily_orders(staged_orders(rows)).select(*CURRENT.columns)
+    return daily_orders(staged(rows, ORDER_LINES)).select(*CURRENT.columns)
 
 
 def current_books(
@@ -50,8 +50,8 @@ def current_books(
     counts = lines.groupBy("event_date").count().collect()
     came = {row["event_date"]: row["count"] for row in counts}
     sums = rows.groupBy("event_date").agg(
-        F.count_if("superseded"),
-        F.coalesce(F.sum(F.when(~F.col("superseded"), F.col("amount"))), F.lit(Decimal("0.00"))),
+        F.count_if(SUPERSEDED),
+        F.coalesce(F.sum(F.when(~F.col(SUPERSEDED), F.col("amount"))), F.lit(Decimal("0.00"))),
     )
     seen = {day: (superseded, amount) for day, superseded, amount in sums.collect()}
     books = {}
@@ -132,8 +132,10 @@ def build(settings: Settings, code: Code) -> list[dg.AssetsDefinition]:
                 def build(days: Window) -> Built:
                     wanted = windows({d for day in days for d in logged(day)})
                     lines = log.whole.where(any_of(wanted, RAW.partition))
-                    raw = with_event_day(lines, settings.timezone)
-                    rows = keep(known(raw, days, policy.window_days, corrects=policy.corrects))
+                    raw = with_event_day(lines, ORDER_LINES, settings.timezone)
+                    rows = keep(
+                        known(raw, ORDER_LINES, days, policy.window_days, corrects=policy.corrects)
+                    )
                     books = current_books(raw, rows, days, policy)
                     return Built(current_orders(rows), books, scattered=True)
 

@@ -34,7 +34,7 @@ from backfill_assets.manifests import Loaded, Manifest, Target, due, news
 from backfill_assets.partitions import DAY, Window, packed
 from backfill_assets.records import Ledger, read_ledger
 from backfill_assets.reprocessing import manifests, settled_days, targets
-from backfill_assets.schemas import RAW, REJECTED
+from backfill_assets.schemas import ORDER_LINES, RAW, REJECTED
 from backfill_assets.settings import Settings
 from backfill_assets.snapshots import rows_as_of
 from backfill_assets.spark import Engine, Keep
@@ -551,7 +551,7 @@ class Work:
     ) -> Remarks:
         """What a commit of raw tells those who follow it; `reprocessing` and `recipes` read it."""
         policy = Policy.of(self.settings)
-        changes = touched(before, rows, verdicts, policy, self.settings.timezone)
+        changes = touched(ORDER_LINES, before, rows, verdicts, policy, self.settings.timezone)
         loaded = {v.day: wanted[v.day].manifest for v in verdicts if v.passed}
         log = before.ledger if before else Ledger(RAW)
         was, now = self._settled(log, loaded, listing, policy)

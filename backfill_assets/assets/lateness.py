@@ -9,28 +9,29 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
-from backfill_assets.assets.publishing import delta_assets, plan_of, publish
-from backfill_assets.assets.versions import in_time, with_event_day
+from backfill_assets.assets.publishing import Lineage, delta_assets, plan_of, publish
+from backfill_assets.assets.versions import in_time, money, with_event_day
 from backfill_assets.audit import Book
 from backfill_assets.codes import Code
 from backfill_assets.delays import COMPARED, lines_within
 from backfill_assets.io_manager import Built, Candidate, Input, Plan
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
-from backfill_assets.schemas import LATENESS, RAW, REJECTED
 from backfill_assets.settings import Settings
+from backfill_assets.sources import Source
 from backfill_assets.spark import keeping
 
 
 def arrival_lateness(
-    raw: DataFrame, rejected: DataFrame, window: Window, window_days: int
+    raw: DataFrame, rejected: DataFrame, source: Source, window: Window, window_days: int
 ) -> DataFrame:
     """The lateness of each log day of the window, one row a day, also for a day without lines.
 
     Args:
         raw: `with_event_day` of the log days from `window_days` before the window to its end; the
-            days before only tell which orders were known.
+            days before only tell which keys were known.
         rejected: the rejected lines of the window's arrival days.
+        source: of the lines.
         window: the log days to measure.
         window_days: the reprocessing window W.
     """
@@ -40,19 +41,20 @@ def arrival_lateness(
     )
     days = raw.sparkSession.createDataFrame([(day,) for day in window], "log_date DATE")
     parts = (
-        _by_delay(logged, window_days),
-        _percentiles(logged),
-        _superseded(raw, window_days),
+        _by_delay(logged, source, window_days),
+        _percentiles(logged, source),
+        _superseded(raw, source, window_days),
         unread,
     )
     for part in parts:
         days = days.join(part, "log_date", "left")
-    return days.select(*[_filled(name) for name in LATENESS.columns])
+    table = source.lateness
+    kinds = {name: table.struct[name].dataType.simpleString() for name in table.columns}
+    return days.select(*[_filled(name, kind) for name, kind in kinds.items()])
 
 
-def _filled(name: str) -> Column:
+def _filled(name: str, kind: str) -> Column:
     """A column of the table in its type, zero on a day that an input has no rows of."""
-    kind = LATENESS.struct[name].dataType.simpleString()
     column = F.col(name)
     if kind.startswith("array"):
         column = F.coalesce(column, F.array().cast(kind))
@@ -65,10 +67,10 @@ def _delay() -> Column:
     return F.datediff("log_date", "event_date")
 
 
-def _by_delay(logged: DataFrame, window_days: int) -> DataFrame:
+def _by_delay(logged: DataFrame, source: Source, window_days: int) -> DataFrame:
     """By log day: counts and sums, in all and by delay.
 
-    By delay first, which leaves few rows: with it the order day of each count is known.
+    By delay first, which leaves few rows: with it the event day of each count is known.
     """
     late, beyond = F.col("delay") >= 1, F.col("delay") > window_days
     entry = F.struct("delay", "count", "money")
@@ -76,8 +78,8 @@ def _by_delay(logged: DataFrame, window_days: int) -> DataFrame:
         logged.groupBy("log_date", _delay().alias("delay"))
         .agg(
             F.count(F.lit(1)).alias("count"),
-            F.sum("amount").alias("amount"),
-            F.sum(F.abs("amount")).alias("money"),
+            F.sum(money(source)).alias("amount"),
+            F.sum(F.abs(money(source))).alias("money"),
         )
         .groupBy("log_date")
         .agg(
@@ -99,12 +101,12 @@ def _by_delay(logged: DataFrame, window_days: int) -> DataFrame:
     )
 
 
-def _percentiles(logged: DataFrame) -> DataFrame:
+def _percentiles(logged: DataFrame, source: Source) -> DataFrame:
     """By log day with late lines: how late they are."""
+    latest = F.greatest(source.event_time, source.version_time)
+    micros = F.unix_micros(latest) - F.unix_micros(source.event_time)
     # In integers: a double cannot hold the microseconds between far apart times.
-    minutes = F.expr(
-        "(unix_micros(greatest(order_ts, ingestion_ts)) - unix_micros(order_ts)) div 60000000"
-    )
+    minutes = F.call_function("div", micros, F.lit(60_000_000))
     delays = {"days": _delay(), "minutes": minutes}
     return (
         logged.where(_delay() >= 1)
@@ -129,20 +131,20 @@ def _percentile(name: str, share: str) -> Column:
     return F.expr(f"percentile_disc({share}) WITHIN GROUP (ORDER BY {name})")
 
 
-def _superseded(raw: DataFrame, window_days: int) -> DataFrame:
-    """By log day: lines that are not the first of their order in this day and the W before it.
+def _superseded(raw: DataFrame, source: Source, window_days: int) -> DataFrame:
+    """By log day: lines that are not the first of their key in this day and the W before it.
 
     Looked at from each day by itself, so that a range finds what its days one by one would.
     """
-    by_day = SqlWindow.partitionBy("order_id").orderBy("log_date")
+    by_day = SqlWindow.partitionBy(*source.key).orderBy("log_date")
     since = F.datediff("log_date", F.lag("log_date").over(by_day))
     first = F.when(F.coalesce(since <= window_days, F.lit(False)), 0).otherwise(1)
     return (
-        raw.groupBy("order_id", "log_date")
-        .agg(F.count(F.lit(1)).alias("versions"))
-        .withColumn("versions", F.col("versions") - first)
+        raw.groupBy(*source.key, "log_date")
+        .agg(F.count(F.lit(1)).alias("_versions"))
+        .withColumn("_versions", F.col("_versions") - first)
         .groupBy("log_date")
-        .agg(F.sum("versions").alias("superseded_lines"))
+        .agg(F.sum("_versions").alias("superseded_lines"))
     )
 
 
@@ -150,6 +152,7 @@ def books(
     rows: Mapping[date, Any],
     raw: DataFrame,
     rejected: DataFrame,
+    source: Source,
     window: Window,
     window_days: int,
     unknown: Collection[date] = (),
@@ -160,9 +163,10 @@ def books(
         rows: what `arrival_lateness` found, by day.
         raw: as for `arrival_lateness`.
         rejected: as for `arrival_lateness`.
+        source: of the lines.
         window: the log days to measure.
         window_days: the reprocessing window W.
-        unknown: days whose log has never been published, so that orders known by it are not.
+        unknown: days whose log has never been published, so that keys known by it are not.
     """
     counts = (
         raw.where(window.predicate("log_date"))
@@ -192,7 +196,7 @@ def books(
         holes = [d for d in Window(day, day).widened(before=window_days) if d in unknown]
         warning = (
             f"superseded_lines may be too low: {len(holes)} of the {window_days} day(s) before "
-            f"have no published {RAW.name}; publish them, then this day again"
+            f"have no published {source.raw.name}; publish them, then this day again"
         )
         found[day] = Book(
             entries=entries, rows=1, problems=problems, warnings=[warning] if holes else []
@@ -227,64 +231,72 @@ def numbers(row: Mapping[str, Any]) -> dict[str, int | float]:
     return said
 
 
-def build(settings: Settings, code: Code) -> dg.AssetsDefinition:
-    """`arrival_lateness`, from the raw log."""
-    window_days, policy = settings.window_days, Policy.of(settings)
-    of_lines = [(RAW.name, "log_date"), (RAW.name, "order_ts")]
-    with_amount = [*of_lines, (RAW.name, "amount")]
-    in_minutes = [*of_lines, (RAW.name, "ingestion_ts")]
+def _lineage(source: Source) -> Lineage:
+    raw = source.raw.name
+    of_lines = [(raw, "log_date"), (raw, source.event_time)]
+    with_amount = [*of_lines, (raw, source.amount)] if source.amount else []
+    in_minutes = [*of_lines, (raw, source.version_time)]
     delays = ("p50", "p95", "max")
+    return {
+        "log_date": [(raw, "log_date")],
+        "lines": [(raw, "log_date")],
+        "late_lines": of_lines,
+        "late_amount": with_amount,
+        "beyond_lines": of_lines,
+        "beyond_amount": with_amount,
+        "superseded_lines": [(raw, "log_date"), *((raw, name) for name in source.key)],
+        "rejected_lines": [(source.rejected.name, "arrival_date")],
+        **{f"delay_days_{name}": of_lines for name in delays},
+        **{f"delay_minutes_{name}": in_minutes for name in delays},
+        "delays": of_lines,
+        "lines_by_delay": of_lines,
+        "amount_by_delay": with_amount,
+    }
+
+
+def build(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
+    """The figures of lateness of a source, from its raw log.
+
+    Args:
+        settings: the deployment's settings.
+        code: that computes the asset.
+        source: the source.
+    """
+    window_days, policy = settings.window_days, Policy.of(settings)
+    table = source.lateness
 
     @delta_assets(
         settings,
-        name="measure_lateness",
-        tables=[LATENESS],
+        name=f"measure_{table.name}",
+        tables=[table],
         group="lateness",
-        lineage={
-            "log_date": [(RAW.name, "log_date")],
-            "lines": [(RAW.name, "log_date")],
-            "late_lines": of_lines,
-            "late_amount": with_amount,
-            "beyond_lines": of_lines,
-            "beyond_amount": with_amount,
-            "superseded_lines": [(RAW.name, "log_date"), (RAW.name, "order_id")],
-            "rejected_lines": [(REJECTED.name, "arrival_date")],
-            **{f"delay_days_{name}": of_lines for name in delays},
-            **{f"delay_minutes_{name}": in_minutes for name in delays},
-            "delays": of_lines,
-            "lines_by_delay": of_lines,
-            "amount_by_delay": with_amount,
-        },
+        lineage=_lineage(source),
         code=code,
     )
-    def measure_lateness(
-        context: dg.AssetExecutionContext,
-        raw_orders: Input,
-        raw_orders_rejected: Input,
-    ) -> Iterator:
+    def measure(context: dg.AssetExecutionContext, **inputs: Input) -> Iterator:
         with keeping() as keep:
 
             def plan(window: Window) -> Plan:
-                log, unread = raw_orders.now(), raw_orders_rejected.now()
+                log, unread = (inputs[of.name].now() for of in (source.raw, source.rejected))
 
                 def build(days: Window) -> Built:
                     read = days.widened(before=window_days)
-                    raw = with_event_day(log.days(read), settings.timezone)
+                    raw = with_event_day(log.days(read), source, settings.timezone)
                     rejected = unread.days(days)
-                    frame = keep(arrival_lateness(raw, rejected, days, window_days))
+                    frame = keep(arrival_lateness(raw, rejected, source, days, window_days))
                     rows = {row["log_date"]: row.asDict() for row in frame.collect()}
                     unknown = {
                         d for d in read if d >= settings.start and d not in log.ledger.published
                     }
                     return Built(
                         frame,
-                        books(rows, raw, rejected, days, window_days, unknown),
+                        books(rows, raw, rejected, source, days, window_days, unknown),
                         scattered=True,
                         numbers={day: numbers(row) for day, row in rows.items()},
                     )
 
-                return plan_of(LATENESS, policy, window, [log, unread], build)
+                return plan_of(table, policy, window, [log, unread], build)
 
-            yield from publish(context, [Candidate(LATENESS, plan)])
+            yield from publish(context, [Candidate(table, plan)])
 
-    return measure_lateness
+    return measure

@@ -1,4 +1,4 @@
-"""Staging layer: each order once on its event day, and the lines that came after its window.
+"""Staging layer: each key once on its event day, and the lines that came after its window.
 
 Which version counts is decided in `versions`.
 """
@@ -11,25 +11,32 @@ import dagster as dg
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.publishing import delta_assets, plan_of, publish
-from backfill_assets.assets.versions import in_time, ranked, staged_orders, with_event_day
+from backfill_assets.assets.publishing import Lineage, delta_assets, plan_of, publish
+from backfill_assets.assets.versions import (
+    SUPERSEDED,
+    in_time,
+    money,
+    ranked,
+    staged,
+    with_event_day,
+)
 from backfill_assets.audit import Book, Severity, Verdict
 from backfill_assets.codes import Code
 from backfill_assets.io_manager import Built, Candidate, Input, Plan, Remarks, Snapshot
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
 from backfill_assets.reprocessing import closings
-from backfill_assets.schemas import LATE, RAW, STAGED
 from backfill_assets.settings import Settings
+from backfill_assets.sources import Source
 from backfill_assets.spark import keeping
 
 
-def late_orders(raw: DataFrame, window_days: int, *, keep: bool = True) -> DataFrame:
+def late_lines(raw: DataFrame, source: Source, window_days: int, *, keep: bool = True) -> DataFrame:
     """The rows of the raw log that came after the window of their event day had closed.
 
     None of them where such lines are dropped: then `late_books` counts them, and nothing else does.
     """
-    return raw.where(~in_time(window_days) & F.lit(keep)).select(*LATE.columns)
+    return raw.where(~in_time(window_days) & F.lit(keep)).select(*source.late.columns)
 
 
 def staged_books(
@@ -39,7 +46,7 @@ def staged_books(
     due = (
         raw.where(window.predicate("event_date")).where(in_time(window_days)).groupBy("event_date")
     ).count()
-    lost = rows.where("superseded").groupBy("event_date").count()
+    lost = rows.where(SUPERSEDED).groupBy("event_date").count()
     came = {row["event_date"]: row["count"] for row in due.collect()}
     gone = {row["event_date"]: row["count"] for row in lost.collect()}
     return {
@@ -52,40 +59,37 @@ def staged_books(
 
 
 def late_books(
-    raw: DataFrame, window: Window, window_days: int, start: date, *, keep: bool = True
+    raw: DataFrame,
+    source: Source,
+    window: Window,
+    window_days: int,
+    start: date,
+    *,
+    keep: bool = True,
 ) -> dict[date, Book]:
     """By log day: rows of the raw log = in time + late, and what a person should know of the late.
 
-    Where they are kept they reach readers by `fact_daily_orders_current`, and a warning is enough;
-    dropped ones leave no other trace than this. Lines of days before the first one are in no other
-    table than the raw log, in time or late.
+    Where they are kept they reach readers by what is made of all that is known, and a warning is
+    enough; dropped ones leave no other trace than this. Lines of days before the first one are in
+    no other table than the raw log, in time or late.
     """
     late = ~in_time(window_days)
+    nothing = F.lit(Decimal("0.00"))
     counts = raw.groupBy("log_date").agg(
-        F.count(F.lit(1)).alias("rows"),
-        F.count_if(late).alias("late"),
-        F.coalesce(F.sum(F.when(late, F.col("amount"))), F.lit(Decimal("0.00"))).alias("amount"),
-        F.count_if(F.col("event_date") < F.lit(start)).alias("before"),
+        F.count(F.lit(1)),
+        F.count_if(late),
+        F.coalesce(F.sum(F.when(late, money(source))), nothing),
+        F.count_if(F.col("event_date") < F.lit(start)),
     )
-    seen = {row["log_date"]: row for row in counts.collect()}
+    seen = {day: numbers for day, *numbers in counts.collect()}
+    severity = Severity.WARN if keep else Severity.ALERT
     books = {}
     for day in window:
-        rows, count, amount, before = (
-            (seen[day]["rows"], seen[day]["late"], seen[day]["amount"], seen[day]["before"])
-            if day in seen
-            else (0, 0, Decimal("0.00"), 0)
-        )
-        kept = count if keep else 0
-        became = "they are in late_orders and in" if keep else "THEY WERE DROPPED and miss in"
-        said = (
-            f"{count} line(s) worth {amount} came after the window of their day had closed; "
-            f"{became} fact_daily_orders_current"
-        )
+        rows, count, amount, before = seen.get(day, (0, 0, Decimal("0.00"), 0))
         unseen = (
             f"{before} line(s) tell of days before {start}, the first of all; they are in "
-            "raw_orders and in no total"
+            f"{source.raw.name} and in no total"
         )
-        severity = Severity.WARN if keep else Severity.ALERT
         books[day] = Book(
             entries={
                 "raw": rows,
@@ -94,81 +98,112 @@ def late_books(
                 "late amount": amount,
                 "before the first day": before,
             },
-            rows=kept,
+            rows=count if keep else 0,
             warnings=[unseen] if before else [],
-            notices={"late_lines": (severity, said)} if count else {},
+            notices={"late_lines": (severity, _of_late(source, count, amount, keep))}
+            if count
+            else {},
         )
     return books
 
 
-_SAME = ("order_id", "customer_id", "order_ts", "amount", "ingestion_ts", "log_date")
+def _of_late(source: Source, count: int, amount: Decimal, keep: bool) -> str:
+    """What became of the late lines of a day, in a sentence."""
+    worth = f" worth {amount}" if source.amount else ""
+    became = (
+        f"they are in {source.late.name} and in what is made of all that is known"
+        if keep
+        else "THEY WERE DROPPED and are in no total"
+    )
+    return f"{count} line(s){worth} came after the window of their day had closed; {became}"
 
 
-def build(settings: Settings, code: Code) -> list[dg.AssetsDefinition]:
-    """`stg_orders`, whose late-data window is its partition mapping, and `late_orders`."""
-    lineage = {name: [(RAW.name, name)] for name in _SAME}
-    lineage["event_date"] = [(RAW.name, "order_ts")]
+def build(settings: Settings, code: Code, source: Source) -> list[dg.AssetsDefinition]:
+    """The staging of a source, whose late-data window is its partition mapping, and its late lines.
+
+    Args:
+        settings: the deployment's settings.
+        code: that computes the assets.
+        source: the source.
+    """
+    return [_stage(settings, code, source), _keep_late(settings, code, source)]
+
+
+def _lineage(source: Source, *columns: str) -> Lineage:
+    """Of columns that are the raw log's own, and of the event day."""
+    raw = source.raw.name
+    return {
+        **{name: [(raw, name)] for name in (*source.fields, "log_date", *columns)},
+        "event_date": [(raw, source.event_time)],
+    }
+
+
+def _stage(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
     window_days, policy = settings.window_days, Policy.of(settings)
 
     @delta_assets(
         settings,
-        name="stage_orders",
-        tables=[STAGED],
+        name=f"stage_{source.name}",
+        tables=[source.staged],
         group="staging",
-        lineage=lineage,
+        lineage=_lineage(source),
         code=code,
     )
-    def stage_orders(context: dg.AssetExecutionContext, raw_orders: Input) -> Iterator:
+    def stage(context: dg.AssetExecutionContext, **inputs: Input) -> Iterator:
         with keeping() as keep:
 
             def plan(window: Window) -> Plan:
-                log = raw_orders.now()
+                log = inputs[source.raw.name].now()
 
                 def build(days: Window) -> Built:
                     logged = log.days(policy.reach.read(days))
-                    raw = with_event_day(logged, settings.timezone)
-                    rows = keep(ranked(raw, days, window_days))
+                    raw = with_event_day(logged, source, settings.timezone)
+                    rows = keep(ranked(raw, source, days, window_days))
 
                     def remarks(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
                         closed = closings(log.ledger, policy)
                         return Remarks({v.day for v in verdicts if v.passed and v.day in closed})
 
                     due = staged_books(raw, rows, days, window_days)
-                    return Built(staged_orders(rows), due, scattered=True, remarks=remarks)
+                    return Built(staged(rows, source), due, scattered=True, remarks=remarks)
 
-                return plan_of(STAGED, policy, window, [log], build)
+                return plan_of(source.staged, policy, window, [log], build)
 
-            yield from publish(context, [Candidate(STAGED, plan)])
+            yield from publish(context, [Candidate(source.staged, plan)])
+
+    return stage
+
+
+def _keep_late(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
+    window_days, policy = settings.window_days, Policy.of(settings)
 
     @delta_assets(
         settings,
-        name="keep_late_orders",
-        tables=[LATE],
+        name=f"keep_late_{source.name}",
+        tables=[source.late],
         group="staging",
-        lineage={
-            **lineage,
-            "arrival_date": [(RAW.name, "arrival_date")],
-            "source_file": [(RAW.name, "source_file")],
-        },
+        lineage=_lineage(source, "arrival_date", "source_file"),
         code=code,
     )
-    def keep_late_orders(context: dg.AssetExecutionContext, raw_orders: Input) -> Iterator:
+    def keep_late(context: dg.AssetExecutionContext, **inputs: Input) -> Iterator:
         with keeping() as keep:
 
             def plan(window: Window) -> Plan:
-                log = raw_orders.now()
+                log = inputs[source.raw.name].now()
 
                 def build(days: Window) -> Built:
-                    raw = with_event_day(log.days(days), settings.timezone)
-                    rows = keep(late_orders(raw, window_days, keep=policy.corrects))
-                    due = late_books(raw, days, window_days, settings.start, keep=policy.corrects)
+                    raw = with_event_day(log.days(days), source, settings.timezone)
+                    rows = keep(late_lines(raw, source, window_days, keep=policy.corrects))
+                    due = late_books(
+                        raw, source, days, window_days, settings.start, keep=policy.corrects
+                    )
                     return Built(rows, due, remarks=_say_what_is_late)
 
-                return plan_of(LATE, policy, window, [log], build)
+                return plan_of(source.late, policy, window, [log], build)
 
-            yield from publish(context, [Candidate(LATE, plan)])
+            yield from publish(context, [Candidate(source.late, plan)])
 
-    return [stage_orders, keep_late_orders]
+    return keep_late
 
 
 def _say_what_is_late(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:

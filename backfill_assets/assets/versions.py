@@ -1,8 +1,10 @@
-"""Which version of an order counts on which day: the rules that staging and corrections share.
+"""Which version of a key counts on which day: the rules that staging and corrections share.
 
-The rule of DESIGN: a version of an order with event day D counts iff it was logged by D + W and no
-greater version of the same order was logged by D + W.
+The rule of DESIGN: a version of a key with event day D counts iff it was logged by D + W and no
+greater version of the same key was logged by D + W.
 """
+
+from decimal import Decimal
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -10,7 +12,10 @@ from pyspark.sql.window import Window as SqlWindow
 from pyspark.sql.window import WindowSpec
 
 from backfill_assets.partitions import Window
-from backfill_assets.schemas import STAGED
+from backfill_assets.sources import Source
+
+#: Of the rows of `ranked` and `known`: whether they do not count. No field has a name like this.
+SUPERSEDED = "_superseded"
 
 
 def business_day(moment: Column, timezone: str) -> Column:
@@ -18,15 +23,23 @@ def business_day(moment: Column, timezone: str) -> Column:
     return F.to_date(F.from_utc_timestamp(moment, timezone))
 
 
-def greatest_first(*partition: str) -> WindowSpec:
-    """Versions in descending order: of an order in one log, the first is the one that counts."""
+def money(source: Source) -> Column:
+    """What a line is worth: zero if its source has no amount."""
+    return F.col(source.amount) if source.amount else F.lit(Decimal("0.00"))
+
+
+def greatest_first(source: Source, *partition: str) -> WindowSpec:
+    """Versions in descending order: of a key in one log, the first is the one that counts.
+
+    The fields that are neither key nor time come last, and of them the last one first: they only
+    make sure that the same lines are always in the same order.
+    """
+    times = (source.event_time, source.version_time)
+    others = [name for name in source.fields if name not in (*source.key, *times)]
     return SqlWindow.partitionBy(*partition).orderBy(
-        F.greatest("order_ts", "ingestion_ts").desc(),
-        F.desc("log_date"),
-        F.desc("order_ts"),
-        F.desc("ingestion_ts"),
-        F.desc("amount"),
-        F.desc_nulls_last("customer_id"),
+        F.greatest(*times).desc(),
+        *(F.desc(name) for name in ("log_date", *times)),
+        *(F.desc_nulls_last(name) for name in reversed(others)),
     )
 
 
@@ -48,12 +61,12 @@ def in_time(window_days: int) -> Column:
 def counts_now(versions: WindowSpec, window_days: int, *, corrects: bool) -> Column:
     """Whether a version is the one that counts with everything known now.
 
-    The greatest version of an order, whenever it was logged. Where late lines are dropped, they
-    are as if they had never come, but for one thing: an order that such a line moved away from a
-    day which was still open is gone from that day, as it is in staging.
+    The greatest version of a key, whenever it was logged. Where late lines are dropped, they are
+    as if they had never come, but for one thing: a key that such a line moved away from a day
+    which was still open is gone from that day, as it is in staging.
 
     Args:
-        versions: all known versions of an order, as `greatest_first` has them.
+        versions: all known versions of a key, as `greatest_first` has them.
         window_days: the reprocessing window W.
         corrects: whether late lines count.
     """
@@ -68,49 +81,55 @@ def counts_now(versions: WindowSpec, window_days: int, *, corrects: bool) -> Col
     return in_time(window_days) & F.coalesce(days_until > window_days, F.lit(True))
 
 
-def with_event_day(raw: DataFrame, timezone: str) -> DataFrame:
-    """The raw log with the business day on which each order happened, `event_date`."""
-    return raw.withColumn("event_date", business_day(F.col("order_ts"), timezone))
+def with_event_day(raw: DataFrame, source: Source, timezone: str) -> DataFrame:
+    """The raw log with the business day that each line tells of, `event_date`."""
+    return raw.withColumn("event_date", business_day(F.col(source.event_time), timezone))
 
 
-def ranked(raw: DataFrame, window: Window, window_days: int) -> DataFrame:
-    """The rows in time of the window's event days, each with whether it is `superseded`.
+def ranked(raw: DataFrame, source: Source, window: Window, window_days: int) -> DataFrame:
+    """The rows in time of the window's event days, each with whether it is `SUPERSEDED`.
 
     Args:
         raw: `with_event_day` of the log days `window.start` to `window.end + window_days`. All of
             them take part, as a greater version may tell of a day outside the window.
+        source: of the log.
         window: the event days to stage.
         window_days: the reprocessing window W.
 
     A range decides each day by what that day alone would have seen.
     """
+    versions = greatest_first(source, *source.key)
     return (
-        raw.withColumn("superseded", superseded(greatest_first("order_id"), window_days))
+        raw.withColumn(SUPERSEDED, superseded(versions, window_days))
         .where(window.predicate("event_date"))
         .where(in_time(window_days))
-        .select(*STAGED.columns, "superseded")
+        .select(*source.staged.columns, SUPERSEDED)
     )
 
 
-def known(raw: DataFrame, window: Window, window_days: int, *, corrects: bool) -> DataFrame:
+def known(
+    raw: DataFrame, source: Source, window: Window, window_days: int, *, corrects: bool
+) -> DataFrame:
     """As `ranked`, with everything known now: an endless window.
 
     Args:
-        raw: `with_event_day` of all log days with lines of the orders of the window's days.
+        raw: `with_event_day` of all log days with lines of the keys of the window's days.
+        source: of the log.
         window: the event days.
         window_days: the reprocessing window W, beyond which a line is late.
         corrects: whether late lines count.
     """
-    counts = counts_now(greatest_first("order_id"), window_days, corrects=corrects)
+    versions = greatest_first(source, *source.key)
+    counts = counts_now(versions, window_days, corrects=corrects)
     late = F.lit(not corrects) & ~in_time(window_days)
     return (
-        raw.withColumn("superseded", ~counts)
+        raw.withColumn(SUPERSEDED, ~counts)
         .where(window.predicate("event_date"))
         .where(~late)
-        .select(*STAGED.columns, "superseded")
+        .select(*source.staged.columns, SUPERSEDED)
     )
 
 
-def staged_orders(rows: DataFrame) -> DataFrame:
+def staged(rows: DataFrame, source: Source) -> DataFrame:
     """The rows of `ranked`, or of `known`, that count."""
-    return rows.where(~F.col("superseded")).select(*STAGED.columns)
+    return rows.where(~F.col(SUPERSEDED)).select(*source.staged.columns)
