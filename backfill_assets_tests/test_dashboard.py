@@ -318,7 +318,7 @@ def test_the_page_says_its_figures():
         "Log days 2024-01-01 to 2024-01-24, from version 2 of arrival_lateness.",
         "24,000 lines on 24 log days. 0.30 % (72) came late; 0.10 % (24) came after the window of "
         "7 days had closed, with amounts that add up to 29,628.00. 96 lines made another version "
-        "of an order obsolete; 24 more lines could not be read and were rejected.",
+        "obsolete; 24 more lines could not be read and were rejected.",
         "A window of 3 days catches 99.9 % of the lines, and no shorter one does. For 99 % it "
         "takes 0 days. A window of 3 days catches 99.9 % of the money, and no shorter one does. "
         "For 99 % it takes 0 days. The configured window of 7 days catches 99.90 % of the lines "

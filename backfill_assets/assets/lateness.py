@@ -262,7 +262,8 @@ def build(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition
         code: that computes the asset.
         source: the source.
     """
-    window_days, policy = settings.window_days, Policy.of(settings)
+    policy = source.under(Policy.of(settings))
+    window_days = policy.window_days
     table = source.lateness
 
     @delta_assets(
@@ -286,7 +287,7 @@ def build(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition
                     frame = keep(arrival_lateness(raw, rejected, source, days, window_days))
                     rows = {row["log_date"]: row.asDict() for row in frame.collect()}
                     unknown = {
-                        d for d in read if d >= settings.start and d not in log.ledger.published
+                        d for d in read if d >= policy.start and d not in log.ledger.published
                     }
                     return Built(
                         frame,

@@ -139,7 +139,8 @@ def _lineage(source: Source, *columns: str) -> Lineage:
 
 
 def _stage(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
-    window_days, policy = settings.window_days, Policy.of(settings)
+    policy = source.under(Policy.of(settings))
+    window_days = policy.window_days
 
     @delta_assets(
         settings,
@@ -175,7 +176,8 @@ def _stage(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinitio
 
 
 def _keep_late(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
-    window_days, policy = settings.window_days, Policy.of(settings)
+    policy = source.under(Policy.of(settings))
+    window_days = policy.window_days
 
     @delta_assets(
         settings,
@@ -195,7 +197,7 @@ def _keep_late(settings: Settings, code: Code, source: Source) -> dg.AssetsDefin
                     raw = with_event_day(log.days(days), source, settings.timezone)
                     rows = keep(late_lines(raw, source, window_days, keep=policy.corrects))
                     due = late_books(
-                        raw, source, days, window_days, settings.start, keep=policy.corrects
+                        raw, source, days, window_days, policy.start, keep=policy.corrects
                     )
                     return Built(rows, due, remarks=_say_what_is_late)
 
