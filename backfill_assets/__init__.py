@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from backfill_assets.reach import SAME_DAY, last_days
     from backfill_assets.schemas import CURRENT, FACT, LATE, ORDERS, RAW, REJECTED, STAGED
     from backfill_assets.settings import load_settings
+    from backfill_assets.sources import Source
+    from backfill_assets.tables import nullable
 
 #: By name, the module that has it. Nothing is imported before it is asked for: the package's own
 #: modules are imported by way of this one, and some of them need no Spark.
@@ -30,6 +32,8 @@ _PLACES = {
     "REJECTED": "schemas",
     "STAGED": "schemas",
     "load_settings": "settings",
+    "Source": "sources",
+    "nullable": "tables",
 }
 __all__ = [
     "CURRENT",
@@ -41,11 +45,13 @@ __all__ = [
     "SAME_DAY",
     "STAGED",
     "Reads",
+    "Source",
     "build_defs",
     "conserves",
     "delta_io_manager",
     "last_days",
     "load_settings",
+    "nullable",
     "table",
 ]
 

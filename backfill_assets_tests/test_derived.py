@@ -207,7 +207,7 @@ def test_a_declaration_that_is_not_possible_is_refused(function, checks, said):
     [
         ("TWICE", "two tables are named raw_orders"),
         ("ORDERLESS", "an input of customer_spend_7d, must come before it"),
-        ("PLACE", "is not a table"),
+        ("PLACE", "is neither a table nor a source"),
         ("NOWHERE", "has no attribute 'NOWHERE'"),
     ],
 )

@@ -27,6 +27,7 @@ _FAMILIES = {
     },
     "Upkeep": {"verify": "upkeep", "maintain": "upkeep"},
     "Deployment": {
+        "init": "init",
         "ui": "deployment",
         "night": "night",
         "jars": "deployment",

@@ -1,0 +1,66 @@
+"""`init`: a project of one's own, with a source, a table, a test and sample data."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import distribution
+from pathlib import Path
+
+import click
+
+from backfill_assets.cli.output import Output, Status, command
+
+_SCAFFOLD = Path(__file__).parent.parent / "scaffold"
+#: The files of a project, each with what it is made of. `{name}` is the name of its package.
+_FILES = {
+    "pyproject.toml": "pyproject.toml.j2",
+    "Makefile": "Makefile.j2",
+    ".env": "env.j2",
+    ".gitignore": "gitignore",
+    "README.md": "README.md.j2",
+    "workspace.yaml": "workspace.yaml",
+    "dagster.yaml": "dagster.yaml",
+    "{name}/tables.py": "tables.py.j2",
+    "{name}/sample.py": "sample.py.j2",
+    "tests/test_tables.py": "test_tables.py.j2",
+}
+
+
+@command("init shop")
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+def init(out: Output, directory: Path) -> Status:
+    """Write a project of your own: a source, a table, a test, sample data.
+
+    DIRECTORY is a new or an empty folder; its name is that of the project.
+    """
+    name = directory.resolve().name.replace("-", "_")
+    if not name.isidentifier():
+        raise click.BadParameter(f"{directory.name} cannot name a Python package: use letters")
+    if directory.exists() and any(directory.iterdir()):
+        raise click.BadParameter(f"{directory} is not empty; nothing was written")
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    templates = Environment(
+        loader=FileSystemLoader(_SCAFFOLD),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    for path, template in _FILES.items():
+        file = directory / path.format(name=name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(
+            templates.get_template(template).render(name=name, requirement=_requirement())
+        )
+    (directory / name / "__init__.py").write_text(f'"""The tables of {name}."""\n')
+    out.say(f"{directory} is a project now. See it work: make -C {directory} demo")
+    return Status.FINE
+
+
+def _requirement() -> str:
+    """How pip finds the package again: where it was installed from, or its version."""
+    found = distribution("backfill-assets")
+    origin = json.loads(found.read_text("direct_url.json") or "{}")
+    if url := origin.get("url"):
+        return f"backfill-assets @ {url}"
+    return f"backfill-assets=={found.version}"

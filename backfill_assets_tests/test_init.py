@@ -1,0 +1,58 @@
+"""`init`: the project that it writes works by its own commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backfill_assets.cli import main
+
+HERE = Path(__file__).parents[1]
+
+
+def make(folder: Path, target: str) -> str:
+    """What `make` says, in an environment that has no settings of this process."""
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("BACKFILL_ASSETS_", "DAGSTER_"))}
+    if jars := os.environ.get("BACKFILL_ASSETS_JARS"):
+        own["BACKFILL_ASSETS_JARS"] = jars
+    command = ["make", "-C", str(folder), target, f"BIN={Path(sys.executable).parent}"]
+    done = subprocess.run(command, capture_output=True, text=True, env=own, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("of_users") / "shop"
+    assert main(["init", str(folder)]) == 0
+    return folder
+
+
+def test_the_demo_and_the_test_of_a_new_project_pass(project):
+    shown = make(project, "demo")
+    for table in ("raw_payments", "stg_payments", "account_totals_7d"):
+        (line,) = [line for line in shown.splitlines() if line.startswith(table)]
+        assert "14  2024-01-01...2024-01-14" in " ".join(line.split()).replace(" 2024", "  2024")
+    assert "1 passed" in make(project, "test")
+
+
+def test_the_instance_is_configured_as_ours(project):
+    assert (project / "dagster.yaml").read_text() == (HERE / "dagster.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "said"),
+    [("full", "a file", "is not empty"), ("1st", None, "cannot name a Python package")],
+)
+def test_what_cannot_become_a_project_is_refused(name, there, said, tmp_path, capsys):
+    folder = tmp_path / name
+    if there:
+        folder.mkdir()
+        (folder / there).write_text("")
+    assert main(["init", str(folder)]) == 2
+    assert said in capsys.readouterr().err
+    assert [path.name for path in folder.glob("*")] == ([there] if there else [])

@@ -1,0 +1,261 @@
+"""A second pipeline: web events, in three formats, late and wrong, alone and beside the orders."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from datetime import date, datetime, timedelta
+from random import Random
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from backfill_assets.automation import _Look
+from backfill_assets.examples.web_events import VISITS, active_users_7d
+from backfill_assets.partitions import DAY, Window
+from backfill_assets.planning import Parameters, make_plan
+from backfill_assets.records import read_ledgers
+from backfill_assets.schemas import FACT, ORDERS
+from backfill_assets.states import State, day_states
+from backfill_assets.verification import Outcome, verify
+from backfill_assets_tests.pipeline import START, Pipeline, day, order
+
+PLACE = "backfill_assets.examples.web_events:TABLES"
+TABLES = [*VISITS.tables, active_users_7d]
+ALL = [*(table.name for table in TABLES), VISITS.page]
+BOTH = [*ORDERS, VISITS, active_users_7d]
+W = 3
+LAST = 12
+
+
+@dataclass(frozen=True)
+class Visit:
+    visit_id: str
+    user_id: str | None
+    began_at: datetime
+    page: str
+    clicks: int
+    logged_in: bool
+    properties: str | None
+    sent_at: datetime
+    arrival: date
+
+    @property
+    def event(self) -> date:
+        return self.began_at.date()
+
+    @property
+    def line(self) -> dict:
+        """As it lands; a nested value as such."""
+        return {
+            "visit_id": self.visit_id,
+            "user_id": self.user_id,
+            "began_at": f"{self.began_at.isoformat()}Z",
+            "page": self.page,
+            "clicks": self.clicks,
+            "logged_in": self.logged_in,
+            "properties": json.loads(self.properties) if self.properties else None,
+            "sent_at": f"{self.sent_at.isoformat()}Z",
+        }
+
+    @property
+    def flat(self) -> dict:
+        return self.line | {"properties": self.properties}
+
+
+def made(seed: int) -> list[Visit]:
+    """Visits of twelve days: some late by up to six days, some in a second version."""
+    random, found = Random(seed), []
+    for n in range(1, LAST + 1):
+        for k in range(12):
+            arrival = day(n)
+            event = max(START, arrival - random.choice([0] * 8 + [1, 2, 4, 6]) * DAY)
+            began = datetime.combine(event, datetime.min.time()) + timedelta(hours=k)
+            user = random.choice([None, "u1", "u2", "u3", f"u{n}-{k}"])
+            visit = Visit(
+                f"v{n}-{k}",
+                user,
+                began,
+                f"/page/{k % 4}",
+                random.randrange(5),
+                user is not None,
+                random.choice([None, '{"dark":true,"size":[1,2]}']),
+                datetime.combine(arrival, datetime.min.time()) + timedelta(hours=23),
+                arrival,
+            )
+            found.append(visit)
+            if k % 5 == 0 and n + 2 <= LAST:
+                again = visit.sent_at + 2 * DAY
+                more = replace(visit, clicks=visit.clicks + 10, sent_at=again, arrival=again.date())
+                found.append(more)
+    return found
+
+
+def land(pipeline: Pipeline, visits: list[Visit], wrong: dict[int, list[str]]) -> None:
+    """Each arrival day in one of three formats, and beside it lines that are none."""
+    by_day: dict[date, list[Visit]] = defaultdict(list)
+    for visit in visits:
+        by_day[visit.arrival].append(visit)
+    for arrival, of in by_day.items():
+        folder = pipeline.landing / "visits" / f"arrival_date={arrival}"
+        folder.mkdir(parents=True, exist_ok=True)
+        n = (arrival - START).days + 1
+        if n % 3 == 0:
+            rows = pa.Table.from_pylist([{**v.flat, "began_at": v.began_at} for v in of])
+            pa.parquet.write_table(rows, folder / "part.parquet")
+        elif n % 3 == 1:
+            (folder / "part.jsonl").write_text("".join(f"{json.dumps(v.line)}\n" for v in of))
+        else:
+            pa.csv.write_csv(pa.Table.from_pylist([v.flat for v in of]), folder / "part.csv")
+        if n in wrong:
+            (folder / "wrong.jsonl").write_text("".join(f"{line}\n" for line in wrong[n]))
+
+
+def one_visit(name: str, event: date, arrival: date) -> Visit:
+    began, sent = (datetime(d.year, d.month, d.day, 5) for d in (event, arrival))
+    return Visit(name, "new", began, "/", 7, True, None, sent, arrival)
+
+
+def staged(visits: list[Visit], last: int) -> dict[date, dict[str, Visit]]:
+    """The model: by event day, each visit in the greatest version that was logged in time."""
+    newest: dict[str, list[Visit]] = defaultdict(list)
+    for visit in visits:
+        newest[visit.visit_id].append(visit)
+    found: dict[date, dict[str, Visit]] = defaultdict(dict)
+    for name, versions in newest.items():
+        by_event = defaultdict(list)
+        for one in versions:
+            if one.arrival <= day(last) and (one.arrival - one.event).days <= W:
+                by_event[one.event].append(one)
+        for event, of in by_event.items():
+            found[event][name] = max(of, key=lambda one: one.sent_at)
+    return found
+
+
+def active(of: dict[date, dict[str, Visit]], last: int) -> dict[date, tuple[int, int, int]]:
+    """The model: users, visits and clicks of seven days."""
+    found = {}
+    for run_date in Window(START, day(last) + DAY):
+        days = [run_date - n * DAY for n in range(7)]
+        visits = [one for d in days for one in of.get(d, {}).values()]
+        users = {one.user_id for one in visits} - {None}
+        if visits:
+            found[run_date] = (len(users), len(visits), sum(one.clicks for one in visits))
+    return found
+
+
+def published(pipeline: Pipeline) -> dict[date, tuple[int, int, int]]:
+    return {
+        row["run_date"]: (row["users"], row["visits"], row["clicks"])
+        for row in pipeline.rows(active_users_7d.name)
+    }
+
+
+WRONG = {
+    4: [
+        '{"visit_id":"x","began_at":"2024-01-04T10:00:00Z","page":"/","clicks":-1,'
+        '"logged_in":true,"sent_at":"2024-01-04T10:00:00Z"}',
+        '{"visit_id":"x","began_at":"2024-01-04T10:00:00Z","page":"/","clicks":1.5,'
+        '"logged_in":true,"sent_at":"2024-01-04T10:00:00Z"}',
+        '{"visit_id":"x","began_at":"2024-01-04T10:00:00Z","page":"/","clicks":1,'
+        '"logged_in":"perhaps","sent_at":"2024-01-04T10:00:00Z"}',
+        '{"began_at":"2024-01-04T10:00:00Z","page":"/","clicks":1,"logged_in":true,'
+        '"sent_at":"2024-01-04T10:00:00Z"}',
+    ]
+}
+
+
+def test_backfill_nights_plan_verify_and_undo(engine, tmp_path):
+    pipeline = Pipeline(engine, tmp_path, land=False, tables=PLACE)
+    visits = made(1)
+    land(pipeline, visits, WRONG)
+    pipeline.run(1, LAST, ALL)
+
+    model = staged(visits, LAST)
+    assert {
+        (row["event_date"], row["visit_id"]): (row["clicks"], row["user_id"], row["properties"])
+        for row in pipeline.rows(VISITS.staged.name)
+    } == {
+        (event, name): (one.clicks, one.user_id, one.properties)
+        for event, of in model.items()
+        for name, one in of.items()
+    }
+    assert published(pipeline) == active(model, LAST)
+    late = [v for v in visits if (v.arrival - v.event).days > W]
+    assert len(pipeline.rows(VISITS.late.name)) == len(late) > 0
+    assert sorted(row["reason"] for row in pipeline.rows(VISITS.rejected.name)) == [
+        "bad clicks",
+        "bad clicks",
+        "bad logged_in",
+        "missing visit_id",
+    ]
+
+    # A line that comes late, but in time: its day, and the days that count it; no other.
+    before = read_ledgers(pipeline.settings)[active_users_7d.name]
+    came = one_visit("late", day(11), day(13))
+    land(pipeline, [came], {})
+    pipeline.night(day(14))
+    visits.append(came)
+    assert published(pipeline) == active(staged(visits, 13), 13)
+    after = read_ledgers(pipeline.settings)[active_users_7d.name]
+    changed = {d for d in before.published if before.content(d) != after.content(d)}
+    assert changed == {day(11), day(12)}
+
+    # Its own window, not the deployment's: after three days a day is final.
+    look = _Look(pipeline.settings, lambda: pipeline.now)
+    states = day_states(active_users_7d.name, look.situation(pipeline.instance))
+    assert {d for d, state in states.items() if state is State.FINAL} == {*Window(START, day(11))}
+
+    # Asked for again nothing changes; a plan says so, and computed anew it is the same.
+    graph = pipeline.repository.asset_graph
+    plan = make_plan(
+        pipeline.settings,
+        graph,
+        pipeline.instance,
+        Parameters(days=f"{day(1)}...{day(13)}"),
+        pipeline.code,
+        "id",
+    )
+    assert not any(outlook.left for outlook in plan.tables.values())
+    found = verify(
+        pipeline.settings, Window(day(1), day(14)), [active_users_7d.name], engine=engine
+    )
+    assert {one.outcome for one in found} == {Outcome.MATCHES}
+
+    # What was loaded wrongly is undone, in all tables.
+    good = published(pipeline)
+    land(pipeline, [replace(came, visit_id="more", arrival=day(12))], {})
+    loaded = pipeline.run(12, 12, ALL)
+    assert published(pipeline) != good
+    assert (
+        pipeline.repository.get_job("undo")
+        .execute_in_process(
+            instance=pipeline.instance,
+            run_config={"ops": {"put_back": {"config": {"backfill": loaded.run_id[:8]}}}},
+        )
+        .success
+    )
+    assert published(pipeline) == good
+
+
+def test_two_sources_in_one_deployment(engine, tmp_path):
+    """Each with its own landing, window and runs; what lands for one leaves the other alone."""
+    pipeline = Pipeline(engine, tmp_path, tables="backfill_assets_tests.test_web_events:BOTH")
+    visits = [visit for visit in made(2) if visit.arrival <= day(3)]
+    land(pipeline, visits, {})
+    for n in range(1, 4):
+        pipeline.land(n, [order(f"o{n}", n)])
+    pipeline.night(day(4))
+    assert published(pipeline) == active(staged(visits, 3), 3)
+    assert len(pipeline.rows(FACT.name)) == 3
+
+    before = pipeline.digests()
+    came = one_visit("o1", day(3), day(4))
+    land(pipeline, [came], {})
+    pipeline.night(day(5))
+    assert published(pipeline) == active(staged([*visits, came], 4), 4)
+    # Of the orders there is a day without a line more, and nothing is computed anew.
+    after = pipeline.digests()
+    assert {name: of | after[name] for name, of in before.items()} == after
