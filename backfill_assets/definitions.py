@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
 
 from backfill_assets import automation, jobs
-from backfill_assets.assets import corrections, dashboard, derived, fact, lateness, raw, staging
+from backfill_assets.assets import dashboard, derived, known, lateness, raw, staging
 from backfill_assets.automation import Clock
 from backfill_assets.catalog import config_digests, tables_of
 from backfill_assets.codes import Code, running_code
 from backfill_assets.derived import Derived
 from backfill_assets.executor import one_process_executor
+from backfill_assets.known import Corrections, Current
 from backfill_assets.plain import DataFrameIOManager
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.spark import Engine
@@ -42,15 +44,9 @@ def build_defs(
     assets = [
         raw.build(settings, running),
         *staging.build(settings, running),
-        fact.build(settings, running),
-        *corrections.build(settings, running),
         lateness.build(settings, running),
         dashboard.build(settings),
-        *(
-            derived.build(settings, running, table)
-            for table in tables_of(settings).values()
-            if isinstance(table, Derived)
-        ),
+        *_declared(settings, running),
     ]
     if policy := automation.freshness(settings):
         assets = [
@@ -72,6 +68,17 @@ def build_defs(
         # One process and one session a run: a JVM for each step costs more than the step.
         executor=one_process_executor,
     )
+
+
+def _declared(settings: Settings, code: Code) -> Iterator[dg.AssetsDefinition]:
+    """The assets of the tables that are declared by a function, each by its kind."""
+    for table in tables_of(settings).values():
+        if isinstance(table, Derived):
+            yield derived.build(settings, code, table)
+        elif isinstance(table, Current):
+            yield known.build_current(settings, code, table)
+        elif isinstance(table, Corrections):
+            yield known.build_corrections(settings, code, table)
 
 
 def delta_io_manager(
