@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from backfill_assets.definitions import build_defs, delta_io_manager
     from backfill_assets.derived import Reads, conserves, table
+    from backfill_assets.known import corrections, current
+    from backfill_assets.orders.tables import CURRENT, FACT, LATE, ORDERS, RAW, REJECTED, STAGED
     from backfill_assets.reach import SAME_DAY, last_days
-    from backfill_assets.schemas import CURRENT, FACT, LATE, ORDERS, RAW, REJECTED, STAGED
     from backfill_assets.settings import load_settings
     from backfill_assets.sources import Source
     from backfill_assets.tables import nullable
@@ -22,15 +23,17 @@ _PLACES = {
     "Reads": "derived",
     "conserves": "derived",
     "table": "derived",
+    "corrections": "known",
+    "current": "known",
     "SAME_DAY": "reach",
     "last_days": "reach",
-    "CURRENT": "schemas",
-    "FACT": "schemas",
-    "LATE": "schemas",
-    "ORDERS": "schemas",
-    "RAW": "schemas",
-    "REJECTED": "schemas",
-    "STAGED": "schemas",
+    "CURRENT": "orders.tables",
+    "FACT": "orders.tables",
+    "LATE": "orders.tables",
+    "ORDERS": "orders.tables",
+    "RAW": "orders.tables",
+    "REJECTED": "orders.tables",
+    "STAGED": "orders.tables",
     "load_settings": "settings",
     "Source": "sources",
     "nullable": "tables",
@@ -48,6 +51,8 @@ __all__ = [
     "Source",
     "build_defs",
     "conserves",
+    "corrections",
+    "current",
     "delta_io_manager",
     "last_days",
     "load_settings",

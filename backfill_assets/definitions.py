@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
 
 from backfill_assets import automation, jobs
-from backfill_assets.assets import corrections, dashboard, derived, fact, lateness, raw, staging
+from backfill_assets.assets import dashboard, derived, known, lateness, raw, staging
 from backfill_assets.automation import Clock
 from backfill_assets.catalog import config_digests, tables_of
 from backfill_assets.codes import Code, running_code
 from backfill_assets.derived import Derived
 from backfill_assets.executor import one_process_executor
 from backfill_assets.graph import Graph
+from backfill_assets.known import Corrections, Current
 from backfill_assets.lateness import Policy
 from backfill_assets.plain import DataFrameIOManager
 from backfill_assets.settings import Settings, load_settings
@@ -53,13 +55,7 @@ def build_defs(
                 dashboard.build(settings, source),
             )
         ),
-        fact.build(settings, running),
-        *corrections.build(settings, running),
-        *(
-            derived.build(settings, running, table)
-            for table in tables_of(settings).values()
-            if isinstance(table, Derived)
-        ),
+        *_declared(settings, running),
     ]
     if policy := automation.freshness(settings):
         assets = [
@@ -81,6 +77,17 @@ def build_defs(
         # One process and one session a run: a JVM for each step costs more than the step.
         executor=one_process_executor,
     )
+
+
+def _declared(settings: Settings, code: Code) -> Iterator[dg.AssetsDefinition]:
+    """The assets of the tables that are declared by a function, each by its kind."""
+    for table in tables_of(settings).values():
+        if isinstance(table, Derived):
+            yield derived.build(settings, code, table)
+        elif isinstance(table, Current):
+            yield known.build_current(settings, code, table)
+        elif isinstance(table, Corrections):
+            yield known.build_corrections(settings, code, table)
 
 
 def delta_io_manager(

@@ -12,7 +12,16 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.lateness import Policy
 from backfill_assets.reach import SAME_DAY, Reach
-from backfill_assets.tables import DeclarationError, Dependency, Equation, Figure, Inputs, Table
+from backfill_assets.tables import (
+    DeclarationError,
+    Dependency,
+    Equation,
+    Figure,
+    Inputs,
+    Lineage,
+    Table,
+    decided_by,
+)
 
 #: The column that says for which day of the table a row of an input counts. A row of an input that
 #: decides seven days is there seven times.
@@ -74,12 +83,16 @@ class Derived(Table):
         reads: its inputs, by parameter.
         conserved: the totals that must follow from the inputs.
         group: the asset group.
+        lineage: by column, the columns of the inputs that it is made of, where that is said.
+        decided_by: the settings that decide its inputs, and so its rows.
     """
 
     transform: Transform
     reads: Mapping[str, Reads]
     conserved: Sequence[Conserved] = ()
     group: str = "derived"
+    lineage: Lineage = field(default_factory=dict)
+    decided_by: tuple[str, ...] = field(init=False)
     inputs: Callable[[Policy], Inputs] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,6 +105,7 @@ class Derived(Table):
             for of in self.reads.values()
         )
         object.__setattr__(self, "inputs", lambda _: dependencies)
+        object.__setattr__(self, "decided_by", decided_by(of.table for of in self.reads.values()))
 
     @property
     def equations(self) -> list[Equation]:
@@ -101,12 +115,14 @@ class Derived(Table):
             of = self.reads[check.parameter]
             name = "rows" if check.column is None else check.column
             if of.reach == SAME_DAY and name in ("rows", *of.table.totals):
-                earlier = Figure(
-                    of.table, name, "has {} rows" if name == "rows" else f"has {name} {{}}"
-                )
-                has = f"has {{}} {check.total}" if name == "rows" else f"has {check.total} {{}}"
-                found.append(Equation(earlier, Figure(self, check.total, has)))
+                has = "has {} rows" if name == "rows" else f"has {name} {{}}"
+                found.append(Equation(Figure(of.table, name, has), self.figure(check.total)))
         return found
+
+    def figure(self, total: str) -> Figure:
+        """A total of a day, said as what it is: a number of rows of an input, or a sum."""
+        counts = any(c.total == total and c.column is None for c in self.conserved)
+        return Figure(self, total, f"has {{}} {total}" if counts else f"has {total} {{}}")
 
     def __call__(self, *frames: DataFrame, **named: DataFrame) -> DataFrame:
         """What the function gives, for tests: frames with the column `for_day`."""
@@ -114,7 +130,12 @@ class Derived(Table):
 
 
 def table(
-    model: type[pa.DataFrameModel], *, checks: Sequence[Conserved] = (), group: str = "derived"
+    model: type[pa.DataFrameModel],
+    *,
+    checks: Sequence[Conserved] = (),
+    group: str = "derived",
+    frozen: bool = False,
+    lineage: Lineage | None = None,
 ) -> Callable[[Transform], Derived]:
     """Declare the table that a function makes; it is named like the function.
 
@@ -136,9 +157,11 @@ def table(
             day; and, where there are such, `key` and `totals`.
         checks: what must be conserved between the inputs and a day.
         group: the asset group in the UI.
+        frozen: whether a check says so if a final day was changed by no person.
+        lineage: for the UI, by column of the table, the (table, column) pairs it is made of.
 
     Raises:
-        DeclarationError: a parameter has no `Reads`, or a check names something that is not there.
+        DeclarationError: a parameter has no `Reads`, or something is named that is not there.
     """
 
     def declare(function: Transform) -> Derived:
@@ -153,20 +176,33 @@ def table(
             reads=_reads(function),
             conserved=tuple(checks),
             group=group,
+            frozen=frozen,
+            lineage=lineage or {},
         )
-        for check in made.conserved:
-            if check.parameter not in made.reads:
-                raise DeclarationError(f"{name}: there is no parameter {check.parameter}")
-            if check.total not in made.totals:
-                raise DeclarationError(
-                    f"{name}: {check.total} is none of the model's totals ({list(made.totals)})"
-                )
-            source = made.reads[check.parameter].table
-            if check.column is not None and check.column not in source.columns:
-                raise DeclarationError(f"{name}: {source.name} has no column {check.column}")
+        _check(made)
         return made
 
     return declare
+
+
+def _check(made: Derived) -> None:
+    """Refuse a declaration that names what is not there."""
+    for check in made.conserved:
+        if check.parameter not in made.reads:
+            raise DeclarationError(f"{made.name}: there is no parameter {check.parameter}")
+        if check.total not in made.totals:
+            raise DeclarationError(
+                f"{made.name}: {check.total} is none of the model's totals ({list(made.totals)})"
+            )
+        source = made.reads[check.parameter].table
+        if check.column is not None and check.column not in source.columns:
+            raise DeclarationError(f"{made.name}: {source.name} has no column {check.column}")
+    there = {(of.table.name, column) for of in made.reads.values() for column in of.table.columns}
+    for column, made_of in made.lineage.items():
+        if column not in made.columns:
+            raise DeclarationError(f"{made.name}: lineage of {column}, which is no column of it")
+        for name, other in {*made_of} - there:
+            raise DeclarationError(f"{made.name}: {column} cannot be made of {name}.{other}")
 
 
 def _reads(function: Transform) -> dict[str, Reads]:

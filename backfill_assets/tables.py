@@ -7,7 +7,7 @@ belongs anywhere else; how a rule is evaluated is the business of `audit` and `c
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
@@ -90,6 +90,8 @@ class Dependency:
 
 
 Inputs = tuple[Dependency, ...]
+#: By column of a table, the (table, column) pairs that it is made of.
+Lineage = Mapping[str, Sequence[tuple[str, str]]]
 
 
 def _none(_: Policy) -> Inputs:
@@ -310,3 +312,8 @@ class Table:
         for column in schema.columns.values():
             column.nullable, column.checks = True, []
         return schema
+
+
+def decided_by(tables: Iterable[Table]) -> tuple[str, ...]:
+    """The settings that decide some tables, and so all that is made of them alone."""
+    return tuple(dict.fromkeys(name for table in tables for name in table.decided_by))

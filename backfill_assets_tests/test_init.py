@@ -16,7 +16,9 @@ HERE = Path(__file__).parents[1]
 
 def make(folder: Path, target: str) -> str:
     """What `make` says, in an environment that has no settings of this process."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("BACKFILL_ASSETS_", "DAGSTER_"))}
+    own = {
+        k: v for k, v in os.environ.items() if not k.startswith(("BACKFILL_ASSETS_", "DAGSTER_"))
+    }
     if jars := os.environ.get("BACKFILL_ASSETS_JARS"):
         own["BACKFILL_ASSETS_JARS"] = jars
     command = ["make", "-C", str(folder), target, f"BIN={Path(sys.executable).parent}"]

@@ -5,19 +5,24 @@ from datetime import date
 from decimal import Decimal
 
 import dagster as dg
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.assets.publishing import delta_assets, plan_of, publish
 from backfill_assets.audit import Book, Verdict
+from backfill_assets.catalog import tables_of
 from backfill_assets.codes import Code
 from backfill_assets.derived import FOR_DAY, Derived
+from backfill_assets.graph import Graph
 from backfill_assets.io_manager import Built, Candidate, Input, Plan, Remarks, Snapshot
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
-from backfill_assets.reach import Reach
+from backfill_assets.reach import SAME_DAY, Reach
 from backfill_assets.settings import Settings
 from backfill_assets.spark import keeping
+
+#: By name, some numbers of a day.
+Sums = dict[str, int | Decimal]
 
 
 def for_days(rows: DataFrame, partition: str, reach: Reach, days: Window) -> DataFrame:
@@ -33,8 +38,34 @@ def for_days(rows: DataFrame, partition: str, reach: Reach, days: Window) -> Dat
         The columns of the input, and `for_day`.
     """
     day = F.col(partition)
+    if reach == SAME_DAY:
+        return rows.withColumn(FOR_DAY, day).where(days.predicate(partition))
     counts_for = F.sequence(F.date_sub(day, reach.after), F.date_add(day, reach.before))
     return rows.withColumn(FOR_DAY, F.explode(counts_for)).where(days.predicate(FOR_DAY))
+
+
+def sums_by_day(
+    rows: DataFrame, day: str, wanted: Mapping[str, Column], zeros: Mapping[str, int | Decimal]
+) -> dict[date, Sums]:
+    """By day that has rows, some sums of them.
+
+    Args:
+        rows: of any days.
+        day: the column of the day.
+        wanted: the aggregations, by name.
+        zeros: by name, what stands for a sum of nothing; 0 if not given.
+    """
+    if not wanted:
+        return {}
+    names, columns = [*wanted], [*wanted.values()]
+    found = rows.groupBy(day).agg(*columns).collect()
+    return {
+        of: {
+            name: zeros.get(name, 0) if value is None else value
+            for name, value in zip(names, values, strict=True)
+        }
+        for of, *values in found
+    }
 
 
 def books(table: Derived, frames: Mapping[str, DataFrame], days: Window) -> dict[date, Book]:
@@ -45,16 +76,17 @@ def books(table: Derived, frames: Mapping[str, DataFrame], days: Window) -> dict
         frames: the inputs with `for_day`, by parameter.
         days: the days.
     """
-    totals: dict[date, dict[str, int | Decimal]] = {day: {} for day in days}
-    for check in table.conserved:
-        counted = F.count(F.lit(1)) if check.column is None else F.sum(check.column)
-        sums = {
-            day: total
-            for day, total in frames[check.parameter].groupBy(FOR_DAY).agg(counted).collect()
-            if total is not None
+    totals: dict[date, Sums] = {day: {} for day in days}
+    for parameter, frame in frames.items():
+        wanted = {
+            check.total: F.count(F.lit(1)) if check.column is None else F.sum(check.column)
+            for check in table.conserved
+            if check.parameter == parameter
         }
+        found = sums_by_day(frame, FOR_DAY, wanted, table.zeros)
+        nothing = {name: table.zeros[name] for name in wanted}
         for day, of in totals.items():
-            of[check.total] = sums.get(day, table.zeros[check.total])
+            of |= found.get(day, nothing)
     return {
         day: Book(entries={f"expected {n}": v for n, v in of.items()}, totals=of)
         for day, of in totals.items()
@@ -64,8 +96,17 @@ def books(table: Derived, frames: Mapping[str, DataFrame], days: Window) -> dict
 def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition:
     """The asset of a declared table."""
     policy = Policy.of(settings)
+    graph = Graph.of(tables_of(settings).values(), policy)
+    starts = {name: graph.policy_of(of.table.name).start for name, of in table.reads.items()}
 
-    @delta_assets(settings, name=f"make_{table.name}", tables=[table], group=table.group, code=code)
+    @delta_assets(
+        settings,
+        name=f"make_{table.name}",
+        tables=[table],
+        group=table.group,
+        lineage=table.lineage,
+        code=code,
+    )
     def make(context: dg.AssetExecutionContext, **inputs: Input) -> Iterator:
         with keeping() as keep:
 
@@ -86,8 +127,7 @@ def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition
 
                     def remarks(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
                         passed = (v.day for v in verdicts if v.passed)
-                        final = {d for d in passed if _final(table, sources, d, settings.start)}
-                        return Remarks(final)
+                        return Remarks({d for d in passed if _final(table, sources, d, starts)})
 
                     return Built(rows, books(table, frames, days), scattered=True, remarks=remarks)
 
@@ -98,11 +138,13 @@ def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition
     return make
 
 
-def _final(table: Derived, sources: Mapping[str, Snapshot], day: date, start: date) -> bool:
+def _final(
+    table: Derived, sources: Mapping[str, Snapshot], day: date, starts: Mapping[str, date]
+) -> bool:
     """Whether all input days that decide a day are final; a missing one is not."""
     return all(
         of in source.ledger.final
         for name, source in sources.items()
         for of in table.reads[name].reach.deciding(source.ledger)(day)
-        if of >= start
+        if of >= starts[name]
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import dagster as dg
@@ -17,9 +17,7 @@ from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window, backfill_policy, daily_partitions
 from backfill_assets.recipes import made_of
 from backfill_assets.settings import Settings
-from backfill_assets.tables import Table
-
-Lineage = Mapping[str, Sequence[tuple[str, str]]]
+from backfill_assets.tables import Lineage, Table
 
 
 def delta_assets(

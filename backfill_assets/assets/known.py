@@ -1,0 +1,167 @@
+"""The assets of tables of what is known now, and of how the facts differ from it."""
+
+from collections.abc import Iterator
+from datetime import date
+from functools import reduce
+
+import dagster as dg
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets.assets.derived import Sums, for_days, sums_by_day
+from backfill_assets.assets.publishing import delta_assets, plan_of, publish
+from backfill_assets.assets.versions import in_time, known, staged, with_event_day
+from backfill_assets.audit import Book
+from backfill_assets.codes import Code
+from backfill_assets.io_manager import Built, Candidate, Input, Plan
+from backfill_assets.known import Corrections, Current
+from backfill_assets.lateness import Policy
+from backfill_assets.partitions import Window, any_of, windows
+from backfill_assets.reach import SAME_DAY, Known
+from backfill_assets.settings import Settings
+from backfill_assets.spark import keeping
+
+
+def current_rows(table: Current, rows: DataFrame, days: Window) -> DataFrame:
+    """The rows of some days, of the rows of `versions.known`."""
+    counting = staged(rows, table.source)
+    return table.of.transform(for_days(counting, table.source.staged.partition, SAME_DAY, days))
+
+
+def current_books(
+    table: Current, lines: DataFrame, rows: DataFrame, days: Window, policy: Policy
+) -> dict[date, Book]:
+    """By day: lines that count (as counted from the raw log) = rows that count + superseded.
+
+    Args:
+        table: the table.
+        lines: as for `versions.known`.
+        rows: what that gives.
+        days: the days.
+        policy: the late-data policy.
+    """
+    day = table.source.staged.partition
+    counted = lines.where(days.predicate(day))
+    if not policy.corrects:
+        counted = counted.where(in_time(policy.window_days))
+    came = sums_by_day(counted, day, {"lines": F.count(F.lit(1))}, {})
+    sums = {check.total: check.column for check in table.of.conserved if check.column}
+    wanted = {
+        "superseded": F.count_if("superseded"),
+        **{total: F.sum(F.when(~F.col("superseded"), F.col(of))) for total, of in sums.items()},
+    }
+    seen = sums_by_day(rows, day, wanted, table.zeros)
+    nothing: Sums = {name: table.zeros.get(name, 0) for name in wanted}
+    books = {}
+    for one in days:
+        number = came.get(one, {"lines": 0})["lines"]
+        of_day = seen.get(one, nothing)
+        left = number - of_day["superseded"]
+        books[one] = Book(
+            entries={"lines": number, "superseded": of_day["superseded"]},
+            totals={c.total: of_day[c.total] if c.column else left for c in table.of.conserved},
+        )
+    return books
+
+
+def correction_rows(table: Corrections, facts: DataFrame, current: DataFrame) -> DataFrame:
+    """Current less facts, by day and key; only where there is a difference."""
+    types = {column.name: column.dataType for column in table.struct}
+    less = facts.select(*table.by, *((-F.col(name)).alias(name) for name in table.totals))
+
+    def total(name: str) -> Column:
+        return F.coalesce(F.sum(name), F.lit(0)).cast(types[name]).alias(name)
+
+    return (
+        current.select(*table.by, *table.totals)
+        .unionByName(less)
+        .groupBy(*table.by)
+        .agg(*map(total, table.totals))
+        .where(reduce(Column.__or__, (F.col(name) != 0 for name in table.totals)))
+    )
+
+
+def correction_books(
+    table: Corrections, facts: DataFrame, current: DataFrame, days: Window
+) -> dict[date, Book]:
+    """By day: facts + corrections = current."""
+    wanted = {name: F.sum(name) for name in table.totals}
+    zeros = {**table.zeros}
+    of_facts, of_current = (
+        sums_by_day(rows, table.partition, wanted, zeros) for rows in (facts, current)
+    )
+    books = {}
+    for day in days:
+        then, now = of_facts.get(day, zeros), of_current.get(day, zeros)
+        books[day] = Book(
+            entries={**then, **{f"current {name}": total for name, total in now.items()}},
+            totals={name: now[name] - then[name] for name in table.totals},
+        )
+    return books
+
+
+def build_current(settings: Settings, code: Code, table: Current) -> dg.AssetsDefinition:
+    """The asset of a table of what is known now."""
+    source = table.source
+    policy = source.under(Policy.of(settings))
+
+    @delta_assets(
+        settings,
+        name=f"make_{table.name}",
+        tables=[table],
+        group=table.of.group,
+        lineage=table.lineage,
+        code=code,
+    )
+    def make(context: dg.AssetExecutionContext, **inputs: Input) -> Iterator:
+        with keeping() as keep:
+
+            def plan(window: Window) -> Plan:
+                log = inputs[source.raw.name].now()
+                logged = Known().deciding(log.ledger)
+
+                def build(days: Window) -> Built:
+                    wanted = windows({d for day in days for d in logged(day)})
+                    raw = log.whole.where(any_of(wanted, source.raw.partition))
+                    lines = with_event_day(raw, source, settings.timezone)
+                    rows = known(lines, source, days, policy.window_days, corrects=policy.corrects)
+                    rows = keep(rows)
+                    due = current_books(table, lines, rows, days, policy)
+                    return Built(current_rows(table, rows, days), due, scattered=True)
+
+                return plan_of(table, policy, window, [log], build)
+
+            yield from publish(context, [Candidate(table, plan)])
+
+    return make
+
+
+def build_corrections(settings: Settings, code: Code, table: Corrections) -> dg.AssetsDefinition:
+    """The asset of a table of how facts differ from what is known now."""
+    policy = Policy.of(settings)
+
+    @delta_assets(
+        settings,
+        name=f"make_{table.name}",
+        tables=[table],
+        group=table.facts.group,
+        lineage=table.lineage,
+        code=code,
+    )
+    def make(context: dg.AssetExecutionContext, **inputs: Input) -> Iterator:
+        with keeping() as keep:
+
+            def plan(window: Window) -> Plan:
+                sources = [inputs[of.name].now() for of in (table.facts, table.current)]
+
+                def build(days: Window) -> Built:
+                    facts, current = (source.days(days) for source in sources)
+                    rows = keep(correction_rows(table, facts, current))
+                    due = correction_books(table, facts, current, days)
+                    return Built(rows, due, scattered=True)
+
+                return plan_of(table, policy, window, sources, build)
+
+            yield from publish(context, [Candidate(table, plan)])
+
+    return make

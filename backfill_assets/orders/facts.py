@@ -1,0 +1,68 @@
+"""The facts of the orders: what they say when a day is final, what is known now, the difference."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+from pandera.pyspark import Field
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets.derived import FOR_DAY, Reads, conserves, table
+from backfill_assets.known import corrections, current
+from backfill_assets.orders.lines import ORDER_LINES
+
+_STAGED = ORDER_LINES.staged
+UNKNOWN_CUSTOMER = "unknown"
+
+
+class DailyOrders(pa.DataFrameModel):
+    """Orders and revenue of every customer on every day."""
+
+    run_date: T.DateType = Field(description="Event day, in the business time zone.")
+    customer_id: T.StringType = Field(
+        description="Customer, or `unknown` where the source has none."
+    )
+    orders: T.LongType = Field(ge=1, description="Number of orders.")
+    revenue: T.DecimalType(28, 2) = Field(description="Sum of their amounts, exact.")  # type: ignore[valid-type]
+
+    class Config:
+        """One row for each day and customer."""
+
+        strict = True
+        metadata: ClassVar = {
+            "partition": "run_date",
+            "key": ["customer_id"],
+            "totals": ["orders", "revenue"],
+            "merge": True,
+        }
+
+
+@table(
+    DailyOrders,
+    checks=[
+        conserves("stg_orders", None, "orders"),
+        conserves("stg_orders", "amount", "revenue"),
+    ],
+    group="fact",
+    frozen=True,
+    lineage={
+        "run_date": [(_STAGED.name, "event_date")],
+        "customer_id": [(_STAGED.name, "customer_id")],
+        "orders": [(_STAGED.name, "order_id")],
+        "revenue": [(_STAGED.name, "amount")],
+    },
+)
+def fact_daily_orders(stg_orders: Annotated[DataFrame, Reads(_STAGED)]) -> DataFrame:
+    """Orders and revenue by day and customer; without a customer they count under `unknown`."""
+    return stg_orders.groupBy(
+        F.col(FOR_DAY).alias("run_date"),
+        F.coalesce("customer_id", F.lit(UNKNOWN_CUSTOMER)).alias("customer_id"),
+    ).agg(F.count(F.lit(1)).alias("orders"), F.sum("amount").alias("revenue"))
+
+
+FACT = fact_daily_orders
+CURRENT = current(FACT)
+CORRECTIONS = corrections(FACT, CURRENT, name="fact_order_corrections")
