@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta
 from random import Random
 
 import pyarrow as pa
@@ -114,7 +114,7 @@ def land(pipeline: Pipeline, visits: list[Visit], wrong: dict[int, list[str]]) -
 
 
 def one_visit(name: str, event: date, arrival: date) -> Visit:
-    began, sent = (datetime(d.year, d.month, d.day, 5) for d in (event, arrival))
+    began, sent = (datetime.combine(d, time(5)) for d in (event, arrival))
     return Visit(name, "new", began, "/", 7, True, None, sent, arrival)
 
 
