@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from backfill_assets.records import Ledger, Record
 
 
+#: In the metadata of a column that holds JSON text.
+_JSON = "json"
+
+
 class DeclarationError(TypeError):
     """A declared table or source is not possible; the message names it and what is wrong."""
 
@@ -55,6 +59,25 @@ class Bounds:
 
     warn: float
     error: float
+
+
+def json_text(description: str, nulls: Bounds | None = None) -> Any:
+    """A string column of a line that holds JSON text: what is nested in the line is kept in it.
+
+    Args:
+        description: what the column means.
+        nulls: the shares of nulls that are in order, see `nullable`; without them it may not be
+            null.
+    """
+    bounds = {} if nulls is None else {"null_warn": nulls.warn, "null_error": nulls.error}
+    return Field(
+        nullable=nulls is not None, description=description, metadata={**bounds, _JSON: True}
+    )
+
+
+def holds_json(column: Any) -> bool:
+    """Whether a pandera column was declared by `json_text`."""
+    return bool((column.metadata or {}).get(_JSON))
 
 
 @dataclass(frozen=True)

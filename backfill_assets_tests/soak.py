@@ -133,7 +133,7 @@ def _left(deployment: Deployment, settings: Settings, today: date) -> list[str]:
     with deployment.instance() as instance:
         runs = instance.get_runs(dg.RunsFilter(statuses=UNFINISHED))
     ledgers, policy = read_ledgers(settings), Policy.of(settings)
-    landed = list_landing(settings.landing)
+    landed = list_landing(settings.landing, "orders")
     found = arrivals(ledgers[RAW.name], landed, policy, today, ledgers[REJECTED.name])
     behind = backlog(ledgers, policy, today).open
     return [

@@ -68,7 +68,9 @@ def is_done(pipeline: Pipeline) -> bool:
     policy = Policy.of(pipeline.settings)
     today = day(DAYS + 1)
     ledgers = {name: pipeline.io_manager.ledger(table) for name, table in TABLES.items()}
-    if arrivals(ledgers[RAW.name], list_landing(str(pipeline.landing)), policy, today).load:
+    if arrivals(
+        ledgers[RAW.name], list_landing(str(pipeline.landing), "orders"), policy, today
+    ).load:
         return False
     if any(len(ledger.published) < DAYS for ledger in ledgers.values()):
         return False

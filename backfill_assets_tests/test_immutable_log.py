@@ -69,7 +69,7 @@ def to_load(pipeline: Pipeline, today: int) -> set[date]:
     """The log days that a night would load."""
     found = arrivals(
         pipeline.io_manager.ledger(RAW),
-        list_landing(str(pipeline.landing)),
+        list_landing(str(pipeline.landing), "orders"),
         Policy.of(pipeline.settings),
         day(today),
         pipeline.io_manager.ledger(TABLES["raw_orders_rejected"]),

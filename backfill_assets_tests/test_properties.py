@@ -16,7 +16,7 @@ from backfill_assets import touched
 from backfill_assets.assets import corrections, fact, lines, staging, versions
 from backfill_assets.landing import read_lines, survey
 from backfill_assets.partitions import DAY, Window
-from backfill_assets.schemas import LATE, RAW, STAGED
+from backfill_assets.schemas import LATE, ORDER_LINES, RAW, STAGED
 from backfill_assets_tests.landings import DAYS, batches
 from backfill_assets_tests.model import known_now, run_model
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, day
@@ -60,16 +60,17 @@ def test_the_transforms_agree_with_the_model_on_every_row(engine, spark, batch, 
         model = run_model(
             pipeline.landing, start=START, end=CALENDAR.end, window_days=window_days, timezone=zone
         )
-        found = survey(spark, str(pipeline.landing), CALENDAR.widened(before=1))
-        read = lines.read_orders(read_lines(spark, found), zone).persist()
-        log = lines.raw_orders(read).where(CALENDAR.predicate("log_date"))
+        found = survey(spark, str(pipeline.landing), ORDER_LINES, CALENDAR.widened(before=1))
+        landed = read_lines(spark, found, ORDER_LINES)
+        read = lines.read_versions(landed, ORDER_LINES, zone).persist()
+        log = lines.accepted(read, ORDER_LINES).where(CALENDAR.predicate("log_date"))
         dated = staging.with_event_day(log, zone).persist()
         ranked = staging.ranked(dated, CALENDAR, window_days)
         staged = staging.staged_orders(ranked).persist()
         assert plain(log.collect(), RAW.columns) == plain(model.raw, RAW.columns)
-        assert lines.rejected_orders(read).where(CALENDAR.predicate("arrival_date")).count() == len(
-            model.rejected
-        )
+        assert lines.rejected(read, ORDER_LINES).where(
+            CALENDAR.predicate("arrival_date")
+        ).count() == len(model.rejected)
         assert plain(staged.collect(), STAGED.columns) == plain(model.staged, STAGED.columns)
         late = staging.late_orders(dated, window_days)
         assert plain(late.collect(), LATE.columns) == plain(model.late, LATE.columns)
@@ -84,8 +85,9 @@ def test_a_range_decides_each_day_as_that_day_alone(engine, spark, batch, window
     with tempfile.TemporaryDirectory() as root:
         pipeline = Pipeline(engine, Path(root))
         land(pipeline, batch, "part")
-        found = survey(spark, str(pipeline.landing), CALENDAR.widened(before=1))
-        log = lines.raw_orders(lines.read_orders(read_lines(spark, found), "UTC"))
+        found = survey(spark, str(pipeline.landing), ORDER_LINES, CALENDAR.widened(before=1))
+        landed = read_lines(spark, found, ORDER_LINES)
+        log = lines.accepted(lines.read_versions(landed, ORDER_LINES, "UTC"), ORDER_LINES)
         dated = staging.with_event_day(log, "UTC").persist()
 
         def staged(window: Window):
@@ -118,8 +120,9 @@ def test_current_is_what_an_endless_window_gives(engine, spark, batch, window_da
             timezone="UTC",
             drop=not corrects,
         )
-        found = survey(spark, str(pipeline.landing), CALENDAR.widened(before=1))
-        log = lines.raw_orders(lines.read_orders(read_lines(spark, found), "UTC"))
+        found = survey(spark, str(pipeline.landing), ORDER_LINES, CALENDAR.widened(before=1))
+        landed = read_lines(spark, found, ORDER_LINES)
+        log = lines.accepted(lines.read_versions(landed, ORDER_LINES, "UTC"), ORDER_LINES)
         log = staging.with_event_day(log.where(CALENDAR.predicate("log_date")), "UTC").persist()
 
         def current(window: Window):

@@ -20,7 +20,7 @@ _NOTHING = (0, Decimal(0))
 def differences(settings: Settings, truth: Truth) -> dict[str, str]:
     """Where the tables differ from the truth, as of a night after which nothing is left to do."""
     ledgers, policy = read_ledgers(settings), Policy.of(settings)
-    landed = list_landing(settings.landing)
+    landed = list_landing(settings.landing, "orders")
     found = arrivals(ledgers[RAW.name], landed, policy, truth.today, ledgers[REJECTED.name])
     facts, current, corrections = (
         sums(_rows(settings, table.name)) for table in (FACT, CURRENT, CORRECTIONS)
