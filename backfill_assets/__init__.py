@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from backfill_assets.reach import SAME_DAY, last_days
     from backfill_assets.settings import load_settings
     from backfill_assets.sources import Source
-    from backfill_assets.tables import nullable
+    from backfill_assets.tables import json_text, nullable
 
 #: By name, the module that has it. Nothing is imported before it is asked for: the package's own
 #: modules are imported by way of this one, and some of them need no Spark.
@@ -36,6 +36,7 @@ _PLACES = {
     "STAGED": "orders.tables",
     "load_settings": "settings",
     "Source": "sources",
+    "json_text": "tables",
     "nullable": "tables",
 }
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "corrections",
     "current",
     "delta_io_manager",
+    "json_text",
     "last_days",
     "load_settings",
     "nullable",

@@ -84,11 +84,13 @@ class Listing:
         landing: the landing folder.
         folders: by arrival day.
         asked: the arrival days that were looked for; empty if all.
+        name: of the source, whose folder in the landing holds them.
     """
 
     landing: str
     folders: Mapping[date, Folder]
     asked: frozenset[date] = frozenset()
+    name: str = ""
 
     def files(self, day: date) -> Mapping[str, Entry]:
         """The files of an arrival day; none if it has no folder."""
@@ -113,12 +115,12 @@ class Listing:
                         _digests[self._key(entry)] = digest
         return known
 
-    def _key(self, entry: Entry) -> tuple[str, Entry]:
-        return self.landing, entry
+    def _key(self, entry: Entry) -> tuple[str, str, Entry]:
+        return self.landing, self.name, entry
 
 
-#: Digests of this process, by landing and listed file.
-_digests: dict[tuple[str, Entry], str] = {}
+#: Digests of this process, by landing, source and listed file.
+_digests: dict[tuple[str, str, Entry], str] = {}
 
 
 def _digest(filesystem: pafs.FileSystem, path: str) -> str:
@@ -132,36 +134,37 @@ def _digest(filesystem: pafs.FileSystem, path: str) -> str:
     return said.hexdigest()[:32]
 
 
-def list_landing(landing: str, days: Iterable[date] | None = None) -> Listing:
-    """List the folders of arrival days; no file is opened.
+def list_landing(landing: str, name: str, days: Iterable[date] | None = None) -> Listing:
+    """List the folders of arrival days of a source; no file is opened.
 
     Args:
         landing: the landing folder.
+        name: of the source.
         days: the arrival days; all of them, in one listing, if not given.
 
     Raises:
-        LandingError: there is no `orders` folder at all: a wrong setting, not an empty day.
+        LandingError: the source has no folder at all: a wrong setting, not an empty day.
     """
-    filesystem, base = _orders(landing)
+    filesystem, base = _folder_of_source(landing, name)
     if days is None:
         whole = filesystem.get_file_info(pafs.FileSelector(base, recursive=True))
         try:
-            return Listing(landing, _by_day(base, whole))
+            return Listing(landing, _by_day(base, whole), name=name)
         except UnicodeDecodeError:  # a name whose folder cannot be told: one listing for each
             top = filesystem.get_file_info(pafs.FileSelector(base))
             days = sorted(filter(None, map(_arrival_day, map(_name, top))))
     listed = {day: _listed(filesystem, base, day) for day in days}
     folders = {day: _folder(day, infos) for day, infos in listed.items() if infos is not None}
-    return Listing(landing, folders, frozenset(listed))
+    return Listing(landing, folders, frozenset(listed), name)
 
 
-def _orders(landing: str) -> tuple[pafs.FileSystem, str]:
+def _folder_of_source(landing: str, name: str) -> tuple[pafs.FileSystem, str]:
     filesystem, root = open_store(landing)
-    base = f"{root}/orders"
+    base = f"{root}/{name}"
     if filesystem.get_file_info(base).type != pafs.FileType.Directory:
         raise LandingError(
-            f"there is no folder {landing}/orders: set BACKFILL_ASSETS_LANDING to the folder that "
-            "holds orders/arrival_date=YYYY-MM-DD/. Nothing was written."
+            f"there is no folder {landing}/{name}: set BACKFILL_ASSETS_LANDING to the folder that "
+            f"holds {name}/arrival_date=YYYY-MM-DD/. Nothing was written."
         )
     return filesystem, base
 

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from backfill_assets.records import Ledger, Record
 
 
+#: In the metadata of a column that holds JSON text.
+_JSON = "json"
+
+
 class DeclarationError(TypeError):
     """A declared table or source is not possible; the message names it and what is wrong."""
 
@@ -55,6 +59,22 @@ class Bounds:
 
     warn: float
     error: float
+
+
+def json_text(description: str, *, optional: bool = False) -> Any:
+    """A string column of a line that holds JSON text: what is nested in the line is kept in it.
+
+    Args:
+        description: what the column means.
+        optional: whether it may be null, as often as it likes.
+    """
+    bounds = {"null_warn": 1.0, "null_error": 1.0} if optional else {}
+    return Field(nullable=optional, description=description, metadata={**bounds, _JSON: True})
+
+
+def holds_json(column: Any) -> bool:
+    """Whether a pandera column was declared by `json_text`."""
+    return bool((column.metadata or {}).get(_JSON))
 
 
 @dataclass(frozen=True)

@@ -54,9 +54,10 @@ def same_transforms(spark: SparkSession, found: Landing, folder: Path, days: Win
         saved = spark.read.format("delta").load(url)
         return saved.where(days.predicate(table.partition))
 
-    read = lines.read_orders(read_lines(spark, found), "UTC").persist()
-    log = save(lines.raw_orders(read).where(days.predicate("log_date")), RAW)
-    save(lines.rejected_orders(read).where(days.predicate("arrival_date")), REJECTED)
+    landed = read_lines(spark, found, ORDER_LINES)
+    read = lines.read_versions(landed, ORDER_LINES, "UTC").persist()
+    log = save(lines.accepted(read, ORDER_LINES).where(days.predicate("log_date")), RAW)
+    save(lines.rejected(read, ORDER_LINES).where(days.predicate("arrival_date")), REJECTED)
     read.unpersist()
     dated = staging.with_event_day(log, ORDER_LINES, "UTC")
     save(staging.late_lines(dated, ORDER_LINES, 7), LATE)
@@ -186,7 +187,7 @@ def embedded(root: Path, days: int, orders: int, rounds: int) -> None:
     print(f"{days} days x {orders:,} orders, one warm session")
     timed("landing data written", lambda: write_landing(spark, ours.landing, days, orders))
     calendar = Window(START, last + timedelta(days=1))
-    found = survey(spark, str(ours.landing), calendar.widened(before=1))
+    found = survey(spark, str(ours.landing), ORDER_LINES, calendar.widened(before=1))
     ratios = []
     for n in range(rounds + 1):
         print("warm-up" if n == 0 else f"round {n}")

@@ -626,23 +626,23 @@ def log(*events: str) -> str:
 
 NOISE = "WARNING: Using incubator modules: jdk.incubator.vector"
 PASSED = (
-    "*read_landing - ASSET_CHECK_EVALUATION - Asset check 'nulls' on 'raw_orders' passed. "
+    "*read_orders - ASSET_CHECK_EVALUATION - Asset check 'nulls' on 'raw_orders' passed. "
     "Description: 'did well'"
 )
 NOT_PASSED = (
-    "*read_landing - ASSET_CHECK_EVALUATION - Asset check 'conservation' on 'raw_orders' "
+    "*read_orders - ASSET_CHECK_EVALUATION - Asset check 'conservation' on 'raw_orders' "
     "did not pass. Description: 'x'"
 )
-RAW = "*read_landing - ASSET_MATERIALIZATION - Materialized value raw_orders."
-REJECTED = "*read_landing - ASSET_MATERIALIZATION - Materialized value raw_orders_rejected."
+RAW = "*read_orders - ASSET_MATERIALIZATION - Materialized value raw_orders."
+REJECTED = "*read_orders - ASSET_MATERIALIZATION - Materialized value raw_orders_rejected."
 BEGINNING = (
     "click/core.py:911: SupersessionWarning: superseded",
     '*RUN_START - Started execution of run for "__ASSET_JOB".',
-    '*read_landing - STEP_START - Started execution of step "read_landing".',
+    '*read_orders - STEP_START - Started execution of step "read_orders".',
     NOISE,
 )
 FAILED = (
-    '*read_landing - STEP_FAILURE - Execution of step "read_landing" failed.',
+    '*read_orders - STEP_FAILURE - Execution of step "read_orders" failed.',
     "",
     "dagster._core.definitions.events.Failure: raw_orders: 1 day(s) failed the audit.",
     "  raw_orders[2024-01-04]  conservation: [bold]2 rows where 3 are due",
@@ -653,7 +653,7 @@ FAILED = (
     '  File "/x.py", line 243, in y',
 )
 SKIPPED = (
-    "*stage_orders - Dependencies for step stage_orders failed: ['read_landing']. Not executing.",
+    "*stage_orders - Dependencies for step stage_orders failed: ['read_orders']. Not executing.",
     "*sum_orders - Dependencies for step sum_orders were not executed: ['stage_orders'].",
     '*RUN_FAILURE - Execution of run for "__ASSET_JOB" failed.',
     "",
@@ -674,7 +674,7 @@ def test_progress(monkeypatch, capsys):
     text = log(
         *BEGINNING,
         *(PASSED, NOT_PASSED, RAW, RAW, PASSED, REJECTED),
-        '*read_landing - STEP_SUCCESS - Finished execution of step "read_landing" in 41.9s.',
+        '*read_orders - STEP_SUCCESS - Finished execution of step "read_orders" in 41.9s.',
         "*stage_orders - STEP_START - Started",
         "*stage_orders - STEP_SUCCESS - Finished",
         "*RUN_SUCCESS - Finished execution of run.",
@@ -682,7 +682,7 @@ def test_progress(monkeypatch, capsys):
     status, said = progress(monkeypatch, capsys, text)
     assert status == 0
     assert said.splitlines() == [
-        "  read_landing ... published raw_orders 2 days, raw_orders_rejected 1 day; "
+        "  read_orders ... published raw_orders 2 days, raw_orders_rejected 1 day; "
         "3 checks evaluated, 1 did not pass",
         "  stage_orders ... published nothing; 0 checks evaluated",
     ]
@@ -691,15 +691,15 @@ def test_progress(monkeypatch, capsys):
 def test_progress_of_days_that_need_not_be_computed(monkeypatch, capsys):
     text = log(
         *BEGINNING,
-        "*read_landing - raw_orders [2024-01-01...2024-01-21]: 20 days identical, 1 day written",
+        "*read_orders - raw_orders [2024-01-01...2024-01-21]: 20 days identical, 1 day written",
         RAW,
-        "*read_landing - raw_orders_rejected [2024-01-01...2024-01-21]: 21 days identical",
-        "*read_landing - STEP_SUCCESS - Finished",
+        "*read_orders - raw_orders_rejected [2024-01-01...2024-01-21]: 21 days identical",
+        "*read_orders - STEP_SUCCESS - Finished",
         "*RUN_SUCCESS - Finished execution of run.",
     )
     assert progress(monkeypatch, capsys, text) == (
         0,
-        "  read_landing ... identical raw_orders 20 days, raw_orders_rejected 21 days; "
+        "  read_orders ... identical raw_orders 20 days, raw_orders_rejected 21 days; "
         "published raw_orders 1 day\n",
     )
 
@@ -709,7 +709,7 @@ def test_progress_of_a_run_with_a_failed_day(monkeypatch, capsys):
     status, said = progress(monkeypatch, capsys, text)
     assert status == 1
     assert said.splitlines() == [
-        "  read_landing ... FAILED; published raw_orders 1 day; 2 checks evaluated, 1 did not pass",
+        "  read_orders ... FAILED; published raw_orders 1 day; 2 checks evaluated, 1 did not pass",
         "    raw_orders: 1 day(s) failed the audit.",
         "      raw_orders[2024-01-04]  conservation: [bold]2 rows where 3 are due",
         "    ",
@@ -722,7 +722,7 @@ def test_progress_of_a_run_with_a_failed_day(monkeypatch, capsys):
 def test_progress_shows_one_sentence_of_an_error_of_ours(monkeypatch, capsys):
     text = log(
         *BEGINNING,
-        "*read_landing - STEP_FAILURE - Execution failed.",
+        "*read_orders - STEP_FAILURE - Execution failed.",
         "dagster._core.errors.DagsterExecutionStepExecutionError: Error occurred:",
         "",
         "backfill_assets.spark.EngineError: no server at :100:",
@@ -733,7 +733,7 @@ def test_progress_shows_one_sentence_of_an_error_of_ours(monkeypatch, capsys):
     status, said = progress(monkeypatch, capsys, text)
     assert status == 1
     assert said.splitlines() == [
-        "  read_landing ... FAILED; published nothing; 0 checks evaluated",
+        "  read_orders ... FAILED; published nothing; 0 checks evaluated",
         "    backfill_assets.spark.EngineError: no server at :100:",
     ]
 
@@ -741,7 +741,7 @@ def test_progress_shows_one_sentence_of_an_error_of_ours(monkeypatch, capsys):
 def test_progress_shows_the_stack_of_an_unforeseen_error(monkeypatch, capsys):
     text = log(
         *BEGINNING,
-        "*read_landing - STEP_FAILURE - Execution failed.",
+        "*read_orders - STEP_FAILURE - Execution failed.",
         "KeyError: 'x'",
         "Stack Trace:",
         "  File x",
@@ -756,7 +756,7 @@ def test_progress_of_a_run_that_was_killed(monkeypatch, capsys):
     status, said = progress(monkeypatch, capsys, log(*BEGINNING, RAW, "OutOfMemoryError", "Killed"))
     assert status == 1
     assert said.splitlines() == [
-        "  read_landing ... BROKEN OFF; published raw_orders 1 day",
+        "  read_orders ... BROKEN OFF; published raw_orders 1 day",
         "    OutOfMemoryError",
         "    Killed",
     ]

@@ -18,10 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backfill_assets.assets.lines import read_orders
-from backfill_assets.landing import FIELDS, Control, Landing, read_lines, survey
+from backfill_assets.assets.lines import read_versions
+from backfill_assets.landing import read_lines, survey
+from backfill_assets.landing_files import Control, Landing
 from backfill_assets.listing import LandingError, list_landing
 from backfill_assets.partitions import Window
+from backfill_assets.schemas import ORDER_LINES
 from backfill_assets_tests.model import run_model
 from backfill_assets_tests.pipeline import Pipeline, day, order
 
@@ -434,10 +436,10 @@ def everything(spark, tmp_path_factory: pytest.TempPathFactory) -> dict:
     """The landing with everything in it, read by the pipeline's code and by the model."""
     landing = tmp_path_factory.mktemp("a landing %41+[x]")
     write_everything(landing)
-    found = survey(spark, str(landing), WINDOW.widened(before=1))
-    read = read_orders(read_lines(spark, found), ZONE)
+    found = survey(spark, str(landing), ORDER_LINES, WINDOW.widened(before=1))
+    read = read_versions(read_lines(spark, found, ORDER_LINES), ORDER_LINES, ZONE)
     columns = read.selectExpr(
-        "log_date", "arrival_date", "source_file", "text", "reason", "order_id", "customer_id",
+        "log_date", "arrival_date", "source_file", "_text text", "_reason reason", "order_id", "customer_id",
         "unix_micros(order_ts) order_ts", "amount", "unix_micros(ingestion_ts) ingestion_ts",
     )  # fmt: skip
     rows = [row.asDict() for row in columns.collect()]
@@ -548,7 +550,7 @@ def test_everything_reads_as_in_the_model(everything: dict) -> None:
     rows, model, found = everything["rows"], everything["model"], everything["found"]
     assert found.broken == {}
     raw = Counter(
-        tuple(row[n] for n in ("log_date", "arrival_date", "source_file", *FIELDS))
+        tuple(row[n] for n in ("log_date", "arrival_date", "source_file", *ORDER_LINES.fields))
         for row in rows
         if row["reason"] is None and row["log_date"] in WINDOW
     )
@@ -629,7 +631,7 @@ def test_broken_files_are_named_and_hide_no_other(spark, tmp_path: Path) -> None
         (here / name).write_bytes(HEADER + b"\n" + record() if name.endswith("csv") else good)
     (folder(tmp_path, date(2024, 1, 3)) / "a.json.gz").write_bytes(gzip.compress(good))
 
-    found = survey(spark, str(tmp_path), WINDOW)
+    found = survey(spark, str(tmp_path), ORDER_LINES, WINDOW)
 
     assert sorted(file.name for file in found.broken) == [*broken, "i.parquet"]
     assert all(file.arrival_date == DAY and why for file, why in found.broken.items())
@@ -637,7 +639,9 @@ def test_broken_files_are_named_and_hide_no_other(spark, tmp_path: Path) -> None
     assert any(x.startswith(f"arrival_date={DAY}/a.json.gz (EOFException") for x in said)
     assert any("i.parquet" in x and "more than one column is named amount" in x for x in said)
     assert found.broken_on(date(2024, 1, 3)) == []
-    lines = Counter(row[0] for row in read_lines(spark, found).select("source_file").collect())
+    lines = Counter(
+        row[0] for row in read_lines(spark, found, ORDER_LINES).select("source_file").collect()
+    )
     rest = {"a.json": 1, "a.jsonl": 1, "c.csv": 1, "zz.jsonl": 1, "whole.parquet": 5000}
     assert lines == {
         **{f"arrival_date={DAY}/{name}": count for name, count in rest.items()},
@@ -672,7 +676,7 @@ def test_a_csv_file_without_the_header_of_orders_is_broken(spark, tmp_path: Path
     for name, (content, _) in broken.items():
         csv_file(tmp_path, name, *content)
     csv_file(tmp_path, "whole.csv", HEADER, *lines)
-    found = survey(spark, str(tmp_path), WINDOW)
+    found = survey(spark, str(tmp_path), ORDER_LINES, WINDOW)
     assert {file.name for file in found.broken} == broken.keys()
     for file, why in found.broken.items():
         assert why.startswith(f"LandingError: {broken[file.name][1]}"), file.name
@@ -691,30 +695,31 @@ def test_a_file_name_that_is_no_text_is_a_broken_file(spark, tmp_path: Path) -> 
         Path(odd.decode(errors="surrogateescape")).write_bytes(json_line())
     except OSError:
         pytest.skip("this file system takes no such name")
-    found = survey(spark, str(tmp_path), WINDOW)
+    found = survey(spark, str(tmp_path), ORDER_LINES, WINDOW)
     assert found.broken_on(DAY) == [
         f"arrival_date={DAY}/(a file whose name is not UTF-8) (rename it)"
     ]
-    whole = list_landing(str(tmp_path))
-    assert whole.folders == list_landing(str(tmp_path), [DAY]).folders
+    whole = list_landing(str(tmp_path), "orders")
+    assert whole.folders == list_landing(str(tmp_path), "orders", [DAY]).folders
     assert whole.folders[DAY].nameless
 
 
 def test_without_an_orders_folder_nothing_is_read(spark, tmp_path: Path) -> None:
     for landing in (tmp_path, tmp_path / "not there"):
         with pytest.raises(LandingError, match="BACKFILL_ASSETS_LANDING"):
-            survey(spark, str(landing), WINDOW)
+            survey(spark, str(landing), ORDER_LINES, WINDOW)
     (tmp_path / "orders").write_text("a file")
     with pytest.raises(LandingError, match="no folder"):
-        survey(spark, str(tmp_path), WINDOW)
+        survey(spark, str(tmp_path), ORDER_LINES, WINDOW)
 
 
 def test_days_without_files_are_empty(spark, tmp_path: Path) -> None:
     (tmp_path / "orders").mkdir()
     folder(tmp_path)
-    found = survey(spark, str(tmp_path), WINDOW)
+    found = survey(spark, str(tmp_path), ORDER_LINES, WINDOW)
     assert (found.files, found.counts, found.broken) == ([], {}, {})
-    assert read_orders(read_lines(spark, found), "UTC").collect() == []
+    lines = read_lines(spark, found, ORDER_LINES)
+    assert read_versions(lines, ORDER_LINES, "UTC").collect() == []
 
 
 @pytest.mark.parametrize(
@@ -744,14 +749,14 @@ def test_days_without_files_are_empty(spark, tmp_path: Path) -> None:
 )
 def test_control_files(spark, tmp_path: Path, text: str, control: Control | None) -> None:
     (folder(tmp_path) / "_control.json").write_bytes(text.encode(errors="surrogateescape"))
-    found = survey(spark, str(tmp_path), WINDOW)
+    found = survey(spark, str(tmp_path), ORDER_LINES, WINDOW)
     assert found.controls == ({} if control is None else {DAY: control})
     assert list(found.bad_controls) == ([DAY] if control is None else [])
 
 
 def test_a_control_file_that_is_a_folder(spark, tmp_path: Path) -> None:
     (folder(tmp_path) / "_control.json").mkdir()
-    assert "_control.json" in survey(spark, str(tmp_path), WINDOW).bad_controls[DAY]
+    assert "_control.json" in survey(spark, str(tmp_path), ORDER_LINES, WINDOW).bad_controls[DAY]
 
 
 # --- through the pipeline -----------------------------------------------------------------------

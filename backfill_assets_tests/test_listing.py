@@ -30,12 +30,12 @@ def put(orders: Path, name: str, n: int = 1, text: str = "x") -> Path:
 
 
 def found(orders: Path, **how) -> listing.Listing:
-    return list_landing(str(orders.parent), **how)
+    return list_landing(str(orders.parent), "orders", **how)
 
 
 def test_without_its_folder_the_landing_is_a_wrong_setting(tmp_path):
     with pytest.raises(LandingError, match=r"BACKFILL_ASSETS_LANDING.*Nothing was written"):
-        list_landing(str(tmp_path))
+        list_landing(str(tmp_path), "orders")
 
 
 def test_nothing_has_landed(orders):

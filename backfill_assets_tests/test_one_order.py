@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.lines import raw_orders, read_orders
+from backfill_assets.assets.lines import accepted, read_versions
 from backfill_assets.assets.versions import with_event_day
 from backfill_assets.landing import read_lines, survey
 from backfill_assets.partitions import Window
@@ -60,8 +60,9 @@ def dates(log: DataFrame, zone: str) -> Iterator[list[str]]:
 def test_the_dates_of_each_line(pipeline, spark, zone):
     for path, line in landed():
         land(pipeline, path, line)
-    found = survey(spark, str(pipeline.landing), Window(day(1), day(31)))
-    log = raw_orders(read_orders(read_lines(spark, found), zone))
+    found = survey(spark, str(pipeline.landing), ORDER_LINES, Window(day(1), day(31)))
+    lines = read_lines(spark, found, ORDER_LINES)
+    log = accepted(read_versions(lines, ORDER_LINES, zone), ORDER_LINES)
     if zone == "UTC":
         told = table("The dates of each line")
         assert all(cells[3] == cells[4] for cells in told)

@@ -179,15 +179,15 @@ def test_a_file_that_makes_spark_itself_fail_fails_its_own_day_alone(pipeline, m
     days = 16
     for n in range(1, days + 1):
         pipeline.land(n, [order("poison" if n == bad else f"o-{n}", n)])
-    honest, attempts = landed.read_orders, []
+    honest, attempts = landed.read_versions, []
 
-    def read_orders(lines, timezone):
+    def read_versions(lines, source, timezone):
         attempts.append(1)
         bites = F.raise_error(F.lit("the JVM does not like this"))
         hit = F.when(F.col("order_id") == "poison", bites).otherwise(F.col("order_id"))
-        return honest(lines, timezone).withColumn("order_id", hit.cast("string"))
+        return honest(lines, source, timezone).withColumn("order_id", hit.cast("string"))
 
-    monkeypatch.setattr(landed, "read_orders", read_orders)
+    monkeypatch.setattr(landed, "read_versions", read_versions)
     result = pipeline.run(1, days, fails=True)
     assert len(attempts) <= 2 * math.log2(days) + 1
     text = pipeline.failure(result)

@@ -60,16 +60,17 @@ def test_the_transforms_agree_with_the_model_on_every_row(engine, spark, batch, 
         model = run_model(
             pipeline.landing, start=START, end=CALENDAR.end, window_days=window_days, timezone=zone
         )
-        found = survey(spark, str(pipeline.landing), CALENDAR.widened(before=1))
-        read = lines.read_orders(read_lines(spark, found), zone).persist()
-        log = lines.raw_orders(read).where(CALENDAR.predicate("log_date"))
+        found = survey(spark, str(pipeline.landing), ORDER_LINES, CALENDAR.widened(before=1))
+        landed = read_lines(spark, found, ORDER_LINES)
+        read = lines.read_versions(landed, ORDER_LINES, zone).persist()
+        log = lines.accepted(read, ORDER_LINES).where(CALENDAR.predicate("log_date"))
         dated = staging.with_event_day(log, ORDER_LINES, zone).persist()
         ranked = staging.ranked(dated, ORDER_LINES, CALENDAR, window_days)
         staged = staging.staged(ranked, ORDER_LINES).persist()
         assert plain(log.collect(), RAW.columns) == plain(model.raw, RAW.columns)
-        assert lines.rejected_orders(read).where(CALENDAR.predicate("arrival_date")).count() == len(
-            model.rejected
-        )
+        assert lines.rejected(read, ORDER_LINES).where(
+            CALENDAR.predicate("arrival_date")
+        ).count() == len(model.rejected)
         assert plain(staged.collect(), STAGED.columns) == plain(model.staged, STAGED.columns)
         late = staging.late_lines(dated, ORDER_LINES, window_days)
         assert plain(late.collect(), LATE.columns) == plain(model.late, LATE.columns)
@@ -84,8 +85,9 @@ def test_a_range_decides_each_day_as_that_day_alone(engine, spark, batch, window
     with tempfile.TemporaryDirectory() as root:
         pipeline = Pipeline(engine, Path(root))
         land(pipeline, batch, "part")
-        found = survey(spark, str(pipeline.landing), CALENDAR.widened(before=1))
-        log = lines.raw_orders(lines.read_orders(read_lines(spark, found), "UTC"))
+        found = survey(spark, str(pipeline.landing), ORDER_LINES, CALENDAR.widened(before=1))
+        landed = read_lines(spark, found, ORDER_LINES)
+        log = lines.accepted(lines.read_versions(landed, ORDER_LINES, "UTC"), ORDER_LINES)
         dated = staging.with_event_day(log, ORDER_LINES, "UTC").persist()
 
         def staged(window: Window):
@@ -119,8 +121,9 @@ def test_current_is_what_an_endless_window_gives(engine, spark, batch, window_da
             timezone="UTC",
             drop=not corrects,
         )
-        found = survey(spark, str(pipeline.landing), CALENDAR.widened(before=1))
-        log = lines.raw_orders(lines.read_orders(read_lines(spark, found), "UTC"))
+        found = survey(spark, str(pipeline.landing), ORDER_LINES, CALENDAR.widened(before=1))
+        landed = read_lines(spark, found, ORDER_LINES)
+        log = lines.accepted(lines.read_versions(landed, ORDER_LINES, "UTC"), ORDER_LINES)
         log = log.where(CALENDAR.predicate("log_date"))
         log = staging.with_event_day(log, ORDER_LINES, "UTC").persist()
 

@@ -6,21 +6,17 @@ from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 
+import pyspark.sql.types as T
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.lines import (
-    money,
-    raw_orders,
-    read_orders,
-    rejected_orders,
-    timestamp,
-)
-from backfill_assets.landing import FIELDS
-from backfill_assets.schemas import RAW, REJECTED
+from backfill_assets.assets.lines import accepted, decimal, read_versions, rejected, timestamp
+from backfill_assets.schemas import ORDER_LINES, RAW, REJECTED
 from backfill_assets_tests import model
+
+FIELDS = ORDER_LINES.fields
 
 AMOUNTS = {
     "0": "0.00",
@@ -177,7 +173,7 @@ TIMESTAMPS = {
 
 
 def read_money(spark, texts: Sequence[str]) -> list[Decimal | None]:
-    return _collected(spark, texts, money)
+    return _collected(spark, texts, lambda text: decimal(text, T.DecimalType(18, 2)))
 
 
 def read_timestamps(spark, texts: Sequence[str]) -> list[datetime | None]:
@@ -360,7 +356,7 @@ LINES = [
     ({"problem": "not one JSON object"}, "not one JSON object"),
     ({"problem": "not UTF-8", "order_id": None}, "not UTF-8"),
 ]
-_DDL = "arrival_date DATE, source_file STRING, text STRING, problem STRING, " + ", ".join(
+_DDL = "arrival_date DATE, source_file STRING, _text STRING, _problem STRING, " + ", ".join(
     f"{name} STRING" for name in FIELDS
 )
 
@@ -382,8 +378,8 @@ def test_the_log_day_is_that_of_arrival_or_the_next(spark) -> None:
             for n, (name, arrival, order_ts, ingestion_ts, _) in enumerate(LOG_DAYS)
             if name == zone
         ]
-        read = read_orders(spark.createDataFrame(lines, _DDL), zone)
-        read = read.select("source_file", F.coalesce(F.col("log_date").cast("string"), "reason"))
+        read = read_versions(spark.createDataFrame(lines, _DDL), ORDER_LINES, zone)
+        read = read.select("source_file", F.coalesce(F.col("log_date").cast("string"), "_reason"))
         frame = read if frame is None else frame.unionByName(read)
     found = {int(n): outcome for n, outcome in frame.collect()}
     assert [(*case[:4], found[n]) for n, case in enumerate(LOG_DAYS)] == LOG_DAYS
@@ -391,32 +387,35 @@ def test_the_log_day_is_that_of_arrival_or_the_next(spark) -> None:
 
 def test_fields_and_reasons(spark) -> None:
     lines = [_landed("2024-01-05", str(n), **change) for n, (change, _) in enumerate(LINES)]
-    read = read_orders(spark.createDataFrame(lines, _DDL), "UTC")
+    read = read_versions(spark.createDataFrame(lines, _DDL), ORDER_LINES, "UTC")
     # Rejected lines need no fields, accepted ones no text.
     seen = read.withColumns({name: F.col(name).cast("string") for name in FIELDS}).collect()
     for row in seen:
         change, expected = LINES[int(row["source_file"])]
         if isinstance(expected, str):
-            assert (change, row["reason"]) == (change, expected)
-            assert row["text"] == f"text of {row['source_file']}"
+            assert (change, row["_reason"]) == (change, expected)
+            assert row["_text"] == f"text of {row['source_file']}"
             assert row["log_date"] is None
             continue
-        assert (change, row["reason"], row["text"]) == (change, None, None)
+        assert (change, row["_reason"], row["_text"]) == (change, None, None)
         assert row["log_date"] == date(2024, 1, 5)
         stamp = "2024-01-05 12:00:00"
         want = {**GOOD, "order_ts": stamp, "ingestion_ts": stamp, **(expected if change else {})}
-        assert (change, {n: row[n] for n in FIELDS}) == (change, {n: want[n] for n in FIELDS})
+        assert (change, {n: row[n] for n in FIELDS}) == (
+            change,
+            {n: want[n] for n in FIELDS},
+        )
     assert len(seen) == len(LINES)
 
 
 def test_every_line_is_either_accepted_or_rejected(spark) -> None:
     lines = [_landed("2024-01-05", str(n), **change) for n, (change, _) in enumerate(LINES)]
-    read = read_orders(spark.createDataFrame(lines, _DDL), "UTC")
-    raw, rejected = raw_orders(read), rejected_orders(read)
+    read = read_versions(spark.createDataFrame(lines, _DDL), ORDER_LINES, "UTC")
+    raw, left = accepted(read, ORDER_LINES), rejected(read, ORDER_LINES)
     assert raw.columns == list(RAW.columns)
-    assert rejected.columns == list(REJECTED.columns)
+    assert left.columns == list(REJECTED.columns)
     names = raw.select("source_file", F.lit("raw")).union(
-        rejected.select("source_file", F.lit("rejected"))
+        left.select("source_file", F.lit("rejected"))
     )
     assert {int(n): kind for n, kind in names.collect()} == {
         n: "rejected" if isinstance(expected, str) else "raw"
@@ -428,4 +427,4 @@ def test_every_line_is_either_accepted_or_rejected(spark) -> None:
 def test_an_unknown_zone_is_an_error_not_utc(spark, zone: str) -> None:
     lines = spark.createDataFrame([_landed("2024-01-05", "a")], _DDL)
     with pytest.raises(Exception, match="Olympus"):
-        read_orders(lines, zone).collect()
+        read_versions(lines, ORDER_LINES, zone).collect()

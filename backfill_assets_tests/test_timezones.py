@@ -11,8 +11,7 @@ import dagster as dg
 import pytest
 from dagster._utils.schedules import schedule_execution_time_iterator
 
-from backfill_assets.assets import lines as orders
-from backfill_assets.assets import versions
+from backfill_assets.assets import lines, versions
 from backfill_assets.definitions import build_defs
 from backfill_assets.landing import read_lines, survey
 from backfill_assets.partitions import DAY, Window, daily_partitions
@@ -58,10 +57,9 @@ def test_every_moment_is_on_its_business_day(spark, tmp_path, zone, offset):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{n}.jsonl").write_text(json.dumps(line) + "\n")
         expected[f"o{n}"] = day
-    lines = read_lines(spark, survey(spark, str(tmp_path), YEAR.widened(before=1)))
-    log = versions.with_event_day(
-        orders.raw_orders(orders.read_orders(lines, zone)), ORDER_LINES, zone
-    )
+    found = survey(spark, str(tmp_path), ORDER_LINES, YEAR.widened(before=1))
+    read = lines.read_versions(read_lines(spark, found, ORDER_LINES), ORDER_LINES, zone)
+    log = versions.with_event_day(lines.accepted(read, ORDER_LINES), ORDER_LINES, zone)
     ranked = versions.ranked(log, ORDER_LINES, YEAR, 0)
     staged = versions.staged(ranked, ORDER_LINES).collect()
     assert {row["order_id"]: row["event_date"] for row in staged} == expected

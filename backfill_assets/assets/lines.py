@@ -1,13 +1,21 @@
-"""Landed lines become orders of the log, or rejected lines: the pure transforms of the raw layer.
+"""Landed lines become versions in the log, or rejected lines: the pure transforms of the raw layer.
 
-What a field means is decided here: timestamps, money, log days. Reading files is `landing`'s part.
+What a field means is decided here: timestamps, numbers, log days. Reading files is `landing`'s
+part.
 """
 
+from collections.abc import Callable, Iterator, Mapping
+
+import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.assets.versions import business_day
-from backfill_assets.schemas import RAW, REJECTED
+from backfill_assets.landing_text import PROBLEM, TEXT, identifiers
+from backfill_assets.sources import Source
+
+#: Why a line is rejected; null for an accepted one. As `TEXT` no field of a source.
+REASON = "_reason"
 
 # `\z` is the very end; `$` would let a line end follow.
 _TIMESTAMP = (
@@ -15,9 +23,9 @@ _TIMESTAMP = (
     r"([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?(Z|[+-]\d{2}(:?\d{2})?)?)?\z"
 )
 _PLAIN_TIMESTAMP = r"^[1-8]\d{3}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(?:\.\d+)?(?:Z|[+-]\d{2}:\d{2})?\z"
-_PLAIN_AMOUNT = r"^[+-]?\d{1,16}(\.\d{0,2})?\z"
-_ANY_AMOUNT = r"^[+-]?(?=\.?\d)(\d*)\.?(\d*)(?:[eE]([+-]?\d+))?\z"
-_MONEY = "decimal(18,2)"
+_DATE = r"^(?!0000)\d{4}-\d{2}-\d{2}\z"
+_WHOLE = r"^[+-]?\d{1,19}\z"
+_ANY_DECIMAL = r"^[+-]?(?=\.?\d)(\d*)\.?(\d*)(?:[eE]([+-]?\d+))?\z"
 
 
 def timestamp(text: Column) -> Column:
@@ -45,95 +53,159 @@ def _odd_timestamp(text: Column) -> Column:
     return F.when(text.rlike(_TIMESTAMP), F.when(parsed.between(first, last), parsed))
 
 
-def money(text: Column) -> Column:
-    """An amount as decimal(18,2), null unless it is one exactly.
+def decimal(text: Column, kind: T.DecimalType) -> Column:
+    """A number as a decimal of a type, null unless it is one exactly.
 
-    Plain or exponent notation. It is the value that counts: `12.500` is fine, `12.345` is not.
+    Plain or exponent notation. It is the value that counts: as decimal(18,2), `12.500` is fine,
+    `12.345` is not.
     """
-    return F.when(text.rlike(_PLAIN_AMOUNT), text.try_cast(_MONEY)).otherwise(_odd_money(text))
+    digits = max(kind.precision - kind.scale, 1)
+    plain = rf"^[+-]?\d{{1,{digits}}}(\.\d{{0,{kind.scale}}})?\z"
+    return F.when(text.rlike(plain), text.try_cast(kind)).otherwise(_odd_decimal(text, kind))
 
 
-def _odd_money(text: Column) -> Column:
-    """The amounts that are not plainly fine; whether they fit is found on the digits.
+def _odd_decimal(text: Column, kind: T.DecimalType) -> Column:
+    """The numbers that are not plainly fine; whether they fit is found on the digits.
 
-    A cast would round a third decimal away, and an exponent of millions would stall it.
+    A cast would round a decimal too many away, and an exponent of millions would stall it.
     """
-    fraction = F.regexp_extract(text, _ANY_AMOUNT, 2)
-    exponent = F.regexp_extract(text, _ANY_AMOUNT, 3)
-    digits = F.concat(F.regexp_extract(text, _ANY_AMOUNT, 1), fraction)
-    # As a long, in which no int overflows; an exponent beyond an int is null, so no amount.
+    fraction = F.regexp_extract(text, _ANY_DECIMAL, 2)
+    exponent = F.regexp_extract(text, _ANY_DECIMAL, 3)
+    digits = F.concat(F.regexp_extract(text, _ANY_DECIMAL, 1), fraction)
+    # As a long, in which no int overflows; an exponent beyond an int is null, so no number.
     shift = F.when(exponent == "", F.lit(0)).otherwise(exponent.try_cast("int")).cast("long")
     significant = F.rtrim(digits, F.lit("0"))
     decimals = F.length(fraction) - shift - (F.length(digits) - F.length(significant))
     whole = F.length(F.ltrim(significant, F.lit("0"))) - decimals
+    fits = (decimals <= kind.scale) & (whole <= kind.precision - kind.scale)
     return F.when(
-        text.rlike(_ANY_AMOUNT),
-        F.when(significant == "", F.lit(0).cast(_MONEY)).when(
-            (decimals <= 2) & (whole <= 16), text.try_cast(_MONEY)
-        ),
+        text.rlike(_ANY_DECIMAL),
+        F.when(significant == "", F.lit(0).cast(kind)).when(fits, text.try_cast(kind)),
     )
 
 
-def read_orders(lines: DataFrame, timezone: str) -> DataFrame:
+def whole_number(text: Column) -> Column:
+    """A whole number as a long, null if it is none or does not fit."""
+    return F.when(text.rlike(_WHOLE), text.try_cast("long"))
+
+
+def boolean(text: Column) -> Column:
+    """`true` or `false`, null if it is neither."""
+    return F.when(text == "true", F.lit(True)).when(text == "false", F.lit(False))
+
+
+def day(text: Column) -> Column:
+    """An ISO date `YYYY-MM-DD` of the years 1 to 9999, null if it is none."""
+    return F.when(text.rlike(_DATE), text.try_cast("date"))
+
+
+def json_value(text: Column) -> Column:
+    """The text if it is one JSON value, else null.
+
+    As elements of two arrays: what closes the first by itself is not twice in the second. (Spark's
+    parser ignores whatever follows an array.)
+    """
+    options = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
+
+    def elements(*parts: Column) -> Column:
+        array = F.concat(F.lit("["), F.concat_ws(",", *parts), F.lit("]"))
+        return F.array_size(F.from_json(array, T.ArrayType(T.StringType()), options))
+
+    return F.when((elements(text) == 1) & (elements(text, text) == 2), text)
+
+
+#: Of the types but decimals; a string that is read holds JSON, see `landing_text.identifiers`.
+_READERS: Mapping[type[T.DataType], Callable[[Column], Column]] = {
+    T.StringType: json_value,
+    T.LongType: whole_number,
+    T.BooleanType: boolean,
+    T.DateType: day,
+    T.TimestampType: timestamp,
+}
+
+
+def _read(source: Source, name: str, text: Column) -> Column:
+    """The value of a field, null where the text is no such value."""
+    kind = source.types[name]
+    if isinstance(kind, T.DecimalType):
+        return decimal(text, kind)
+    return _READERS[type(kind)](text)
+
+
+def read_versions(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
     """Landed lines with their fields read, the log day found, or the reason of rejection.
 
     Args:
         lines: as `landing.read_lines` gives them.
+        source: whose lines they are.
         timezone: the business time zone.
 
     Returns:
-        `arrival_date`, `source_file`, `text` (null for an accepted line), `reason` (null for an
-        accepted line), `log_date`, and the five fields of an order in their types. A line's log day
-        is its arrival day, or the next if its version time lies in that; beyond, it is rejected.
+        `log_date`, `arrival_date`, `source_file`, `_text` (null for an accepted line), `_reason`
+        (null for an accepted line), and the source's fields in their types. A line's log day is its
+        arrival day, or the next if its version time lies in that; beyond, it is rejected.
     """
+    verbatim = {*identifiers(source)}
     read = lines.select(
         "arrival_date",
         "source_file",
-        "text",
-        "problem",
-        F.nullif("order_id", F.lit("")).alias("order_id"),
-        F.nullif("customer_id", F.lit("")).alias("customer_id"),
+        TEXT,
+        PROBLEM,
         *[
-            F.nullif(n, F.lit("")).alias(f"{n}_text")
-            for n in ("order_ts", "amount", "ingestion_ts")
+            F.nullif(name, F.lit("")).alias(name if name in verbatim else _text_of(name))
+            for name in source.fields
         ],
     )
-    read = read.withColumns(
-        {
-            "order_ts": timestamp(F.col("order_ts_text")),
-            "ingestion_ts": timestamp(F.col("ingestion_ts_text")),
-            "amount": money(F.col("amount_text")),
-        }
-    )
-    version_day = business_day(F.greatest("order_ts", "ingestion_ts"), timezone)
+    values = {
+        name: _read(source, name, F.col(_text_of(name)))
+        for name in source.fields
+        if name not in verbatim
+    }
+    read = read.withColumns(values)
+    event_time = F.col(source.event_time)
+    version_day = business_day(F.greatest(source.event_time, source.version_time), timezone)
     ahead = F.datediff(version_day, "arrival_date")
     reason = F.coalesce(
-        F.col("problem"),
-        F.when(F.col("order_id").isNull(), "missing order_id"),
-        *[_unread(name) for name in ("order_ts", "amount", "ingestion_ts")],
-        F.when(_before_all_days(F.col("order_ts"), timezone), "bad order_ts"),
+        F.col(PROBLEM),
+        *_field_reasons(source, verbatim),
+        F.when(_before_all_days(event_time, timezone), f"bad {source.event_time}"),
         F.when(ahead > 1, "from the future: its version time lies beyond the day after arrival"),
     )
-    read = read.withColumns({"reason": reason, "_ahead": ahead})
+    read = read.withColumns({REASON: reason, "_ahead": ahead})
     return read.select(
         F.when(
-            F.col("reason").isNull(), F.date_add("arrival_date", F.greatest("_ahead", F.lit(0)))
+            F.col(REASON).isNull(), F.date_add("arrival_date", F.greatest("_ahead", F.lit(0)))
         ).alias("log_date"),
         "arrival_date",
         "source_file",
-        F.when(F.col("reason").isNotNull(), F.make_valid_utf8("text")).alias("text"),
-        "reason",
-        "order_id",
-        "customer_id",
-        "order_ts",
-        "amount",
-        "ingestion_ts",
+        F.when(F.col(REASON).isNotNull(), F.make_valid_utf8(TEXT)).alias(TEXT),
+        REASON,
+        *source.fields,
     )
 
 
-def _unread(name: str) -> Column:
-    text = F.col(f"{name}_text")
-    return F.when(text.isNull(), f"missing {name}").when(F.col(name).isNull(), f"bad {name}")
+def _text_of(name: str) -> str:
+    """The column of what is read as a field."""
+    return f"_field_{name}"
+
+
+def _field_reasons(source: Source, verbatim: set[str]) -> Iterator[Column]:
+    """Why a line's fields are not those of the source, in the order of the fields."""
+    for name in source.fields:
+        value = F.col(name)
+        text = value if name in verbatim else F.col(_text_of(name))
+        bad = [] if name in verbatim else [text.isNotNull() & value.isNull()]
+        # What Delta's CHECK constraint refuses would be the end of the whole run.
+        bad += [value < least for least in _lower_bounds(source, name)]
+        if name not in source.may_be_null:
+            yield F.when(text.isNull(), f"missing {name}")
+        for condition in bad:
+            yield F.when(condition, f"bad {name}")
+
+
+def _lower_bounds(source: Source, name: str) -> list[Column]:
+    checks = source.columns[name].checks
+    return [F.lit(check.statistics["min_value"]) for check in checks]
 
 
 def _before_all_days(moment: Column, timezone: str) -> Column:
@@ -142,11 +214,13 @@ def _before_all_days(moment: Column, timezone: str) -> Column:
     return first_hours & (business_day(moment, timezone) < F.lit("0001-01-01").cast("date"))
 
 
-def raw_orders(read: DataFrame) -> DataFrame:
-    """The accepted lines, from what `read_orders` gives."""
-    return read.where(F.col("reason").isNull()).select(*RAW.columns)
+def accepted(read: DataFrame, source: Source) -> DataFrame:
+    """The accepted lines, from what `read_versions` gives."""
+    return read.where(F.col(REASON).isNull()).select(*source.raw.columns)
 
 
-def rejected_orders(read: DataFrame) -> DataFrame:
-    """The rejected lines, from what `read_orders` gives."""
-    return read.where(F.col("reason").isNotNull()).select(*REJECTED.columns)
+def rejected(read: DataFrame, source: Source) -> DataFrame:
+    """The rejected lines, from what `read_versions` gives."""
+    own = {"text": TEXT, "reason": REASON}
+    columns = [F.col(own.get(name, name)).alias(name) for name in source.rejected.columns]
+    return read.where(F.col(REASON).isNotNull()).select(*columns)

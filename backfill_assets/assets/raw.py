@@ -1,4 +1,4 @@
-"""Raw layer: `raw_orders` and `raw_orders_rejected`, one step, as both come of one reading."""
+"""Raw layer: the log of a source and its rejected lines, one step, as both come of one reading."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -9,30 +9,30 @@ from backfill_assets.assets.landed import Work
 from backfill_assets.assets.publishing import delta_assets, publish
 from backfill_assets.codes import Code
 from backfill_assets.io_manager import ACCEPT_TAG, CLOSE_TAG, Candidate
-from backfill_assets.schemas import RAW, REJECTED
 from backfill_assets.settings import Settings
+from backfill_assets.sources import Source
 from backfill_assets.spark import Engine, keeping
 
 
-def build(settings: Settings, code: Code) -> dg.AssetsDefinition:
-    """`raw_orders` and `raw_orders_rejected`: one step, as both come from one reading of a file."""
+def build(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
+    """The log of a source and its rejected lines: one step, as both come of one reading."""
+    tables = [source.raw, source.rejected]
 
     @delta_assets(
         settings,
-        name="read_landing",
-        tables=[RAW, REJECTED],
+        name=f"read_{source.name}",
+        tables=tables,
         group="raw",
         code=code,
     )
-    def read_landing(context: dg.AssetExecutionContext, engine: Engine) -> Iterator:
+    def read_source(context: dg.AssetExecutionContext, engine: Engine) -> Iterator:
         tags = context.run.tags
         accepted = {name.strip() for name in tags.get(ACCEPT_TAG, "").split(",")} - {""}
         close = tags.get(CLOSE_TAG, "").lower() == "true"
         with keeping() as keep:
-            work = Work(settings, engine, keep, frozenset(accepted), close)
+            work = Work(settings, source, engine, keep, frozenset(accepted), close)
             yield from publish(
-                context,
-                [Candidate(table, partial(work.plan, table)) for table in (RAW, REJECTED)],
+                context, [Candidate(table, partial(work.plan, table)) for table in tables]
             )
 
-    return read_landing
+    return read_source
