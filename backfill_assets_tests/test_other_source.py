@@ -1,0 +1,373 @@
+"""The rules for a source that is not orders: two key columns, no amount, other names of the times.
+
+Its fields are in another order than those of orders, and one is named like what the rules tell.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterable
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+import pytest
+from pandera.pyspark import Field
+from pyspark.sql import DataFrame
+
+from backfill_assets.assets import lateness, staging, versions
+from backfill_assets.audit import Book, Finding, Measured, Severity, Verdict
+from backfill_assets.codes import Code
+from backfill_assets.io_manager import Snapshot
+from backfill_assets.lateness import Policy
+from backfill_assets.partitions import Window
+from backfill_assets.settings import load_settings
+from backfill_assets.sources import Role, Source
+from backfill_assets.tables import nullable
+from backfill_assets.touched import Touched, touched
+from backfill_assets_tests.pipeline import START, day
+from backfill_assets_tests.test_assets_lateness import by_delay
+from backfill_assets_tests.test_records import days, ledger, record
+
+
+class VisitLine(pa.DataFrameModel):
+    """A version of a visit."""
+
+    sent: T.TimestampType = Field(description="When the site sent it.")
+    site: T.StringType = Field(description="The site.")
+    page: T.StringType = nullable(0.9, 1.0, "The page; null if unknown.")
+    number: T.LongType = Field(description="Of the visit, on its site.")
+    began: T.TimestampType = Field(description="When the visit began.")
+    superseded: T.BooleanType = nullable(0.9, 1.0, "What the site calls superseded.")
+
+
+VISITS = Source(
+    "visits",
+    VisitLine,
+    key=["site", "number"],
+    event_time="began",
+    version_time="sent",
+    named={Role.LATE: "tardy_visits", Role.LATENESS: "lateness_of_visits"},
+)
+WEEK = Window(day(1), day(8))
+
+
+def visit(
+    key: tuple[str, int],
+    log_day: int,
+    event_day: int,
+    page: str | None = "p",
+    flag: bool | None = None,
+    *,
+    began: int = 0,
+    sent: int = 0,
+) -> dict[str, Any]:
+    """A row of the raw log: it began and was sent so many minutes after the event day began."""
+    midnight = datetime.combine(day(event_day), datetime.min.time(), timezone.utc)
+    return {
+        "log_date": day(log_day),
+        "arrival_date": day(log_day),
+        "sent": midnight + timedelta(minutes=sent),
+        "site": key[0],
+        "page": page,
+        "number": key[1],
+        "began": midnight + timedelta(minutes=began),
+        "superseded": flag,
+        "source_file": f"{log_day}.jsonl",
+    }
+
+
+A1, A2, B1 = ("a", 1), ("a", 2), ("b", 1)
+
+
+def log(spark, rows: Iterable[dict[str, Any]]) -> DataFrame:
+    return spark.createDataFrame(list(rows), VISITS.raw.struct)
+
+
+def dated(spark, rows: Iterable[dict[str, Any]], zone: str = "UTC") -> DataFrame:
+    return versions.with_event_day(log(spark, rows), VISITS, zone)
+
+
+def staged(frame: DataFrame, window_days: int) -> list[tuple]:
+    """(event day, key, page, flag, log day) of each staged row."""
+    ranked = versions.ranked(frame, VISITS, WEEK, window_days)
+    rows = versions.staged(ranked, VISITS)
+    VISITS.staged.conform(rows)
+    return sorted(map(_short, rows.collect()))
+
+
+def _short(row: Any) -> tuple:
+    key = row["site"], row["number"]
+    return row["event_date"], key, row["page"], row["superseded"], row["log_date"]
+
+
+# --- which version counts -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lesser", "greater"),
+    [
+        # The later of the two times decides, whichever it is.
+        (visit(A1, 1, 1, sent=10), visit(A1, 1, 1, sent=20)),
+        (visit(A1, 1, 1, sent=20), visit(A1, 1, 1, began=30)),
+        # Then the log day, and then the event time before the version time.
+        (visit(A1, 1, 1, "z", sent=9), visit(A1, 2, 1, "a", sent=9)),
+        (visit(A1, 1, 1, began=3, sent=9), visit(A1, 1, 1, began=4, sent=9)),
+        (visit(A1, 1, 1, began=9, sent=3), visit(A1, 1, 1, began=9, sent=4)),
+        # Then the other fields, the last one first; what is known before what is not.
+        (visit(A1, 1, 1, "z", False), visit(A1, 1, 1, "a", True)),
+        (visit(A1, 1, 1, "z", None), visit(A1, 1, 1, "a", False)),
+        (visit(A1, 1, 1, "a"), visit(A1, 1, 1, "b")),
+        (visit(A1, 1, 1, None), visit(A1, 1, 1, "a")),
+    ],
+)
+def test_the_greatest_version_counts(spark, lesser, greater):
+    for rows in ([lesser, greater], [greater, lesser]):
+        frame = dated(spark, rows)
+        (found,) = versions.staged(versions.ranked(frame, VISITS, WEEK, 7), VISITS).collect()
+        for name in ("began", "sent"):
+            assert found[name].replace(tzinfo=timezone.utc) == greater[name]
+        assert _short(found)[2:] == (greater["page"], greater["superseded"], greater["log_date"])
+
+
+def test_a_key_is_all_its_columns(spark):
+    frame = dated(
+        spark,
+        [
+            visit(A1, 1, 1, "old"),
+            visit(A1, 2, 1, "new", sent=5),
+            visit(A2, 1, 1, "other number"),
+            visit(B1, 1, 1, "other site"),
+            visit(B1, 2, 2, "moved", sent=5),
+        ],
+    )
+    assert staged(frame, 1) == [
+        (day(1), A1, "new", None, day(2)),
+        (day(1), A2, "other number", None, day(1)),
+        (day(2), B1, "moved", None, day(2)),
+    ]
+    # With no window, what came a day later is not known on the first day.
+    assert [row[:3] for row in staged(frame, 0)] == [
+        (day(1), A1, "old"),
+        (day(1), A2, "other number"),
+        (day(1), B1, "other site"),
+        (day(2), B1, "moved"),
+    ]
+
+
+def test_the_event_day_is_that_of_the_event_time(spark):
+    frame = dated(spark, [visit(A1, 3, 1, began=23 * 60, sent=50 * 60)], "Asia/Tokyo")
+    assert [row["event_date"] for row in frame.collect()] == [day(2)]
+
+
+@pytest.mark.parametrize(("corrects", "page"), [(True, "late"), (False, "in time")])
+def test_what_is_known_of_a_key(spark, corrects, page):
+    rows = [visit(A1, 1, 1, "in time"), visit(A1, 5, 1, "late", sent=5), visit(A2, 1, 1)]
+    found = versions.known(dated(spark, rows), VISITS, WEEK, 2, corrects=corrects)
+    counting = versions.staged(found, VISITS)
+    assert sorted(row["page"] for row in counting.collect()) == sorted(["p", page])
+
+
+# --- late lines -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keep", "severity", "became"),
+    [
+        (
+            True,
+            Severity.WARN,
+            "they are in tardy_visits and in what is made of all that is known",
+        ),
+        (False, Severity.ALERT, "THEY WERE DROPPED and are in no total"),
+    ],
+)
+def test_late_lines_have_no_worth_without_an_amount(spark, keep, severity, became):
+    frame = dated(spark, [visit(A1, 5, 1), visit(A2, 5, 2), visit(B1, 5, 5), visit(B1, 2, 2)])
+    late = staging.late_lines(frame, VISITS, 2, keep=keep)
+    VISITS.late.conform(late)
+    assert late.count() == (2 if keep else 0)
+    books = staging.late_books(frame, VISITS, WEEK, 2, day(2), keep=keep)
+    book = books[day(5)]
+    assert book.entries == {
+        "raw": 3,
+        "in time": 1,
+        "late": 2,
+        "late amount": Decimal("0.00"),
+        "before the first day": 1,
+    }
+    assert book.rows == (2 if keep else 0)
+    assert book.notices == {
+        "late_lines": (
+            severity,
+            f"2 line(s) came after the window of their day had closed; {became}",
+        )
+    }
+    assert "they are in raw_visits and in no total" in book.warnings[0]
+    assert not books[day(2)].notices
+
+
+def test_staged_books_count_for_themselves(spark):
+    frame = dated(spark, [visit(A1, 1, 1), visit(A1, 2, 1, sent=5), visit(A2, 1, 1)])
+    rows = versions.ranked(frame, VISITS, WEEK, 1)
+    book = staging.staged_books(frame, rows, WEEK, 1)[day(1)]
+    assert (book.entries, book.rows) == ({"in time": 3, "superseded": 1}, 2)
+
+
+# --- figures of lateness --------------------------------------------------------------------------
+
+
+def test_lateness_without_money(spark):
+    frame = dated(
+        spark,
+        [
+            visit(A1, 2, 2),
+            visit(A1, 3, 2, sent=3 * 60),  # late, and of a key that was known
+            visit(A2, 3, 3),
+            visit(B1, 3, 1, sent=90),  # beyond a window of a day
+            visit(B1, 3, 1, sent=90),
+        ],
+    )
+    rejected = spark.createDataFrame([(day(3),)], "arrival_date DATE")
+    of = Window(day(3), day(4))
+    found = lateness.arrival_lateness(frame, rejected, VISITS, of, 1)
+    VISITS.lateness.conform(found)
+    (row,) = (row.asDict() for row in found.collect())
+    nothing = Decimal("0.00")
+    minutes = {"p50": 90, "p95": 180, "max": 180}
+    assert row == {
+        "log_date": day(3),
+        "lines": 4,
+        "late_lines": 3,
+        "late_amount": nothing,
+        "beyond_lines": 2,
+        "beyond_amount": nothing,
+        "superseded_lines": 2,
+        "rejected_lines": 1,
+        **{f"delay_days_{name}": 2 for name in minutes},
+        **{f"delay_minutes_{name}": value for name, value in minutes.items()},
+        **by_delay((nothing, delay) for delay in (0, 1, 2, 2)),
+    }
+    assert lateness.numbers(row)["beyond window amount"] == 0
+    book = lateness.books({day(3): row}, frame, rejected, VISITS, of, 1, {day(2)})[day(3)]
+    assert book.entries == {"lines": 4, "late": 3, "beyond": 2, "rejected": 1}
+    assert not book.problems
+    assert "have no published raw_visits;" in book.warnings[0]
+
+
+# --- what a change touches ------------------------------------------------------------------------
+
+POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touched=True)
+
+
+def verdict(of: date, digest: str) -> Verdict:
+    return Verdict(of, Measured(1, {}, 0, {}, digest), Book(), [Finding("c", Severity.OK, "")])
+
+
+def change(
+    spark, was: list[dict[str, Any]], now: list[dict[str, Any]], changed: Collection[date]
+) -> Touched:
+    """What is touched when the rows of some log days are replaced, all being published."""
+    known = ledger(VISITS.raw, record(1, WEEK))
+    before = Snapshot(known, by_day=False, read=lambda: log(spark, was))
+    after = log(spark, (row for row in now if row["log_date"] in changed))
+    verdicts = [verdict(of, "another") for of in sorted(changed)]
+    return touched(VISITS, before, after, verdicts, POLICY, "UTC")
+
+
+def test_a_first_load_touches_what_it_brings(spark):
+    rows = [visit(A1, 1, 1), visit(A1, 3, 1), visit(A1, 2, 2), visit(A2, 3, 3), visit(B1, 4, 4)]
+    verdicts = [verdict(of, "first") for of in WEEK]
+    found = touched(VISITS, None, log(spark, rows), verdicts, POLICY, "UTC")
+    assert found.event_days == found.current_days == found.log_days == frozenset(WEEK)
+    assert found.spans == {
+        day(1): days(1, 2),
+        day(2): days(1, 2),
+        day(3): days(1, 2, 3),
+        day(4): days(4),
+    }
+
+
+def test_a_change_touches_the_days_of_its_key_alone(spark):
+    was = [visit(A1, 1, 1), visit(A2, 2, 2), visit(B1, 3, 3)]
+    moved = visit(A1, 3, 3, sent=5)
+    found = change(spark, was, [*was, moved], {day(3)})
+    assert found.event_days == found.current_days == days(1, 3)
+    assert found.spans == {day(1): days(1, 3), day(3): days(1, 3)}
+    assert found.log_days == days(3)
+    late = change(spark, was, [*was, visit(A2, 5, 2, "late", sent=5)], {day(5)})
+    assert (late.event_days, late.current_days) == (frozenset(), days(2))
+
+
+def test_every_field_of_a_line_counts_but_not_its_file(spark):
+    was = [visit(A1, 1, 1), visit(A2, 2, 2)]
+    flagged = [was[0] | {"superseded": True}, was[1]]
+    assert change(spark, was, flagged, {day(1)}).event_days == days(1)
+    elsewhere = [was[0] | {"source_file": "another.jsonl"}, was[1]]
+    assert change(spark, was, elsewhere, {day(1)}) == Touched(log_days=days(1))
+
+
+def test_touched_days_are_those_whose_rows_differ(spark):
+    chance = random.Random(7)
+
+    def lines(count: int) -> list[dict[str, Any]]:
+        return [
+            visit(
+                (chance.choice("ab"), chance.randint(1, 3)),
+                chance.randint(event_day, 7),
+                event_day,
+                chance.choice(["p", "q", None]),
+                sent=chance.randint(0, 3000),
+            )
+            for event_day in (chance.randint(1, 6) for _ in range(count))
+        ]
+
+    def days_of(rows: list[dict[str, Any]]) -> tuple[set, set]:
+        frame = dated(spark, rows)
+        in_time = versions.ranked(frame, VISITS, WEEK, 2)
+        known = versions.known(frame, VISITS, WEEK, 2, corrects=True)
+        then, now = (set(versions.staged(of, VISITS).collect()) for of in (in_time, known))
+        return then, now
+
+    for _ in range(4):
+        was = lines(14)
+        changed = {day(n) for n in chance.sample(range(1, 8), 2)}
+        now = [row for row in was if row["log_date"] not in changed]
+        now += [row for row in lines(14) if row["log_date"] in changed]
+        found = change(spark, was, now, changed)
+        then, after = days_of(was), days_of(now)
+        assert found.event_days == {row["event_date"] for row in then[0] ^ after[0]}
+        assert found.current_days == {row["event_date"] for row in then[1] ^ after[1]}
+
+
+# --- as assets ------------------------------------------------------------------------------------
+
+
+def test_the_assets_are_named_after_the_source():
+    settings, code = load_settings(), Code("code")
+    stage, keep = staging.build(settings, code, VISITS)
+    measure = lateness.build(settings, code, VISITS)
+    assert [asset.op.name for asset in (stage, keep, measure)] == [
+        "stage_visits",
+        "keep_late_visits",
+        "measure_lateness_of_visits",
+    ]
+    for asset, table, inputs in (
+        (stage, VISITS.staged, {"raw_visits"}),
+        (keep, VISITS.late, {"raw_visits"}),
+        (measure, VISITS.lateness, {"raw_visits", "raw_visits_rejected"}),
+    ):
+        assert set(asset.keys_by_input_name) == inputs
+        (metadata,) = asset.metadata_by_key.values()
+        lineage = metadata["dagster/column_lineage"].deps_by_column
+        assert set(lineage) == set(table.columns)
+        assert {dep.asset_key.to_user_string() for of in lineage.values() for dep in of} == inputs
+    lineage = metadata["dagster/column_lineage"].deps_by_column
+    assert {dep.column_name for dep in lineage["superseded_lines"]} == {
+        "log_date",
+        "site",
+        "number",
+    }
+    assert lineage["late_amount"] == []
