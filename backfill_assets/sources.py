@@ -158,9 +158,13 @@ class Source:
 
         if not self.name.isidentifier():
             raise refuse("its name is that of a folder and of tables: letters, digits and _")
+        # Spark does not tell upper from lower case.
+        spelled = [name.lower() for name in self.types]
         for name, kind in self.types.items():
-            if name in OWN_COLUMNS or name.startswith("_"):
+            if name.lower() in OWN_COLUMNS or name.startswith("_") or not name.isidentifier():
                 raise refuse(f"a field cannot be named {name}")
+            if spelled.count(name.lower()) > 1:
+                raise refuse(f"two fields are named {name}")
             if not isinstance(kind, FIELD_TYPES):
                 raise refuse(f"{name} is {kind.simpleString()}, which no field may be")
         if not self.key:

@@ -218,7 +218,7 @@ def test_backfill_nights_plan_verify_and_undo(engine, tmp_path):
         pipeline.code,
         "id",
     )
-    assert not any(outlook.left for outlook in plan.tables.values())
+    assert {name: outlook.left for name, outlook in plan.tables.items() if outlook.left} == {}
     found = verify(
         pipeline.settings, Window(day(1), day(14)), [active_users_7d.name], engine=engine
     )

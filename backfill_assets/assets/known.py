@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from backfill_assets.assets.derived import Sums, for_days, sums_by_day
 from backfill_assets.assets.publishing import delta_assets, plan_of, publish
-from backfill_assets.assets.versions import in_time, known, staged, with_event_day
+from backfill_assets.assets.versions import SUPERSEDED, in_time, known, staged, with_event_day
 from backfill_assets.audit import Book
 from backfill_assets.codes import Code
 from backfill_assets.io_manager import Built, Candidate, Input, Plan
@@ -47,8 +47,8 @@ def current_books(
     came = sums_by_day(counted, day, {"lines": F.count(F.lit(1))}, {})
     sums = {check.total: check.column for check in table.of.conserved if check.column}
     wanted = {
-        "superseded": F.count_if("superseded"),
-        **{total: F.sum(F.when(~F.col("superseded"), F.col(of))) for total, of in sums.items()},
+        "superseded": F.count_if(SUPERSEDED),
+        **{total: F.sum(F.when(~F.col(SUPERSEDED), F.col(of))) for total, of in sums.items()},
     }
     seen = sums_by_day(rows, day, wanted, table.zeros)
     nothing: Sums = {name: table.zeros.get(name, 0) for name in wanted}
