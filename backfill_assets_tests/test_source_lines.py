@@ -1,0 +1,387 @@
+"""Lines of a source that is not the orders: every type of field, in every format, good and bad."""
+
+# One case a line, however long.
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+
+import pandera.pyspark as pa
+import pyarrow as arrow
+import pyarrow.parquet as pq
+import pyspark.sql.types as T
+import pytest
+from pandera.pyspark import Field
+from pyspark.sql import functions as F
+
+from backfill_assets.assets.landed_rows import count_lines
+from backfill_assets.assets.lines import accepted, read_versions, rejected
+from backfill_assets.landing import read_lines, survey
+from backfill_assets.landing_files import Control
+from backfill_assets.landing_json import not_plain_patterns, number_pattern
+from backfill_assets.listing import LandingError, list_landing
+from backfill_assets.partitions import Window
+from backfill_assets.schemas import ORDER_LINES
+from backfill_assets.sources import Source
+from backfill_assets.tables import Bounds, holds_json, json_text, nullable
+
+DAY = date(2024, 1, 2)
+STAMP = "2024-01-02T10:00:00Z"
+
+
+class Visit(pa.DataFrameModel):
+    """A visit of a web site."""
+
+    visit_id: T.StringType = Field(description="Visit.")
+    user_id: T.StringType = nullable(1.0, 1.0, "User.")
+    at: T.TimestampType = Field(description="Begin.")
+    seen_at: T.TimestampType = Field(description="When it was seen.")
+    clicks: T.LongType = Field(ge=0, description="Clicks.")
+    paid: T.DecimalType(10, 3) = nullable(1.0, 1.0, "Paid.")  # type: ignore[valid-type]
+    logged_in: T.BooleanType = Field(description="Whether the user is known.")
+    signed_up: T.DateType = nullable(1.0, 1.0, "When the user signed up.")
+    properties: T.StringType = json_text("Anything else.", Bounds(1.0, 1.0))
+
+
+VISITS = Source("visits", Visit, key=["visit_id"], event_time="at", version_time="seen_at")
+
+GOOD = {
+    "visit_id": "v1",
+    "user_id": "u1",
+    "at": STAMP,
+    "seen_at": STAMP,
+    "clicks": 3,
+    "paid": 1.5,
+    "logged_in": True,
+    "signed_up": "2020-02-29",
+    "properties": {"page": "/", "seconds": [1, 2]},
+}
+#: How a good line is read.
+READ = {
+    "visit_id": "v1",
+    "user_id": "u1",
+    "clicks": 3,
+    "paid": Decimal("1.500"),
+    "logged_in": True,
+    "signed_up": date(2020, 2, 29),
+    "properties": '{"page":"/","seconds":[1,2]}',
+}
+
+# A field as JSON, and its value or the reason of rejection.
+JSON = [
+    ("visit_id", "17", "17"),
+    ("visit_id", '" x "', " x "),
+    ("visit_id", "null", "missing visit_id"),
+    ("visit_id", '""', "missing visit_id"),
+    ("visit_id", "1.5", "bad visit_id: not a string"),
+    ("user_id", "null", None),
+    ("user_id", '""', None),
+    ("user_id", "12345678901234567890", "12345678901234567890"),
+    ("user_id", '{"id":1}', "bad user_id: not a string"),
+    ("user_id", "[1]", "bad user_id: not a string"),
+    ("user_id", "true", "bad user_id: not a string"),
+    ("user_id", '"true"', "true"),
+    ("user_id", r'"\ud800"', "half a surrogate pair"),
+    ("at", '"yesterday"', "bad at"),
+    ("at", "null", "missing at"),
+    ("seen_at", "17", "bad seen_at"),
+    ("clicks", "0", 0),
+    ("clicks", "-0", 0),
+    ("clicks", "9223372036854775807", 9223372036854775807),
+    ("clicks", '"9223372036854775807"', 9223372036854775807),
+    ("clicks", '"+7"', 7),
+    ("clicks", "9223372036854775808", "bad clicks"),
+    ("clicks", "12345678901234567890", "bad clicks"),
+    ("clicks", "-1", "bad clicks"),
+    ("clicks", '"-1"', "bad clicks"),
+    *(("clicks", x, "bad clicks") for x in ("1.0", "1e3", "1e400", "true", "{}", "[3]", '" 3"', '"3\\n"', '"three"', r'"\ud800"')),
+    ("clicks", "null", "missing clicks"),
+    ("clicks", '""', "missing clicks"),
+    ("paid", "null", None),
+    ("paid", '""', None),
+    ("paid", "1234567.891", Decimal("1234567.891")),
+    ("paid", "-1234567.8910", Decimal("-1234567.891")),
+    ("paid", '"1e6"', Decimal("1000000.000")),
+    ("paid", "5e-3", Decimal("0.005")),
+    *(("paid", x, "bad paid") for x in ("0.0005", "12345678", "1e7", "true", "{}", '"NaN"', '"1,5"')),
+    ("paid", r'"\ud800"', "half a surrogate pair"),
+    ("logged_in", "false", False),
+    ("logged_in", '"true"', True),
+    *(("logged_in", x, "bad logged_in") for x in ("0", "1", '"True"', '"yes"', "[true]", "{}")),
+    ("logged_in", "null", "missing logged_in"),
+    ("signed_up", "null", None),
+    ("signed_up", '"0001-01-01"', date(1, 1, 1)),
+    ("signed_up", '"9999-12-31"', date(9999, 12, 31)),
+    *(("signed_up", x, "bad signed_up") for x in ('"0000-12-31"', '"10000-01-01"', '"2023-02-29"', '"2024-1-2"', '"2024-01-02T00:00"', '"2024-01"', "20240102", "true", '"2024-01-02\\n"', r'"\ud800"')),
+    ("properties", "null", None),
+    ("properties", "{}", "{}"),
+    ("properties", '[{"a": null}, "\u00e9"]', '[{"a":null},"\u00e9"]'),
+    ("properties", "17", "17"),
+    ("properties", "true", "true"),
+    # Numbers within are not put in quotes, nor taken for fields.
+    ("properties", '{"visit_id": 5, "paid": 3, "clicks": -1}', '{"visit_id":5,"paid":3,"clicks":-1}'),
+    # A string is JSON text already, as in CSV.
+    ("properties", r'"{\"a\": 1.50}"', '{"a": 1.50}'),
+    ("properties", '"text"', "bad properties"),
+    ("properties", '"{} x"', "bad properties"),
+    ("properties", '"1],[1"', "bad properties"),
+    ("properties", '"1,2] x"', "bad properties"),
+    ("properties", '"1,2"', "bad properties"),
+    ("properties", '"NaN"', "bad properties"),
+]  # fmt: skip
+
+# The same as CSV cells.
+CSV = [
+    ("visit_id", "", "missing visit_id"),
+    ("visit_id", "{}", "{}"),
+    ("user_id", "", None),
+    ("clicks", "-0", 0),
+    ("clicks", "", "missing clicks"),
+    ("clicks", "1.0", "bad clicks"),
+    ("clicks", "-1", "bad clicks"),
+    ("paid", "", None),
+    ("paid", "1.2345", "bad paid"),
+    ("logged_in", "false", False),
+    ("logged_in", "TRUE", "bad logged_in"),
+    ("logged_in", "", "missing logged_in"),
+    ("signed_up", "", None),
+    ("signed_up", "02.01.2024", "bad signed_up"),
+    ("properties", "", None),
+    ("properties", '{"a": [1, "x"]}', '{"a": [1, "x"]}'),
+    ("properties", "{'a': 1}", "bad properties"),
+    ("at", "", "missing at"),
+    ("seen_at", "x", "bad seen_at"),
+]
+
+# A column of Parquet, and its two values or reasons.
+PARQUET = [
+    ("visit_id", arrow.array([1, 2]), ["1", "2"]),
+    ("visit_id", arrow.array([1.0, 2.0]), ["bad visit_id: a column of type double"] * 2),
+    ("user_id", arrow.array([{"a": 1}, None]), ["bad user_id: a column of type struct<a: int64>"] * 2),
+    ("clicks", arrow.array([7, -1], arrow.int8()), [7, "bad clicks"]),
+    ("clicks", arrow.array([2**63, 2**63 - 1], arrow.uint64()), ["bad clicks", 2**63 - 1]),
+    ("clicks", arrow.array([1.0, None]), ["bad clicks", "missing clicks"]),
+    ("clicks", arrow.array(["7", "x"]), [7, "bad clicks"]),
+    ("paid", arrow.array([Decimal("1.2300"), Decimal("1.2345")], arrow.decimal128(12, 4)), [Decimal("1.230"), "bad paid"]),
+    ("paid", arrow.array([0.1, None]), [Decimal("0.100"), None]),
+    ("logged_in", arrow.array([False, None]), [False, "missing logged_in"]),
+    ("logged_in", arrow.array(["true", "1"]), [True, "bad logged_in"]),
+    ("logged_in", arrow.array([0, 1]), ["bad logged_in"] * 2),
+    ("signed_up", arrow.array([date(1, 1, 1), None], arrow.date32()), [date(1, 1, 1), None]),
+    ("signed_up", arrow.array([True, False]), ["bad signed_up"] * 2),
+    ("at", arrow.array([datetime(2024, 1, 2, 10, tzinfo=timezone.utc), None], arrow.timestamp("us", "UTC")), ["v1", "missing at"]),
+    ("properties", arrow.array([{"a": 1, "b": [None, "x"]}, None]), ['{"a":1,"b":[null,"x"]}', None]),
+    ("properties", arrow.array([[1, None], []], arrow.list_(arrow.int64())), ["[1,null]", "[]"]),
+    ("properties", arrow.array([[("k", 1.5)], []], arrow.map_(arrow.string(), arrow.float64())), ['{"k":1.5}', "{}"]),
+    ("properties", arrow.array(['{"a": 1}', "text"]), ['{"a": 1}', "bad properties"]),
+    ("properties", arrow.array([1, None]), ["1", None]),
+    ("properties", arrow.array([[b"a"], None], arrow.list_(arrow.binary())), ["bad properties: a column of type list<element: binary>"] * 2),
+    ("properties", arrow.array([{"a": 1, "A": 2}, None]), ["bad properties: a column of type struct<a: int64, A: int64>"] * 2),
+]  # fmt: skip
+
+
+def json_line(name: str, value: str) -> str:
+    rest = ", ".join(f"{json.dumps(n)}: {json.dumps(v)}" for n, v in GOOD.items() if n != name)
+    return f'{{{rest}, "{name}": {value}}}'
+
+
+def csv_text() -> str:
+    out = io.StringIO()
+    rows = csv.writer(out, lineterminator="\n")
+    # In another order than the fields are declared, and with a column that is none.
+    rows.writerow([*reversed(GOOD), "more"])
+    texts = {n: v if isinstance(v, str) else json.dumps(v) for n, v in GOOD.items()}
+    for name, value, _ in CSV:
+        rows.writerow([*reversed({**texts, name: value}.values()), "x"])
+    return out.getvalue()
+
+
+def parquet_table(name: str, column: arrow.Array) -> arrow.Table:
+    cells = {n: [json.dumps(v) if n == "properties" else v] * 2 for n, v in GOOD.items()}
+    return arrow.table({**cells, name: column})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("landing") / "visits" / f"arrival_date={DAY}"
+    path.mkdir(parents=True)
+    lines = [json_line(name, value) for name, value, _ in JSON]
+    (path / "0.jsonl").write_text("\n".join(lines))
+    (path / "1.csv").write_text(csv_text())
+    for n, (name, column, _) in enumerate(PARQUET):
+        pq.write_table(parquet_table(name, column), path / f"p{n}.parquet")
+    (path / "none.csv").write_text(",".join(name for name in GOOD if name != "clicks"))
+    (path / "_control.json").write_text('{"rows": 12}')
+    return path
+
+
+@pytest.fixture(scope="module")
+def everything(spark, folder: Path) -> dict:
+    landing = str(folder.parent.parent)
+    found = survey(spark, landing, VISITS, Window(DAY, DAY + timedelta(days=1)))
+    read = read_versions(read_lines(spark, found, VISITS), VISITS, "UTC").persist()
+    rows = read.drop("at", "seen_at").collect()
+    yield {"found": found, "read": read, "rows": [row.asDict() for row in rows]}
+    read.unpersist()
+
+
+def outcome(row: dict) -> str | dict:
+    return row["_reason"] or {name: row[name] for name in READ}
+
+
+def by_file(everything: dict, name: str) -> list:
+    rows = [row for row in everything["rows"] if row["source_file"].endswith(f"/{name}")]
+    return [outcome(row) for row in rows]
+
+
+def expected(name: str, due: object) -> str | dict:
+    wrong = isinstance(due, str) and due.startswith(("bad ", "missing ", "half "))
+    return due if wrong else {**READ, name: due}
+
+
+def test_json(everything: dict) -> None:
+    found = by_file(everything, "0.jsonl")
+    assert found == [expected(name, due) for name, _, due in JSON]
+
+
+def test_csv(everything: dict) -> None:
+    # A cell of JSON is kept as it is written.
+    good = {"properties": json.dumps(GOOD["properties"])}
+    due = [expected(name, due) for name, _, due in CSV]
+    assert by_file(everything, "1.csv") == [
+        {**x, **(good if name != "properties" else {})} if isinstance(x, dict) else x
+        for x, (name, _, _) in zip(due, CSV, strict=True)
+    ]
+
+
+def test_parquet(everything: dict) -> None:
+    good = {"properties": json.dumps(GOOD["properties"])}
+    for n, (name, _, dues) in enumerate(PARQUET):
+        due = [expected("visit_id" if name == "at" else name, x) for x in dues]
+        assert by_file(everything, f"p{n}.parquet") == [
+            {**x, **(good if name != "properties" else {})} if isinstance(x, dict) else x
+            for x in due
+        ], (name, n)
+
+
+def test_every_line_is_accepted_or_rejected(everything: dict) -> None:
+    read, found = everything["read"], everything["found"]
+    counts = count_lines(read, VISITS, found.counts)
+    landed = {"0.jsonl": len(JSON), "1.csv": len(CSV)}
+    landed |= {f"p{n}.parquet": 2 for n in range(len(PARQUET))}
+    assert {name.partition("/")[2]: x.landed for name, x in counts.items()} == landed
+    assert all(x.landed == x.accepted + x.rejected for x in counts.values())
+    assert {x.amount for x in counts.values()} == {0}
+    good, left = accepted(read, VISITS), rejected(read, VISITS)
+    assert good.columns == list(VISITS.raw.columns)
+    assert good.schema == VISITS.raw.conform(good).schema
+    assert left.columns == list(VISITS.rejected.columns)
+    assert good.count() == sum(x.accepted for x in counts.values())
+    assert left.where("text IS NOT NULL AND reason IS NOT NULL").count() == sum(
+        x.rejected for x in counts.values()
+    )
+
+
+def test_a_rejected_line_is_kept_as_it_landed(everything: dict) -> None:
+    texts = Counter(
+        row["_text"] for row in everything["rows"] if row["source_file"].endswith("0.jsonl")
+    )
+    wrong = [(n, v) for n, v, due in JSON if isinstance(expected(n, due), str)]
+    assert texts - Counter({None: len(JSON)}) == Counter(json_line(n, v) for n, v in wrong)
+
+
+def test_a_file_without_a_required_field_is_broken(everything: dict) -> None:
+    assert everything["found"].broken_on(DAY) == [
+        f"arrival_date={DAY}/none.csv (LandingError: its first line is not a header with clicks)"
+    ]
+
+
+# --- what the source says it sent -----------------------------------------------------------------
+
+
+def test_a_control_file_has_no_amount_where_none_is_declared(everything: dict) -> None:
+    assert everything["found"].controls == {DAY: Control(12, None)}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"rows": 1, "amount": "1.00"}', "ValueError: the source visits declares no amount"),
+        ('{"rows": 1.5}', "rows must be a whole number"),
+        ("{}", "KeyError"),
+        ("[]", "TypeError"),
+    ],
+)
+def test_control_files_that_cannot_be_used(spark, tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "visits" / f"arrival_date={DAY}"
+    path.mkdir(parents=True)
+    (path / "_control.json").write_text(text)
+    found = survey(spark, str(tmp_path), VISITS, Window(DAY, DAY + timedelta(days=1)))
+    assert found.controls == {}
+    assert found.bad_controls[DAY].startswith("_control.json is not {'rows': N} (")
+    assert why in found.bad_controls[DAY]
+
+
+def test_the_folder_of_the_source_is_named(tmp_path: Path) -> None:
+    (tmp_path / "orders").mkdir()
+    with pytest.raises(LandingError, match=r"no folder .*/visits: .* holds visits/arrival_date="):
+        list_landing(str(tmp_path), "visits")
+
+
+# --- patterns -------------------------------------------------------------------------------------
+
+
+def test_the_patterns_of_orders() -> None:
+    assert not_plain_patterns(["order_id", "a.b"]) == [
+        r'"order_id"\s*:\s*(?!"|null\b|\s)',
+        r'"a\.b"\s*:\s*(?!"|null\b|\s)',
+        r"\\u",
+    ]
+    assert number_pattern(ORDER_LINES).startswith(
+        r'((?<!\\)"(?:(?:order_id|customer_id)"[ \t]*:[ \t]*(?=-?[0-9]+[ \t]*[,}])'
+        r'|(?:amount)"[ \t]*:[ \t]*))'
+    )
+
+
+class Reading(pa.DataFrameModel):
+    """What a sensor says; its fields are named as columns that every line has."""
+
+    text: T.LongType = Field(description="Key.")
+    problem: T.TimestampType = Field(description="Event time.")
+    reason: T.TimestampType = Field(description="Version time.")
+    field_text: T.LongType = Field(description="A value.")
+
+
+def test_fields_of_any_name_and_no_text_at_all(spark, tmp_path: Path) -> None:
+    source = Source("readings", Reading, key=["text"], event_time="problem", version_time="reason")
+    path = tmp_path / "readings" / f"arrival_date={DAY}"
+    path.mkdir(parents=True)
+    line = {"text": 1, "problem": STAMP, "reason": STAMP, "field_text": 5}
+    lines = [line, {**line, "text": "\u00e9"}, {**line, "field_text": None}]
+    (path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert number_pattern(source) == ""
+    found = survey(spark, str(tmp_path), source, Window(DAY, DAY + timedelta(days=1)))
+    read = read_versions(read_lines(spark, found, source), source, "UTC")
+    good = accepted(read, source).select("text", "field_text", F.col("reason").cast("string"))
+    assert [tuple(row) for row in good.collect()] == [(1, 5, "2024-01-02 10:00:00")]
+    reasons = {json.loads(row["text"])["text"]: row["reason"] for row in rejected(read, source).collect()}  # fmt: skip
+    assert reasons == {"\u00e9": "bad text", 1: "missing field_text"}
+
+
+def test_which_fields_hold_json() -> None:
+    assert [name for name, column in VISITS.columns.items() if holds_json(column)] == ["properties"]
+    assert "properties" in VISITS.may_be_null
+
+    class Required(pa.DataFrameModel):
+        payload: T.StringType = json_text("Required.")
+
+    (column,) = Required.to_schema().columns.values()
+    assert holds_json(column)
+    assert not column.nullable
