@@ -20,9 +20,11 @@ from time import perf_counter
 
 from pyspark.sql import DataFrame, SparkSession
 
-from backfill_assets.assets import fact, lines, staging
+from backfill_assets.assets import lines, staging
+from backfill_assets.assets.derived import for_days
 from backfill_assets.landing import Landing, read_lines, survey
 from backfill_assets.partitions import Window
+from backfill_assets.reach import SAME_DAY
 from backfill_assets.schemas import FACT, LATE, ORDER_LINES, RAW, REJECTED, STAGED
 from backfill_assets.settings import load_settings
 from backfill_assets.spark import Engine
@@ -63,7 +65,7 @@ def same_transforms(spark: SparkSession, found: Landing, folder: Path, days: Win
     save(staging.late_lines(dated, ORDER_LINES, 7), LATE)
     ranked = staging.ranked(dated, ORDER_LINES, days, 7)
     staged = save(staging.staged(ranked, ORDER_LINES), STAGED)
-    save(fact.daily_orders(staged), FACT)
+    save(FACT(for_days(staged, STAGED.partition, SAME_DAY, days)), FACT)
 
 
 def steps(result: object) -> str:

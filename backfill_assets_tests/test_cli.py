@@ -654,7 +654,8 @@ FAILED = (
 )
 SKIPPED = (
     "*stage_orders - Dependencies for step stage_orders failed: ['read_orders']. Not executing.",
-    "*sum_orders - Dependencies for step sum_orders were not executed: ['stage_orders'].",
+    "*make_fact_daily_orders - Dependencies for step make_fact_daily_orders were not executed: "
+    "['stage_orders'].",
     '*RUN_FAILURE - Execution of run for "__ASSET_JOB" failed.',
     "",
     "dagster._core.definitions.events.Failure: raw_orders: 1 day(s) failed the audit.",
@@ -715,7 +716,7 @@ def test_progress_of_a_run_with_a_failed_day(monkeypatch, capsys):
         "    ",
         "    raw_orders_rejected: 1 day(s) failed the audit.",
         "  stage_orders ... not run, because of what failed before it",
-        "  sum_orders ... not run, because of what failed before it",
+        "  make_fact_daily_orders ... not run, because of what failed before it",
     ]
 
 

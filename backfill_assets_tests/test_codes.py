@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from backfill_assets.codes import _PACKAGE, _Files, code_of
-from backfill_assets.schemas import FACT, RAW, STAGED, TABLES
+from backfill_assets.schemas import FACT, ORDER_LINES, RAW, TABLES
 
 
 @pytest.fixture
@@ -125,11 +125,18 @@ def test_what_makes_the_tables():
     imported = {name: files.closure(table.made_in) for name, table in TABLES.items()}
     for table, modules in imported.items():
         assert {*TABLES[table].made_in} <= modules
-        for module in ("io_manager", "audit", "schemas", "tables", "reach"):
+        for module in ("io_manager", "audit", "tables", "reach", "orders.lines"):
             assert f"backfill_assets.{module}" in modules
         for module in no_source | page:
             assert f"backfill_assets.{module}" not in modules
         assert not [module for module in modules if module.startswith("backfill_assets.cli")]
-    assert "backfill_assets.assets.fact" not in imported[STAGED.name]
+    for table in ORDER_LINES.tables:
+        assert (
+            not {"backfill_assets.assets.derived", "backfill_assets.assets.known"}
+            & imported[table.name]
+        )
+        assert "backfill_assets.orders.facts" not in table.made_in
+    # What is made of the lines does not decide what a line is.
+    assert "backfill_assets.orders.facts" not in files.closure(["backfill_assets.orders.lines"])
     assert "backfill_assets.landing" not in imported[FACT.name]
     assert "backfill_assets.landing" in imported[RAW.name]

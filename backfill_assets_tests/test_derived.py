@@ -36,17 +36,14 @@ PLACE = "my_tables:TABLES"
 PAGE = Path(__file__).parents[1] / "docs" / "own-tables.md"
 
 
-def documented(language: str) -> str:
-    """The one block of the page in a language."""
-    (block,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
-    return block
-
-
-#: The module of the page, word for word, where a user would have it.
+#: The module of the page, word for word, where a user would have it: as it is first, and with what
+#: the page adds to it.
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
 _HOME = tempfile.TemporaryDirectory()
-(Path(_HOME.name) / "my_tables.py").write_text(documented("python"))
+(Path(_HOME.name) / "my_tables.py").write_text(BLOCKS[0])
+(Path(_HOME.name) / "my_known.py").write_text("\n\n".join(BLOCKS))
 sys.path.append(_HOME.name)
-my_tables = importlib.import_module("my_tables")
+my_tables, my_known = map(importlib.import_module, ("my_tables", "my_known"))
 SPEND, CustomerSpend = my_tables.customer_spend_7d, my_tables.CustomerSpend
 ALL = (*EVERYTHING, SPEND.name)
 

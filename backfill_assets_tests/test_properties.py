@@ -11,12 +11,15 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from pyspark.sql import DataFrame
 
 from backfill_assets import touched
-from backfill_assets.assets import corrections, fact, lines, staging, versions
+from backfill_assets.assets import known, lines, staging, versions
+from backfill_assets.assets.derived import for_days
 from backfill_assets.landing import read_lines, survey
 from backfill_assets.partitions import DAY, Window
-from backfill_assets.schemas import LATE, ORDER_LINES, RAW, STAGED
+from backfill_assets.reach import SAME_DAY
+from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, LATE, ORDER_LINES, RAW, STAGED
 from backfill_assets_tests.landings import DAYS, batches
 from backfill_assets_tests.model import known_now, run_model
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, day
@@ -40,6 +43,10 @@ def land(pipeline: Pipeline, batch, name: str) -> None:
         by_day[arrival].append(text)
     for arrival, texts in by_day.items():
         pipeline.land(arrival, texts, f"{name}.jsonl")
+
+
+def facts_of(staged: DataFrame) -> DataFrame:
+    return FACT(for_days(staged, STAGED.partition, SAME_DAY, CALENDAR))
 
 
 def plain(rows, columns) -> list[tuple]:
@@ -74,7 +81,7 @@ def test_the_transforms_agree_with_the_model_on_every_row(engine, spark, batch, 
         assert plain(staged.collect(), STAGED.columns) == plain(model.staged, STAGED.columns)
         late = staging.late_lines(dated, ORDER_LINES, window_days)
         assert plain(late.collect(), LATE.columns) == plain(model.late, LATE.columns)
-        assert sums(fact.daily_orders(staged).collect()) == model.fact
+        assert sums(facts_of(staged).collect()) == model.fact
         for frame in (read, dated, staged):
             frame.unpersist()
 
@@ -129,15 +136,15 @@ def test_current_is_what_an_endless_window_gives(engine, spark, batch, window_da
 
         def current(window: Window):
             rows = versions.known(log, ORDER_LINES, window, window_days, corrects=corrects)
-            return corrections.current_orders(rows)
+            return known.current_rows(CURRENT, rows, window)
 
         whole = current(CALENDAR).persist()
         assert sums(whole.collect()) == expected
         alone = [row for d in CALENDAR for row in current(Window(d, d + DAY)).collect()]
         assert sums(alone) == expected
         ranked = staging.ranked(log, ORDER_LINES, CALENDAR, window_days)
-        facts = fact.daily_orders(staging.staged(ranked, ORDER_LINES))
-        changes = sums(corrections.order_corrections(facts, whole).collect())
+        facts = facts_of(staging.staged(ranked, ORDER_LINES))
+        changes = sums(known.correction_rows(CORRECTIONS, facts, whole).collect())
         frozen = model.fact
         nothing = (0, Decimal(0))
         assert changes == {

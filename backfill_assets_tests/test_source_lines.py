@@ -47,7 +47,7 @@ class Visit(pa.DataFrameModel):
     paid: T.DecimalType(10, 3) = nullable(1.0, 1.0, "Paid.")  # type: ignore[valid-type]
     logged_in: T.BooleanType = Field(description="Whether the user is known.")
     signed_up: T.DateType = nullable(1.0, 1.0, "When the user signed up.")
-    properties: T.StringType = json_text("Anything else.", Bounds(1.0, 1.0))
+    properties: T.StringType = json_text("Anything else.", optional=True)
 
 
 VISITS = Source("visits", Visit, key=["visit_id"], event_time="at", version_time="seen_at")

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from rich.console import Console
 
 from backfill_assets import definitions
-from backfill_assets.assets import fact
 from backfill_assets.audit import RefusedError
 from backfill_assets.cli import main
 from backfill_assets.codes import Code
@@ -219,14 +219,12 @@ def test_a_file_that_is_gone_hides_no_other_day(gutted, engine):
 
 
 def test_a_computation_that_is_not_what_it_was(pipeline, engine, monkeypatch):
-    honest = fact.daily_orders
-    monkeypatch.setattr(
-        fact,
-        "daily_orders",
-        lambda staged: honest(staged).withColumn(
-            "customer_id", F.concat("customer_id", F.lit("?"))
-        ),
-    )
+    honest = FACT.transform
+
+    def strange(stg_orders: DataFrame) -> DataFrame:
+        return honest(stg_orders).withColumn("customer_id", F.concat("customer_id", F.lit("?")))
+
+    monkeypatch.setitem(vars(FACT), "transform", strange)
     (found,) = verify(pipeline.settings, Window(day(30), day(31)), [FACT.name], engine=engine)
     assert found.outcome is Outcome.DIFFERS
     assert found.why.startswith("nothing that it is made of has changed since")

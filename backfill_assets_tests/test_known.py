@@ -1,0 +1,249 @@
+"""What is known now of a table that a project declares, and how its facts differ from it."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Annotated, ClassVar
+
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+import pytest
+from pandera.pyspark import Field
+from pyspark.sql import DataFrame
+
+from backfill_assets import FACT, RAW, STAGED, Reads, corrections, current, last_days, table
+from backfill_assets.assets.known import correction_books, correction_rows
+from backfill_assets.catalog import tables_of
+from backfill_assets.codes import running_code
+from backfill_assets.graph import Graph
+from backfill_assets.lateness import Policy
+from backfill_assets.orders.facts import CORRECTIONS, CURRENT, DailyOrders
+from backfill_assets.partitions import Window
+from backfill_assets.reach import Known
+from backfill_assets.records import read_ledgers
+from backfill_assets.settings import load_settings
+from backfill_assets.tables import RECORDED, DeclarationError
+from backfill_assets.verification import Outcome, verify
+from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order
+from backfill_assets_tests.test_derived import my_known
+
+PLACE = "my_known:TABLES"
+SPEND, NOW, MORE = my_known.TABLES[-3:]
+
+
+def spent(pipeline: Pipeline, of) -> dict[tuple[int, str], tuple[int, str]]:
+    return {
+        (row["run_date"].day, row["customer_id"]): (row["orders"], str(row["spend"]))
+        for row in pipeline.rows(of.name)
+    }
+
+
+@pytest.mark.parametrize("late_lines", ["correct", "drop"])
+def test_late_lines_change_what_is_known_and_no_final_day(engine, tmp_path, late_lines):
+    pipeline = Pipeline(engine, tmp_path, tables=PLACE, window_days=1, late_lines=late_lines)
+    for n in range(1, 5):
+        pipeline.land(n, [order(f"o{n}", n, "10.00"), order(f"p{n}", n, "1.00", None)])
+    pipeline.night(day(5))
+    facts = spent(pipeline, SPEND)
+    expected = {(n, who): (1, much) for n in range(1, 5) for who, much in KNOWN_BY.items()}
+    assert facts == spent(pipeline, NOW) == expected
+    assert pipeline.rows(MORE.name) == []
+
+    # One order of a final day costs less, one moves there from an open day, and one is new.
+    at = f"{day(5)}T08:00:00Z"
+    pipeline.land(
+        5,
+        [
+            order("o1", 1, "7.50", ingested=at),
+            order("o4", 1, "10.00", ingested=at),
+            order("q1", 1, "5.00", "c2", ingested=at),
+        ],
+    )
+    pipeline.night(day(6))
+    del expected[4, "c1"]
+    assert spent(pipeline, SPEND) == expected
+    corrected = late_lines == "correct"
+    more = {(1, "c1"): (1, "7.50"), (1, "c2"): (1, "5.00")} if corrected else {}
+    assert spent(pipeline, MORE) == more
+    if corrected:
+        expected |= {(1, "c1"): (2, "17.50"), (1, "c2"): (1, "5.00")}
+    assert spent(pipeline, NOW) == expected
+
+    ledgers = read_ledgers(pipeline.settings)
+    assert ledgers[SPEND.name].final == {day(n) for n in range(1, 5)}
+    assert not ledgers[NOW.name].final | ledgers[MORE.name].final
+    said = ledgers[MORE.name].latest[day(1)].days[day(1)].entries
+    assert said["orders"] == 2
+    assert said["current orders"] == (4 if corrected else 2)
+    names = [one.name for one in (SPEND, NOW, MORE)]
+    found = verify(pipeline.settings, Window(day(1), day(6)), names, engine=engine)
+    assert {one.outcome for one in found} == {Outcome.MATCHES}
+
+
+KNOWN_BY = {"c1": "10.00", "unknown": "1.00"}
+
+
+def test_a_day_whose_sums_are_not_those_of_the_counted_lines_is_not_published(engine, tmp_path):
+    pipeline = Pipeline(engine, tmp_path, tables="backfill_assets_tests.test_known:LOSING")
+    pipeline.land(1, [order("a", 1), order("b", 1, customer=None)])
+    result = pipeline.run(1, 1, (*EVERYTHING, losing.name, LOSING[-1].name), fails=True)
+    said = pipeline.failure(result)
+    assert f"{losing.name}[{day(1)}]" in said
+    assert f"{LOSING[-1].name}[{day(1)}]  conservation: orders adds up to 1 where 2 is due" in said
+    assert read_ledgers(pipeline.settings)[LOSING[-1].name].version is None
+
+
+@table(my_known.DailySpend, checks=SPEND.conserved)
+def losing(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
+    return SPEND(orders.where("customer_id IS NOT NULL"))
+
+
+LOSING = [*my_known.ORDERS, losing, current(losing)]
+
+
+class Sums(pa.DataFrameModel):
+    """Sums of a day, which has no other key."""
+
+    at: T.DateType = Field(description="Day.")
+    few: T.IntegerType = Field(ge=0, description="A number.")
+    money: T.DecimalType(10, 2) = Field(description="A sum.")
+
+    class Config:
+        """One row a day."""
+
+        strict = True
+        metadata: ClassVar = {"partition": "at", "totals": ["few", "money"]}
+
+
+def sums(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame: ...
+
+
+def test_differences_have_the_types_of_the_facts_and_no_bounds(spark):
+    facts_table = table(Sums)(sums)
+    more = corrections(facts_table, current(facts_table))
+    shape = "at DATE, few INT, money DECIMAL(10,2)"
+
+    def frame(*rows: tuple[int, int, str]) -> DataFrame:
+        return spark.createDataFrame([(day(n), few, Decimal(sum_)) for n, few, sum_ in rows], shape)
+
+    facts = frame((1, 3, "1.50"), (2, 1, "1.00"), (3, 1, "1.00"))
+    now = frame((1, 2, "1.50"), (2, 1, "1.00"), (4, 1, "9.99"))
+    rows = more.conform(correction_rows(more, facts, now))
+    assert sorted(map(tuple, rows.collect())) == [
+        (day(1), -1, Decimal("0.00")),
+        (day(3), -1, Decimal("-1.00")),
+        (day(4), 1, Decimal("9.99")),
+    ]
+    assert not more.constraints
+    books = correction_books(more, facts, now, Window(day(3), day(6)))
+    assert [books[day(n)].totals for n in (3, 4, 5)] == [
+        {"few": -1, "money": Decimal("-1.00")},
+        {"few": 1, "money": Decimal("9.99")},
+        {"few": 0, "money": Decimal("0.00")},
+    ]
+
+
+# --- declarations ---------------------------------------------------------------------------------
+
+
+def test_what_follows_from_the_declarations():
+    settings = load_settings(tables=PLACE)
+    policy = Policy.of(settings)
+    graph = Graph.of(tables_of(settings).values(), policy)
+    assert [one.name for one in (SPEND, NOW, MORE)] == [
+        "daily_spend",
+        "daily_spend_current",
+        "daily_spend_corrections",
+    ]
+    (of,) = NOW.inputs(policy)
+    assert (of.source, of.reach, of.launched) == (RAW, Known(), policy.reach)
+    assert [of.source for of in MORE.inputs(policy)] == [SPEND, NOW]
+    assert SPEND.name in graph.closing
+    assert not {NOW.name, MORE.name} & {*graph.closing}
+    assert {NOW.name, MORE.name} <= {*graph.by_event_day}
+    assert SPEND.decided_by == STAGED.decided_by == ("window_days",)
+    assert NOW.decided_by == MORE.decided_by == ("window_days", "late_lines")
+    assert (SPEND.frozen, NOW.frozen, MORE.frozen) == (True, False, False)
+    assert NOW.struct == SPEND.struct == MORE.struct
+    assert (NOW.constraints, MORE.constraints) == (SPEND.constraints, {})
+    assert NOW.model.__doc__ == (
+        "What each customer spent on a day, with everything that is known now."
+    )
+    code = running_code(settings)
+    assert len({code.of(one.name) for one in (SPEND, NOW, FACT)}) == 3
+
+
+def test_the_numbers_that_corrections_share_with_what_they_are_made_of():
+    seen = [
+        (earlier.table.name, earlier.name, earlier.text, later.name)
+        for earlier, later in MORE.equations
+    ]
+    assert seen == [
+        (SPEND.name, "orders", "has {} orders", RECORDED + "orders"),
+        (SPEND.name, "spend", "has spend {}", RECORDED + "spend"),
+        (NOW.name, "orders", "has {} orders", RECORDED + "current orders"),
+        (NOW.name, "spend", "has spend {}", RECORDED + "current spend"),
+    ]
+    assert {later.table.name for _, later in MORE.equations} == {MORE.name}
+
+
+def test_the_lineage_goes_by_way_of_the_raw_log():
+    assert CURRENT.lineage == {
+        "run_date": [(RAW.name, "order_ts")],
+        "customer_id": [(RAW.name, "customer_id")],
+        "orders": [(RAW.name, "order_id")],
+        "revenue": [(RAW.name, "amount")],
+    }
+    assert CORRECTIONS.lineage["revenue"] == [(CURRENT.name, "revenue"), (FACT.name, "revenue")]
+
+
+@pytest.mark.parametrize(
+    ("lineage", "said"),
+    [
+        ({"amount": [(STAGED.name, "amount")]}, "lineage of amount, which is no column"),
+        ({"orders": [(STAGED.name, "orders")]}, "orders cannot be made of stg_orders.orders"),
+        ({"orders": [(RAW.name, "order_id")]}, "orders cannot be made of raw_orders.order_id"),
+    ],
+)
+def test_a_lineage_of_what_is_not_there_is_refused(lineage, said):
+    with pytest.raises(DeclarationError, match=said):
+        table(DailyOrders, lineage=lineage)(sums)
+
+
+def of_days(orders: Annotated[DataFrame, Reads(STAGED, last_days(2))]) -> DataFrame: ...
+
+
+def of_facts(orders: Annotated[DataFrame, Reads(FACT)]) -> DataFrame: ...
+
+
+def of_the_log(lines: Annotated[DataFrame, Reads(RAW)]) -> DataFrame: ...
+
+
+def of_two(
+    orders: Annotated[DataFrame, Reads(STAGED)], facts: Annotated[DataFrame, Reads(FACT)]
+) -> DataFrame: ...
+
+
+@pytest.mark.parametrize("function", [of_days, of_facts, of_the_log, of_two])
+def test_only_a_table_made_of_staging_of_the_same_day_has_a_current(function):
+    with pytest.raises(DeclarationError, match=f"^{function.__name__}_current: only a table whose"):
+        current(table(DailyOrders)(function))
+
+
+class Totalless(pa.DataFrameModel):
+    """A table without totals."""
+
+    at: T.DateType = Field(description="Day.")
+
+    class Config:
+        """One row a day."""
+
+        metadata: ClassVar = {"partition": "at"}
+
+
+def test_corrections_need_totals_and_the_current_of_their_facts():
+    with pytest.raises(DeclarationError, match=r"^x: daily_spend_current is not the current of"):
+        corrections(FACT, NOW, name="x")
+    bare = table(Totalless)(sums)
+    with pytest.raises(DeclarationError, match="the model of sums has no totals to correct"):
+        corrections(bare, current(bare))
