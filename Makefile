@@ -68,8 +68,13 @@ torture: $(VENV)/.installed-dev ## the long tests (hours): everything killed, 10
 		BACKFILL_TEST_KILL_DAYS=180 BACKFILL_TEST_KILLS=20 \
 		$(BIN)/python -m pytest -s --timeout 14400 -m 'slow or torture' $(ARGS)
 
-check: $(VENV)/.installed-dev ## lint, format and type checks
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+# .pre-commit-config.yaml runs the same before a commit.
+check: $(VENV)/.installed-dev ## lint, format, types, declared dependencies
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/deptry backfill_assets
+	@$(BIN)/deptry backfill_assets_tests --ignore DEP002,DEP004
 
 bench: $(VENV)/.installed-dev ## measure: ours against a hand-written PySpark job
 	@$(BIN)/backfill-assets jars
