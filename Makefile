@@ -29,8 +29,8 @@ install: $(VENV)/.installed ## make .venv with everything the project needs to r
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c requirements.lock
 
 $(VENV)/.installed: pyproject.toml requirements.lock
-	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): install Python 3.10 to 3.13 or run make PYTHON=/path/to/python." >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))' || { echo "Python 3.10 to 3.13 is needed and $(PYTHON) is $$($(PYTHON) -V 2>&1): run make PYTHON=/path/to/python." >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): install Python 3.11 to 3.13 or run make PYTHON=/path/to/python." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { echo "Python 3.11 to 3.13 is needed and $(PYTHON) is $$($(PYTHON) -V 2>&1): run make PYTHON=/path/to/python." >&2; exit 1; }
 	@echo "Making .venv and installing (a few minutes the first time) ..."
 	@$(PYTHON) -m venv $(VENV) || { echo "Making .venv failed: on Debian, apt-get install python3-venv." >&2; exit 1; }
 	@$(PIP_INSTALL) --progress-bar off -e . | sed -un 's/^\(Collecting\|Installing\|Successfully\) .*/  &/p' | cut -c1-100
