@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install jars sample demo ui test torture check bench drill soak docs clean
+.PHONY: help install jars sample demo ui test torture check bench drill soak docs lock clean
 
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
@@ -24,17 +24,21 @@ help: ## list the targets
 
 install: $(VENV)/.installed ## make .venv with everything the project needs to run
 
-$(VENV)/.installed: pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): install Python 3.10 to 3.13 or run make PYTHON=/path/to/python." >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))' || { echo "Python 3.10 to 3.13 is needed and $(PYTHON) is $$($(PYTHON) -V 2>&1): run make PYTHON=/path/to/python." >&2; exit 1; }
+# Exact pins of everything, of what the dependencies depend on as well: an install of today is that
+# of tomorrow. Its environment markers say what is meant for which platform and Python.
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c requirements.lock
+
+$(VENV)/.installed: pyproject.toml requirements.lock
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): install Python 3.11 to 3.13 or run make PYTHON=/path/to/python." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { echo "Python 3.11 to 3.13 is needed and $(PYTHON) is $$($(PYTHON) -V 2>&1): run make PYTHON=/path/to/python." >&2; exit 1; }
 	@echo "Making .venv and installing (a few minutes the first time) ..."
 	@$(PYTHON) -m venv $(VENV) || { echo "Making .venv failed: on Debian, apt-get install python3-venv." >&2; exit 1; }
-	@$(BIN)/python -m pip install --progress-bar off --disable-pip-version-check -e . | sed -un 's/^\(Collecting\|Installing\|Successfully\) .*/  &/p' | cut -c1-100
+	@$(PIP_INSTALL) --progress-bar off -e . | sed -un 's/^\(Collecting\|Installing\|Successfully\) .*/  &/p' | cut -c1-100
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "Installing what the tests need ..."
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	@$(PIP_INSTALL) -q -e '.[dev]'
 	@touch $@
 
 jars: install ## download the Delta jars into their cache, once
@@ -68,8 +72,13 @@ torture: $(VENV)/.installed-dev ## the long tests (hours): everything killed, 10
 		BACKFILL_TEST_KILL_DAYS=180 BACKFILL_TEST_KILLS=20 \
 		$(BIN)/python -m pytest -s --timeout 14400 -m 'slow or torture' $(ARGS)
 
-check: $(VENV)/.installed-dev ## lint, format and type checks
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+# .pre-commit-config.yaml runs the same before a commit.
+check: $(VENV)/.installed-dev ## lint, format, types, declared dependencies
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/deptry backfill_assets
+	@$(BIN)/deptry backfill_assets_tests --ignore DEP002,DEP004
 
 bench: $(VENV)/.installed-dev ## measure: ours against a hand-written PySpark job
 	@$(BIN)/backfill-assets jars
@@ -86,12 +95,21 @@ soak: $(VENV)/.installed-dev ## a deployment lives through weeks of arrivals, wi
 $(VENV)/.installed-docs: $(VENV)/.installed
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11, 5))' || { echo "make docs needs Python 3.11.5 or later and .venv has $$($(BIN)/python -V 2>&1)." >&2; exit 1; }
 	@echo "Installing what the documentation needs ..."
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[docs]'
+	@$(PIP_INSTALL) -q -e '.[docs]'
 	@touch $@
 
 docs: $(VENV)/.installed-docs ## build the documentation into site/; a warning fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "Built site/index.html (its search needs a web server: python3 -m http.server -d site)"
+
+# For the oldest Python that all the extras install on; the versions that the file has are kept as
+# long as the pins of pyproject.toml allow, unless ARGS=--upgrade.
+lock: $(VENV)/.installed ## remake requirements.lock from the pins in pyproject.toml
+	@$(BIN)/python -m pip install -q --disable-pip-version-check uv==0.13.9
+	@UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile -q --universal --python-version 3.11.5 --extra dev --extra docs \
+		--strip-extras --annotation-style line --custom-compile-command 'make lock' $(ARGS) \
+		pyproject.toml -o requirements.lock >/dev/null
+	@git --no-pager diff --stat -- requirements.lock || true
 
 clean: ## remove the environment, the sample data, its tables and the Dagster instance
 	rm -rf $(VENV) data .dagster build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -158,7 +158,8 @@ def sets(place: Place, command: str) -> None:
 
 
 KNOWN = {
-    r"make (demo|test|ui|install|check|docs)": recipe,
+    r"make (demo|test|ui|install|check|docs|lock)": recipe,
+    r"make lock ARGS=--upgrade": recipe,
     r"make test ARGS='[^']*'": recipe,
     r"\. \.venv/bin/activate": activates,
     r"backfill-assets (jars|sample|show|history .*|plan .*)": runs,

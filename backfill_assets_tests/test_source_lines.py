@@ -30,7 +30,7 @@ from backfill_assets.listing import LandingError, list_landing
 from backfill_assets.partitions import Window
 from backfill_assets.schemas import ORDER_LINES
 from backfill_assets.sources import Source
-from backfill_assets.tables import Bounds, holds_json, json_text, nullable
+from backfill_assets.tables import holds_json, json_text, nullable
 
 DAY = date(2024, 1, 2)
 STAMP = "2024-01-02T10:00:00Z"
