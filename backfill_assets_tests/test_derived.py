@@ -23,7 +23,8 @@ from backfill_assets.derived import DeclarationError
 from backfill_assets.graph import Graph
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
-from backfill_assets.records import Record, read_ledgers
+from backfill_assets.reading import read_ledgers
+from backfill_assets.records import Record
 from backfill_assets.reprocessing import final_days
 from backfill_assets.schemas import RAW, REJECTED
 from backfill_assets.settings import SettingsError, load_settings

@@ -19,9 +19,10 @@ from pyspark.sql import functions as F
 from backfill_assets.assets.lines import raw_orders, read_orders, rejected_orders
 from backfill_assets.assets.versions import business_day
 from backfill_assets.audit import ENOUGH_DAYS, ENOUGH_ROWS, TRAILING_DAYS, Book, Severity, Verdict
-from backfill_assets.io_manager import ACCEPT_TAG, Built, Plan, Remarks, Snapshot
+from backfill_assets.candidates import Built, Plan, Remarks, Snapshot
 from backfill_assets.landing import Landing, read_lines, readable, survey
 from backfill_assets.lateness import Policy
+from backfill_assets.ledgers import Ledger
 from backfill_assets.listing import (
     CONTROL_FILE,
     Entry,
@@ -32,8 +33,9 @@ from backfill_assets.listing import (
 )
 from backfill_assets.manifests import Loaded, Manifest, Target, due, news
 from backfill_assets.partitions import DAY, Window, packed
-from backfill_assets.records import Ledger, read_ledger
+from backfill_assets.reading import read_ledger
 from backfill_assets.reprocessing import manifests, settled_days, targets
+from backfill_assets.run_tags import ACCEPT_TAG
 from backfill_assets.schemas import ORDER_LINES, RAW, REJECTED
 from backfill_assets.settings import Settings
 from backfill_assets.snapshots import rows_as_of

@@ -21,8 +21,8 @@ from backfill_assets.assets.versions import (
     with_event_day,
 )
 from backfill_assets.audit import Book, Severity, Verdict
+from backfill_assets.candidates import Built, Candidate, Input, Plan, Remarks, Snapshot
 from backfill_assets.codes import Code
-from backfill_assets.io_manager import Built, Candidate, Input, Plan, Remarks, Snapshot
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
 from backfill_assets.reprocessing import closings
