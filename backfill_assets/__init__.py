@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from backfill_assets.definitions import build_defs, delta_io_manager
     from backfill_assets.derived import Reads, conserves, table
     from backfill_assets.known import corrections, current
-    from backfill_assets.orders.tables import CURRENT, FACT, LATE, ORDERS, RAW, REJECTED, STAGED
+    from backfill_assets.orders.facts import CURRENT, FACT
+    from backfill_assets.orders.tables import LATE, ORDERS, RAW, REJECTED, STAGED
     from backfill_assets.reach import SAME_DAY, last_days
     from backfill_assets.settings import load_settings
     from backfill_assets.sources import Source

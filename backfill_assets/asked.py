@@ -13,8 +13,8 @@ from datetime import date
 import dagster as dg
 
 from backfill_assets.footprints import belongs
+from backfill_assets.ledgers import Ledger, Ledgers
 from backfill_assets.partitions import days_of_run, spelled
-from backfill_assets.records import Ledger, Ledgers
 
 #: Dagster is told of a day that is published by one of these, whether or not it was computed.
 _TOLD = {dg.DagsterEventType.ASSET_MATERIALIZATION, dg.DagsterEventType.ASSET_OBSERVATION}

@@ -24,8 +24,8 @@ from backfill_assets.catalog import config_digests, tables_of
 from backfill_assets.checks import failure_text
 from backfill_assets.graph import graph_of
 from backfill_assets.incidents import incidents
-from backfill_assets.io_manager import latest_materializations
 from backfill_assets.lateness import Policy
+from backfill_assets.materializations import latest_materializations
 from backfill_assets.night import (
     LOAD,
     REBUILD,
@@ -38,7 +38,7 @@ from backfill_assets.night import (
     waves_under_way,
 )
 from backfill_assets.partitions import DAY, Window, daily_partitions, windows
-from backfill_assets.records import read_ledgers
+from backfill_assets.reading import read_ledgers
 from backfill_assets.reprocessing import Request, backlog, handful
 from backfill_assets.retries import launch_lost_retries
 from backfill_assets.settings import Settings

@@ -25,7 +25,9 @@ from dagster._daemon.controller import get_daemon_statuses
 from dagster._daemon.daemon import BackfillDaemon, SensorDaemon
 from pydantic import BaseModel, ValidationError
 
-from backfill_assets.io_manager import (
+from backfill_assets.partitions import DAY, spelled, unpacked, windows
+from backfill_assets.planning import BackfillPlan, target_days
+from backfill_assets.run_tags import (
     ACCEPT_TAG,
     CODE_TAG,
     REASON_TAG,
@@ -33,8 +35,6 @@ from backfill_assets.io_manager import (
     WRITE_MODE_TAG,
     pinned,
 )
-from backfill_assets.partitions import DAY, spelled, unpacked, windows
-from backfill_assets.planning import BackfillPlan, target_days
 
 #: Where Dagster keeps the plans for us.
 _PLAN = "backfill_assets/plan/{}"

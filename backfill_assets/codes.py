@@ -1,8 +1,8 @@
 """Which code makes the tables: by table a digest of its source, and the git commit.
 
-What counts for a table is the module that makes it and whatever of the package that imports,
-directly or not: its transform, its model, and the write path. What no table is made by, as alerts
-or the command line, counts for none.
+What counts for a table are the modules that make it, the write path, and whatever of the package
+these import, directly or not: its transform and its model. What no table is made by, as alerts or
+the command line, counts for none.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from functools import cache
 from pathlib import Path
 
 from backfill_assets.catalog import tables_of
-from backfill_assets.records import no_collection
+from backfill_assets.garbage import no_collection
 from backfill_assets.settings import Settings, SettingsError
+from backfill_assets.tables import Table
 
 _PACKAGE = Path(__file__).parent
+#: What writes every table, whoever makes its rows.
+_WRITE_PATH = "backfill_assets.publisher"
 _TIMEOUT = 10  # seconds: a repository on a network drive must not keep a run from starting
 
 
@@ -58,8 +61,12 @@ def running_code(settings: Settings) -> Code:
         settings: name the tables, and the commit, where the code is installed without its
             repository.
     """
-    made_in = {name: t.made_in for name, t in tables_of(settings).items() if t.made_in}
-    return code_of(made_in, settings.git_commit)
+    return code_of(made_by(tables_of(settings)), settings.git_commit)
+
+
+def made_by(tables: Mapping[str, Table]) -> dict[str, tuple[str, ...]]:
+    """By table, the modules that make its rows and write them; only those where they are known."""
+    return {name: (*t.made_in, _WRITE_PATH) for name, t in tables.items() if t.made_in}
 
 
 def code_of(

@@ -1,7 +1,7 @@
 """The commit files of a table's log, and a copy of what they say, so that each is read but once.
 
 A commit never changes, but with every night there is one more, and ten thousand small files are
-minutes on an object store. What is to be told of a commit is decided by `records`. While the
+minutes on an object store. What is to be told of a commit is decided by `entries`. While the
 commits are there, nothing depends on the copy but the time that it takes to read. Of commits that
 are gone, the copy is all that is left.
 """

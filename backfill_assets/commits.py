@@ -1,7 +1,7 @@
 """The commit: days of one Delta table replaced or merged, unless another commit of ours came first.
 
 How Delta is made to do that is known here and nowhere else. What is committed, and what the commit
-says of itself, is decided by `io_manager`.
+says of itself, is decided by `publisher`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backfill_assets import evolution
+from backfill_assets.ledgers import Ledger
+from backfill_assets.logs import APPLICATION, load_log
 from backfill_assets.partitions import any_of, windows
-from backfill_assets.records import APPLICATION, Ledger, load_log, read_ledger
+from backfill_assets.reading import read_ledger
 from backfill_assets.retries import engine_lost
 from backfill_assets.settings import UNDO_DAYS
 from backfill_assets.spark import SPARK_ERRORS

@@ -23,8 +23,9 @@ from backfill_assets.footprints import (
     written_since,
 )
 from backfill_assets.lateness import Policy
+from backfill_assets.ledgers import Ledger, Ledgers
 from backfill_assets.partitions import spelled
-from backfill_assets.records import Foreign, Ledger, Ledgers, Record
+from backfill_assets.records import Foreign, Record
 from backfill_assets.reprocessing import follows
 from backfill_assets.supposed import depending
 

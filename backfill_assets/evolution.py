@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pyspark.sql.types as T
 
-from backfill_assets.records import Ledger, Metadata
+from backfill_assets.ledgers import Ledger, Metadata
 from backfill_assets.tables import SchemaError, Table
 
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from datetime import date
 
+from backfill_assets.ledgers import Ledger, Ledgers
 from backfill_assets.partitions import unpacked
-from backfill_assets.records import Foreign, Ledger, Ledgers, Record
+from backfill_assets.records import Foreign, Record
 
 #: What the record of an undo says of the days that it put back, by the version they are as of.
 AS_OF = "as of"

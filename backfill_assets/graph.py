@@ -18,7 +18,7 @@ from backfill_assets.sources import Source, SourceTable
 from backfill_assets.tables import Inputs, Table
 
 if TYPE_CHECKING:
-    from backfill_assets.records import Ledgers
+    from backfill_assets.ledgers import Ledgers
 
 
 @dataclass(frozen=True)

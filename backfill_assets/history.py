@@ -11,7 +11,8 @@ from rich.table import Table as Grid
 from backfill_assets.catalog import tables_of
 from backfill_assets.codes import Code
 from backfill_assets.partitions import DAY, Window, windows
-from backfill_assets.records import Foreign, Record, read_ledger
+from backfill_assets.reading import read_ledger
+from backfill_assets.records import Foreign, Record
 from backfill_assets.settings import Settings
 
 _MOST_SPANS = 5

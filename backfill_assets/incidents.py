@@ -9,8 +9,8 @@ from backfill_assets.alerts import Incident
 from backfill_assets.audit import Severity
 from backfill_assets.commits import LOG_RETENTION
 from backfill_assets.evolution import differences, way
+from backfill_assets.ledgers import Ledger
 from backfill_assets.partitions import DAY, spelled, windows
-from backfill_assets.records import Ledger
 from backfill_assets.sources import Role, Source, SourceTable
 from backfill_assets.states import (
     MEANING,

@@ -20,7 +20,6 @@ from backfill_assets.backfills import RECONCILES_TAG, BackfillRefusedError, Step
 from backfill_assets.calendars import days_asked
 from backfill_assets.codes import Code
 from backfill_assets.footprints import backfills_of, belongs
-from backfill_assets.io_manager import REASON_TAG
 from backfill_assets.partitions import Window, spelled
 from backfill_assets.planning import (
     BackfillPlan,
@@ -30,9 +29,10 @@ from backfill_assets.planning import (
     refuse_impossible,
 )
 from backfill_assets.planning import in_lines as plan_in_lines
-from backfill_assets.records import read_ledgers
+from backfill_assets.reading import read_ledgers
 from backfill_assets.reports import as_markdown
 from backfill_assets.run_failures import failed_runs
+from backfill_assets.run_tags import REASON_TAG
 from backfill_assets.settings import Settings
 from backfill_assets.undo import take_back, undone
 

@@ -13,7 +13,8 @@ from datetime import date
 from decimal import Decimal
 
 from backfill_assets.footprints import written
-from backfill_assets.records import Ledger, Ledgers, Published, Record
+from backfill_assets.ledgers import Ledger, Ledgers
+from backfill_assets.records import Published, Record
 from backfill_assets.reports import Fingerprint, Report
 from backfill_assets.tables import RECORDED, Figure
 

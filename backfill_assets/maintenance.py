@@ -23,8 +23,9 @@ from backfill_assets.audit import measure
 from backfill_assets.catalog import tables_of
 from backfill_assets.commits import gist, in_sql, is_conflict, table_properties
 from backfill_assets.evolution import differences, way
+from backfill_assets.logs import load_log, metadata_of
 from backfill_assets.partitions import any_of, windows
-from backfill_assets.records import load_log, metadata_of, read_ledger
+from backfill_assets.reading import read_ledger
 from backfill_assets.retries import engine_lost
 from backfill_assets.settings import PREFIX, Settings
 from backfill_assets.snapshots import rows_as_of

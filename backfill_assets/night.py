@@ -20,13 +20,14 @@ from dagster._core.storage.tags import RUN_KEY_TAG, WILL_RETRY_TAG
 from backfill_assets.catalog import config_digests, tables_of
 from backfill_assets.codes import Code, running_code
 from backfill_assets.graph import Graph, graph_of
-from backfill_assets.io_manager import why
 from backfill_assets.lateness import Policy
 from backfill_assets.launcher import is_alive
+from backfill_assets.ledgers import Ledger, Ledgers
 from backfill_assets.listing import list_landing
 from backfill_assets.partitions import DAY
+from backfill_assets.reading import read_ledger, read_ledgers
+from backfill_assets.reasons import why
 from backfill_assets.recipes import made_of
-from backfill_assets.records import Ledger, Ledgers, read_ledger, read_ledgers
 from backfill_assets.reprocessing import (
     Arrivals,
     Backlog,

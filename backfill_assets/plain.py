@@ -14,9 +14,10 @@ from dagster._core.events import DagsterEvent
 from pydantic import PrivateAttr
 from pyspark.sql import DataFrame
 
+from backfill_assets.candidates import Built, Candidate, Input, Plan, Snapshot
 from backfill_assets.catalog import declared
 from backfill_assets.checks import failure_text
-from backfill_assets.io_manager import Built, Candidate, DeltaIOManager, Input, Plan, Snapshot
+from backfill_assets.io_manager import DeltaIOManager
 from backfill_assets.partitions import Window, any_of, one_window, windows
 from backfill_assets.spark import keeping
 from backfill_assets.tables import Table

@@ -25,8 +25,8 @@ from backfill_assets.catalog import config_digests, tables_of
 from backfill_assets.codes import Code
 from backfill_assets.graph import Graph, graph_of
 from backfill_assets.history import spans
-from backfill_assets.io_manager import new_input, why
 from backfill_assets.lateness import Policy
+from backfill_assets.ledgers import Ledger, Ledgers
 from backfill_assets.listing import Entry, list_landing
 from backfill_assets.manifests import Target, news
 from backfill_assets.partitions import (
@@ -37,8 +37,9 @@ from backfill_assets.partitions import (
     unpacked,
     windows,
 )
+from backfill_assets.reading import read_ledgers
+from backfill_assets.reasons import new_input, why
 from backfill_assets.recipes import made_of
-from backfill_assets.records import Ledger, Ledgers, read_ledgers
 from backfill_assets.reprocessing import final_days, manifests, targets
 from backfill_assets.settings import Settings
 from backfill_assets.sources import Source
@@ -78,7 +79,7 @@ class Parameters(BaseModel, frozen=True):
         write_mode: as the run tag of that name.
         rewrite: compute and write also what would be identical.
         accept: what is agreed to: names of landing files that take orders away, and more; see
-            `io_manager.ACCEPT_TAG`.
+            `run_tags.ACCEPT_TAG`.
         reason: why.
     """
 

@@ -19,7 +19,7 @@ import dagster as dg
 from backfill_assets.partitions import DAY, Window, unpacked
 
 if TYPE_CHECKING:
-    from backfill_assets.records import Ledger
+    from backfill_assets.ledgers import Ledger
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable
 from datetime import date
 
-from backfill_assets.records import Ledgers
+from backfill_assets.ledgers import Ledgers
 from backfill_assets.tables import Inputs
 
 

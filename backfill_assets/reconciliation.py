@@ -24,8 +24,8 @@ from pyspark.sql.window import Window as SqlWindow
 
 from backfill_assets.commits import gist
 from backfill_assets.footprints import written
+from backfill_assets.ledgers import Ledger
 from backfill_assets.partitions import windows
-from backfill_assets.records import Ledger
 from backfill_assets.reports import Day, Drift, Fingerprint, Report, Sample, Versions
 from backfill_assets.retries import engine_lost
 from backfill_assets.snapshots import rows_as_of

@@ -14,11 +14,12 @@ from datetime import date
 
 from backfill_assets.graph import Graph, graph_of
 from backfill_assets.lateness import Policy
+from backfill_assets.ledgers import Ledger, Ledgers
 from backfill_assets.listing import Listing
 from backfill_assets.manifests import Manifest, Target, due, target
 from backfill_assets.partitions import DAY, Window, windows
 from backfill_assets.recipes import made_of
-from backfill_assets.records import Ledger, Ledgers, Record
+from backfill_assets.records import Record
 from backfill_assets.tables import Dependency
 
 

@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from backfill_assets.orders.tables import (
-    CORRECTIONS,
-    CURRENT,
-    FACT,
-    LATE,
-    LATENESS,
-    ORDER_LINES,
-    ORDERS,
-    RAW,
-    REJECTED,
-    STAGED,
-    TABLES,
-    DailyOrders,
-    OrderLine,
-)
+from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT, DailyOrders
+from backfill_assets.orders.lines import ORDER_LINES, OrderLine
+from backfill_assets.orders.tables import LATE, LATENESS, ORDERS, RAW, REJECTED, STAGED, TABLES
 
 __all__ = [
     "CORRECTIONS",

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
+from backfill_assets.logs import delta_log
 from backfill_assets.partitions import any_of, windows
-from backfill_assets.records import delta_log
 from backfill_assets.tables import Table
 
 

@@ -15,8 +15,8 @@ from functools import cached_property
 
 from backfill_assets.graph import Graph, graph_of
 from backfill_assets.lateness import Policy
+from backfill_assets.ledgers import Ledgers
 from backfill_assets.partitions import DAY, windows
-from backfill_assets.records import Ledgers
 from backfill_assets.reprocessing import Arrivals, Backlog, closing, final_days
 from backfill_assets.withdrawn import built_of_withdrawn
 

@@ -8,8 +8,8 @@ from datetime import date
 from functools import cached_property
 
 from backfill_assets.lateness import Policy
+from backfill_assets.ledgers import Ledger, Ledgers
 from backfill_assets.recipes import made_of
-from backfill_assets.records import Ledger, Ledgers
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from backfill_assets.lateness import Policy
 from backfill_assets.reach import Known, Reach
 
 if TYPE_CHECKING:
-    from backfill_assets.records import Ledger, Record
+    from backfill_assets.ledgers import Ledger
+    from backfill_assets.records import Record
 
 
 #: In the metadata of a column that holds JSON text.

@@ -22,7 +22,7 @@ from backfill_assets.assets.versions import (
     with_event_day,
 )
 from backfill_assets.audit import Verdict
-from backfill_assets.io_manager import Snapshot
+from backfill_assets.candidates import Snapshot
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import any_of, packed, windows
 from backfill_assets.sources import Source

@@ -18,22 +18,17 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame
 
 from backfill_assets.audit import Verdict
+from backfill_assets.candidates import Built, Candidate, Done, Plan, Remarks, Snapshot
 from backfill_assets.catalog import tables_of
 from backfill_assets.dependents import Extent, extents
 from backfill_assets.footprints import AS_OF, Change, footprint, part_of, put_back
-from backfill_assets.io_manager import (
-    Built,
-    Candidate,
-    DeltaIOManager,
-    Done,
-    Plan,
-    Remarks,
-    Snapshot,
-)
+from backfill_assets.io_manager import DeltaIOManager
 from backfill_assets.lateness import Policy
+from backfill_assets.ledgers import Ledger, Ledgers
 from backfill_assets.manifests import Manifest, after_undo
 from backfill_assets.partitions import DAY, Window, packed, spelled
-from backfill_assets.records import Ledger, Ledgers, Record, read_ledgers
+from backfill_assets.reading import read_ledgers
+from backfill_assets.records import Record
 from backfill_assets.reprocessing import manifests
 from backfill_assets.settings import Settings
 from backfill_assets.snapshots import data_files, rows_as_of

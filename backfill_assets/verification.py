@@ -1,6 +1,6 @@
 """Proof by re-running: days computed anew and compared with what is published; nothing is written.
 
-What a day is computed from and how it is judged is the assets' and `io_manager`'s part, as in any
+What a day is computed from and how it is judged is the assets' and `publisher`'s part, as in any
 run. Here is what it is compared with, and why it may differ.
 """
 
@@ -33,19 +33,18 @@ from rich.text import Text
 
 from backfill_assets.audit import Measured, RefusedError, Verdict, empty_day, judge, measure
 from backfill_assets.calendars import days_asked
+from backfill_assets.candidates import Candidate, Done, Plan
 from backfill_assets.codes import Code
 from backfill_assets.commits import gist
+from backfill_assets.computing import compute
 from backfill_assets.definitions import build_defs
-from backfill_assets.io_manager import Candidate, DeltaIOManager, Done, Plan
+from backfill_assets.io_manager import DeltaIOManager
+from backfill_assets.ledgers import Ledger
+from backfill_assets.logs import delta_log
 from backfill_assets.partitions import DAY, Window, any_of, windows
-from backfill_assets.records import (
-    Ledger,
-    Published,
-    Record,
-    delta_log,
-    read_ledger,
-    read_ledgers,
-)
+from backfill_assets.reading import read_ledger, read_ledgers
+from backfill_assets.records import Published, Record
+from backfill_assets.refusals import lacking
 from backfill_assets.retries import engine_lost
 from backfill_assets.settings import Settings
 from backfill_assets.spark import SPARK_ERRORS, Engine
@@ -249,11 +248,11 @@ class _Verifier(DeltaIOManager):
         """Compute and audit all days, compare them, and publish none."""
         table, ledger = candidate.table, self.ledger(candidate.table)
         plan = candidate.plan(window)
-        lacking = self._lacking(plan.sources, window, record["run_id"])
+        refused = lacking(plan.sources, window, self.config_of, self.failed(record["run_id"]))
 
-        def compute(days: Sequence[date]) -> dict[date, Verdict]:
+        def anew(days: Sequence[date]) -> dict[date, Verdict]:
             wanted = {day: plan.made_of[day] for day in days}
-            verdicts = self._audited(table, plan, wanted, ledger, merge=False).verdicts
+            verdicts = compute(table, plan, wanted, ledger).verdicts
             return {day: verdicts[day] for day in days}
 
         def look(days: Sequence[date]) -> dict[date, Measured]:
@@ -261,10 +260,10 @@ class _Verifier(DeltaIOManager):
             found = measure(rows.where(any_of(windows(days), table.partition)), table)
             return {day: found.get(day, empty_day(table)) for day in days}
 
-        now, broken = _each_day([day for day in window if day not in lacking], compute)
+        now, broken = _each_day([day for day in window if day not in refused], anew)
         held, unreadable = _each_day([day for day in window if day in ledger.published], look)
-        refused = judge(table, sorted(lacking), {}, lacking, {})
-        broken |= {v.day: v.reasons for v in [*refused, *now.values()] if not v.passed}
+        failed = judge(table, sorted(refused), {}, refused, {})
+        broken |= {v.day: v.reasons for v in [*failed, *now.values()] if not v.passed}
         self._found += [
             compare(
                 ledger,

@@ -22,7 +22,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.assets import lines, staging
 from backfill_assets.assets.derived import for_days
-from backfill_assets.landing import Landing, read_lines, survey
+from backfill_assets.landing import read_lines, survey
+from backfill_assets.landing_files import Landing
 from backfill_assets.partitions import Window
 from backfill_assets.reach import SAME_DAY
 from backfill_assets.schemas import FACT, LATE, ORDER_LINES, RAW, REJECTED, STAGED

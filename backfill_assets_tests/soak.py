@@ -21,7 +21,7 @@ import dagster as dg
 from backfill_assets.lateness import Policy
 from backfill_assets.listing import list_landing
 from backfill_assets.night import UNFINISHED
-from backfill_assets.records import read_ledgers
+from backfill_assets.reading import read_ledgers
 from backfill_assets.reprocessing import arrivals, backlog
 from backfill_assets.schemas import RAW, REJECTED
 from backfill_assets.settings import Settings, load_settings

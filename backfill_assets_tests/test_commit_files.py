@@ -19,10 +19,12 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backfill_assets import commit_files, records
+from backfill_assets import commit_files, reading
 from backfill_assets.commit_files import CommitFiles
+from backfill_assets.ledgers import Ledger
 from backfill_assets.partitions import packed
-from backfill_assets.records import Foreign, Ledger, read_ledger
+from backfill_assets.reading import read_ledger
+from backfill_assets.records import Foreign
 from backfill_assets.schemas import FACT
 from backfill_assets_tests.pipeline import day
 from backfill_assets_tests.test_records import days, facts, said_of
@@ -96,7 +98,7 @@ def read(url: Path) -> Ledger:
 
 
 def read_by_another_process(url: Path) -> Ledger:
-    with patch.object(records, "_known", {}):
+    with patch.object(reading, "_known", {}):
         return read(url)
 
 
@@ -154,7 +156,7 @@ class Texts:
 def test_a_table_as_it_was_is_not_read_again(url, monkeypatch):
     ours(url, 1)
     found = read(url)
-    monkeypatch.delattr(records, "load_log")
+    monkeypatch.delattr(reading, "load_log")
     assert read(url) is found
     assert Texts.counted(lambda: read(url)) == [1, 2]
 
@@ -308,7 +310,7 @@ def test_a_copy_that_is_something_else(copied, text):
 
 def test_a_copy_by_code_that_tells_something_else(copied, monkeypatch):
     before = copy_of(copied).read_bytes()
-    with patch.object(records, "_form", lambda _: "another"):
+    with patch.object(reading, "form", lambda _: "another"):
         same_by_all_ways(copied)
     assert copy_of(copied).read_bytes() != before
     same_by_all_ways(copied)

@@ -15,12 +15,14 @@ from deltalake import DeltaTable, write_deltalake
 from pandera.pyspark import Field
 
 from backfill_assets.audit import Measured
+from backfill_assets.candidates import Built, Candidate, Outcome, Plan
 from backfill_assets.commits import PublishError
 from backfill_assets.evolution import differences, lacking, refuse
 from backfill_assets.incidents import incidents
-from backfill_assets.io_manager import Built, Candidate, Outcome, Plan
+from backfill_assets.ledgers import Metadata
+from backfill_assets.logs import load_log, metadata_of
 from backfill_assets.maintenance import maintain
-from backfill_assets.records import Metadata, load_log, metadata_of, read_ledger
+from backfill_assets.reading import read_ledger
 from backfill_assets.reprocessing import Backlog
 from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, DailyOrders
 from backfill_assets.tables import SchemaError, Table

@@ -11,7 +11,8 @@ from backfill_assets.footprints import (
     put_back,
     written_since,
 )
-from backfill_assets.records import Foreign, Ledger, Published, Record
+from backfill_assets.ledgers import Ledger
+from backfill_assets.records import Foreign, Published, Record
 from backfill_assets.schemas import FACT
 from backfill_assets.undo import undone
 from backfill_assets_tests.pipeline import day

@@ -15,14 +15,15 @@ import msgspec
 import pytest
 from pyspark.sql import functions as F
 
-from backfill_assets import commits, io_manager
+from backfill_assets import commits
 from backfill_assets.audit import Book, RefusedError
+from backfill_assets.candidates import Built, Candidate, Done, Outcome, Plan, Snapshot
 from backfill_assets.catalog import config_digests
 from backfill_assets.commits import PublishError, Writer
-from backfill_assets.io_manager import Built, Candidate, Done, Outcome, Plan, Snapshot
 from backfill_assets.partitions import NotContiguousError, Window, one_window
 from backfill_assets.reach import next_days
 from backfill_assets.records import Record
+from backfill_assets.refusals import lacking, refuse_other_code
 from backfill_assets.schemas import FACT, RAW, STAGED
 from backfill_assets.settings import load_settings
 from backfill_assets.spark import SPARK_ERRORS
@@ -543,7 +544,7 @@ def made_under(digest: str, n: int, *, by_day: bool = True) -> Snapshot:
 
 
 def lacks(manager, source: Snapshot) -> dict[int, str]:
-    found = manager._lacking([source], window(1, 6), "r")
+    found = lacking([source], window(1, 6), manager.config_of, {})
     return {d.day: book.problems[0] for d, book in found.items()}
 
 
@@ -587,7 +588,7 @@ def test_a_backfill_is_kept_to_the_settings_of_each_table():
             ledger(t, record(0, days(1), backfill="b", config_digest=before[t.name]))
             for t in tables
         ]
-        io_manager._refuse_other_code([ledger(FACT), *made], window(1, 1), said, now)
+        refuse_other_code([ledger(FACT), *made], window(1, 1), said, now)
 
     read(RAW)
     with pytest.raises(PublishError, match="has published 2024-01-01 of stg_orders with code code"):

@@ -20,7 +20,7 @@ from backfill_assets.lateness import Policy
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, DailyOrders
 from backfill_assets.partitions import Window
 from backfill_assets.reach import Known
-from backfill_assets.records import read_ledgers
+from backfill_assets.reading import read_ledgers
 from backfill_assets.settings import load_settings
 from backfill_assets.tables import RECORDED, DeclarationError
 from backfill_assets.verification import Outcome, verify

@@ -17,7 +17,7 @@ import duckdb
 import pytest
 
 from backfill_assets.lateness import Policy
-from backfill_assets.records import read_ledgers
+from backfill_assets.reading import read_ledgers
 from backfill_assets.reprocessing import backlog, final_days
 from backfill_assets.sample.cdnow import write_landing
 from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, LATE, RAW, STAGED, TABLES

@@ -19,8 +19,8 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.assets import lateness, staging, versions
 from backfill_assets.audit import Book, Finding, Measured, Severity, Verdict
+from backfill_assets.candidates import Snapshot
 from backfill_assets.codes import Code
-from backfill_assets.io_manager import Snapshot
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
 from backfill_assets.settings import load_settings

@@ -11,12 +11,13 @@ from uuid import uuid4
 import pytest
 from deltalake import DeltaTable
 
-from backfill_assets import commit_files, records
+from backfill_assets import commit_files, reading
+from backfill_assets.candidates import Built, Candidate, Outcome, Plan
 from backfill_assets.commits import LOG_RETENTION, Writer
 from backfill_assets.incidents import incidents
-from backfill_assets.io_manager import Built, Candidate, Outcome, Plan
+from backfill_assets.logs import APPLICATION
 from backfill_assets.partitions import Window, packed
-from backfill_assets.records import APPLICATION, Foreign
+from backfill_assets.records import Foreign
 from backfill_assets.reprocessing import Backlog
 from backfill_assets.schemas import FACT
 from backfill_assets.states import State
@@ -451,7 +452,7 @@ def test_a_table_whose_log_was_cut_is_written_again(pipeline, spark):
         publish(pipeline, rows.where(f"run_date = DATE'{day(n)}'"), window(n, n), recipe="one")
     url = Path(pipeline.io_manager.url(FACT))
     cut(url, *range(latest(url)))
-    records._known.clear()
+    reading._known.clear()
     before = pipeline.io_manager.ledger(FACT)
     assert before.unrecorded == days(1, 2)
     # What is on record is not computed again; what is not, is.

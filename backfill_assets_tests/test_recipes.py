@@ -10,10 +10,11 @@ import msgspec
 import pytest
 
 from backfill_assets.lateness import Policy
+from backfill_assets.ledgers import Ledger
 from backfill_assets.partitions import Window, packed
 from backfill_assets.reach import Known
 from backfill_assets.recipes import made_of
-from backfill_assets.records import Foreign, Ledger, Record
+from backfill_assets.records import Foreign, Record
 from backfill_assets.schemas import (
     CORRECTIONS,
     CURRENT,

@@ -26,6 +26,7 @@ from pyspark.sql import functions as F
 from rich.console import Console
 
 from backfill_assets.layers import across_layers
+from backfill_assets.ledgers import Ledger
 from backfill_assets.reconciliation import (
     ReconciliationError,
     _drift,
@@ -34,7 +35,7 @@ from backfill_assets.reconciliation import (
     fingerprints,
     reconcile,
 )
-from backfill_assets.records import Foreign, Ledger, Published, Record
+from backfill_assets.records import Foreign, Published, Record
 from backfill_assets.reports import (
     Day,
     Drift,

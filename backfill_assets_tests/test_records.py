@@ -17,18 +17,14 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backfill_assets import records
+from backfill_assets import reading
 from backfill_assets.audit import Measured
+from backfill_assets.ledgers import Ledger
+from backfill_assets.logs import load_log
 from backfill_assets.partitions import DAY, Window, packed, unpacked, windows
-from backfill_assets.records import (
-    Foreign,
-    Ledger,
-    Published,
-    Record,
-    launched_by,
-    load_log,
-    read_ledger,
-)
+from backfill_assets.reading import read_ledger
+from backfill_assets.records import Foreign, Published, Record
+from backfill_assets.run_tags import launched_by
 from backfill_assets.schemas import (
     CORRECTIONS,
     CURRENT,
@@ -315,7 +311,7 @@ def test_a_commit_between_the_loading_of_the_log_and_its_reading(url, monkeypatc
             ours(url, 3)
         return log
 
-    monkeypatch.setattr(records, "load_log", interrupted)
+    monkeypatch.setattr(reading, "load_log", interrupted)
     found = read(url)
     assert found.version == 2
     assert {r.version: set(r.days) for r in found.records} == {n - 1: days(n) for n in (1, 2, 3)}

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from backfill_assets.graph import Graph
 from backfill_assets.lateness import Policy
+from backfill_assets.ledgers import Ledger
 from backfill_assets.listing import Listing
 from backfill_assets.manifests import target
 from backfill_assets.partitions import DAY, Window, windows
-from backfill_assets.records import Foreign, Ledger, Record
+from backfill_assets.records import Foreign, Record
 from backfill_assets.reprocessing import (
     HANDFUL,
     Arrivals,

@@ -8,7 +8,8 @@ from decimal import Decimal
 
 from backfill_assets.lateness import Policy
 from backfill_assets.listing import list_landing
-from backfill_assets.records import load_log, read_ledgers
+from backfill_assets.logs import load_log
+from backfill_assets.reading import read_ledgers
 from backfill_assets.reprocessing import arrivals, backlog, final_days
 from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, RAW, REJECTED
 from backfill_assets.settings import Settings

@@ -8,7 +8,7 @@ import dagster as dg
 from backfill_assets.advice import key_figures
 from backfill_assets.dashboard import page, write
 from backfill_assets.lateness import Policy
-from backfill_assets.records import load_log
+from backfill_assets.logs import load_log
 from backfill_assets.settings import Settings
 from backfill_assets.sources import Source
 from backfill_assets.stores import folder_of

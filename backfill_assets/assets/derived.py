@@ -10,11 +10,11 @@ from pyspark.sql import functions as F
 
 from backfill_assets.assets.publishing import delta_assets, plan_of, publish
 from backfill_assets.audit import Book, Verdict
+from backfill_assets.candidates import Built, Candidate, Input, Plan, Remarks, Snapshot
 from backfill_assets.catalog import tables_of
 from backfill_assets.codes import Code
 from backfill_assets.derived import FOR_DAY, Derived
 from backfill_assets.graph import Graph
-from backfill_assets.io_manager import Built, Candidate, Input, Plan, Remarks, Snapshot
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
 from backfill_assets.reach import SAME_DAY, Reach

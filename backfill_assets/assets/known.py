@@ -12,8 +12,8 @@ from backfill_assets.assets.derived import Sums, for_days, sums_by_day
 from backfill_assets.assets.publishing import delta_assets, plan_of, publish
 from backfill_assets.assets.versions import SUPERSEDED, in_time, known, staged, with_event_day
 from backfill_assets.audit import Book
+from backfill_assets.candidates import Built, Candidate, Input, Plan
 from backfill_assets.codes import Code
-from backfill_assets.io_manager import Built, Candidate, Input, Plan
 from backfill_assets.known import Corrections, Current
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window, any_of, windows

@@ -27,14 +27,15 @@ from backfill_assets.assets.landed_rows import (
 )
 from backfill_assets.assets.lines import read_versions
 from backfill_assets.audit import Verdict
-from backfill_assets.io_manager import Built, Plan, Remarks, Snapshot
+from backfill_assets.candidates import Built, Plan, Remarks, Snapshot
 from backfill_assets.landing import read_lines, readable, survey
 from backfill_assets.landing_files import Landing
 from backfill_assets.lateness import Policy
+from backfill_assets.ledgers import Ledger
 from backfill_assets.listing import Entry, Listing, list_landing
 from backfill_assets.manifests import Loaded, Manifest, Target, due, news
 from backfill_assets.partitions import DAY, Window, packed
-from backfill_assets.records import Ledger, read_ledger
+from backfill_assets.reading import read_ledger
 from backfill_assets.reprocessing import manifests, settled_days, targets
 from backfill_assets.settings import Settings
 from backfill_assets.snapshots import rows_as_of

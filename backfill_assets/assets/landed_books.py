@@ -9,12 +9,12 @@ from statistics import median
 
 from backfill_assets.assets.landed_rows import Kept, Lines, Reading, Targets
 from backfill_assets.audit import ENOUGH_DAYS, ENOUGH_ROWS, TRAILING_DAYS, Book, Severity
-from backfill_assets.io_manager import ACCEPT_TAG
 from backfill_assets.landing_files import Landing
+from backfill_assets.ledgers import Ledger
 from backfill_assets.listing import CONTROL_FILE, folder_name, folder_of
 from backfill_assets.manifests import Target
 from backfill_assets.partitions import DAY, Window
-from backfill_assets.records import Ledger
+from backfill_assets.run_tags import ACCEPT_TAG
 from backfill_assets.settings import Settings
 from backfill_assets.sources import Source
 

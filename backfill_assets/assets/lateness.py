@@ -9,17 +9,18 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
-from backfill_assets.assets.publishing import Lineage, delta_assets, plan_of, publish
+from backfill_assets.assets.publishing import delta_assets, plan_of, publish
 from backfill_assets.assets.versions import in_time, money, with_event_day
 from backfill_assets.audit import Book
+from backfill_assets.candidates import Built, Candidate, Input, Plan
 from backfill_assets.codes import Code
 from backfill_assets.delays import COMPARED, lines_within
-from backfill_assets.io_manager import Built, Candidate, Input, Plan
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
 from backfill_assets.settings import Settings
 from backfill_assets.sources import Source
 from backfill_assets.spark import keeping
+from backfill_assets.tables import Lineage
 
 
 def arrival_lateness(

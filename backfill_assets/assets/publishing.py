@@ -10,9 +10,9 @@ from dagster._core.definitions.source_asset import (
     SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION as EVENTS_ARE_OURS,
 )
 
+from backfill_assets.candidates import Built, Candidate, Plan, Snapshot
 from backfill_assets.checks import check_specs
 from backfill_assets.codes import Code
-from backfill_assets.io_manager import Built, Candidate, Plan, Snapshot
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window, backfill_policy, daily_partitions
 from backfill_assets.recipes import made_of

@@ -7,8 +7,9 @@ import dagster as dg
 
 from backfill_assets.assets.landed import Work
 from backfill_assets.assets.publishing import delta_assets, publish
+from backfill_assets.candidates import Candidate
 from backfill_assets.codes import Code
-from backfill_assets.io_manager import ACCEPT_TAG, CLOSE_TAG, Candidate
+from backfill_assets.run_tags import ACCEPT_TAG, CLOSE_TAG
 from backfill_assets.settings import Settings
 from backfill_assets.sources import Source
 from backfill_assets.spark import Engine, keeping

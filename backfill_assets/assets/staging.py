@@ -11,7 +11,7 @@ import dagster as dg
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.publishing import Lineage, delta_assets, plan_of, publish
+from backfill_assets.assets.publishing import delta_assets, plan_of, publish
 from backfill_assets.assets.versions import (
     SUPERSEDED,
     in_time,
@@ -21,14 +21,15 @@ from backfill_assets.assets.versions import (
     with_event_day,
 )
 from backfill_assets.audit import Book, Severity, Verdict
+from backfill_assets.candidates import Built, Candidate, Input, Plan, Remarks, Snapshot
 from backfill_assets.codes import Code
-from backfill_assets.io_manager import Built, Candidate, Input, Plan, Remarks, Snapshot
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
 from backfill_assets.reprocessing import closings
 from backfill_assets.settings import Settings
 from backfill_assets.sources import Source
 from backfill_assets.spark import keeping
+from backfill_assets.tables import Lineage
 
 
 def late_lines(raw: DataFrame, source: Source, window_days: int, *, keep: bool = True) -> DataFrame:

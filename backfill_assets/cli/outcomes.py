@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import dagster as dg
 
     from backfill_assets.accounts import Account
+    from backfill_assets.ledgers import Ledgers
     from backfill_assets.partitions import Window
-    from backfill_assets.records import Ledgers
 
 
 @command("reconcile aecrkdop", "reconcile aecrkdop --summary", "reconcile aecrkdop-pilot --json")
@@ -144,7 +144,7 @@ def refuse_unknown(settings: Settings, dagster: dg.DagsterInstance, name: str) -
     """
     from backfill_assets import backfills
     from backfill_assets.footprints import belongs
-    from backfill_assets.records import read_ledgers
+    from backfill_assets.reading import read_ledgers
 
     ledgers = read_ledgers(settings)
     plan = name.partition("-")[0]

@@ -57,7 +57,7 @@ def _published(settings: Settings, tables: Sequence[str]) -> Iterator[dict[str, 
     """What is published of each table, from its log."""
     from backfill_assets.catalog import tables_of
     from backfill_assets.partitions import windows
-    from backfill_assets.records import read_ledger
+    from backfill_assets.reading import read_ledger
 
     known = tables_of(settings)
     for name in tables or known:
