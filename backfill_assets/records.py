@@ -2,7 +2,7 @@
 
 Reading only, from the transaction logs and without a JVM; how their files are read is known to
 `commit_files`. What is written there is decided by `io_manager` and by the assets; what follows
-from it by `reprocessing`.
+from it by `backlog` and `finality`.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from typing import Any
 from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame
 
+from backfill_assets.arrivals import manifests
 from backfill_assets.audit import Verdict
 from backfill_assets.catalog import tables_of
 from backfill_assets.dependents import Extent, extents
@@ -34,7 +35,6 @@ from backfill_assets.lateness import Policy
 from backfill_assets.manifests import Manifest, after_undo
 from backfill_assets.partitions import DAY, Window, packed, spelled
 from backfill_assets.records import Ledger, Ledgers, Record, read_ledgers
-from backfill_assets.reprocessing import manifests
 from backfill_assets.settings import Settings
 from backfill_assets.snapshots import data_files, rows_as_of
 from backfill_assets.sources import Role, SourceTable

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from datetime import date
 
+from backfill_assets.backlog import follows
 from backfill_assets.lateness import Policy
 from backfill_assets.records import Ledger, Ledgers, Record
-from backfill_assets.reprocessing import follows
 from backfill_assets.supposed import depending
 
 

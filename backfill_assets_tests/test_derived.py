@@ -20,11 +20,11 @@ from backfill_assets.automation import _Look
 from backfill_assets.catalog import declared, tables_of
 from backfill_assets.codes import running_code
 from backfill_assets.derived import DeclarationError
+from backfill_assets.finality import final_days
 from backfill_assets.graph import Graph
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
 from backfill_assets.records import Record, read_ledgers
-from backfill_assets.reprocessing import final_days
 from backfill_assets.schemas import RAW, REJECTED
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.states import State, day_states

@@ -15,13 +15,13 @@ from deltalake import DeltaTable, write_deltalake
 from pandera.pyspark import Field
 
 from backfill_assets.audit import Measured
+from backfill_assets.backlog import Backlog
 from backfill_assets.commits import PublishError
 from backfill_assets.evolution import differences, lacking, refuse
 from backfill_assets.incidents import incidents
 from backfill_assets.io_manager import Built, Candidate, Outcome, Plan
 from backfill_assets.maintenance import maintain
 from backfill_assets.records import Metadata, load_log, metadata_of, read_ledger
-from backfill_assets.reprocessing import Backlog
 from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, DailyOrders
 from backfill_assets.tables import SchemaError, Table
 from backfill_assets.verification import read_test

@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from backfill_assets.arrivals import Arrivals
+from backfill_assets.backlog import Backlog, Behind, backlog
 from backfill_assets.catalog import config_digests
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import DAY
 from backfill_assets.records import Foreign, Ledger, Record, read_ledger
-from backfill_assets.reprocessing import Arrivals, Backlog, Behind, backlog
 from backfill_assets.schemas import (
     CORRECTIONS,
     CURRENT,

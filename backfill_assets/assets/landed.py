@@ -16,9 +16,11 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from backfill_assets.arrivals import manifests, targets
 from backfill_assets.assets.lines import raw_orders, read_orders, rejected_orders
 from backfill_assets.assets.versions import business_day
 from backfill_assets.audit import ENOUGH_DAYS, ENOUGH_ROWS, TRAILING_DAYS, Book, Severity, Verdict
+from backfill_assets.finality import settled_days
 from backfill_assets.io_manager import ACCEPT_TAG, Built, Plan, Remarks, Snapshot
 from backfill_assets.landing import Landing, read_lines, readable, survey
 from backfill_assets.lateness import Policy
@@ -33,7 +35,6 @@ from backfill_assets.listing import (
 from backfill_assets.manifests import Loaded, Manifest, Target, due, news
 from backfill_assets.partitions import DAY, Window, packed
 from backfill_assets.records import Ledger, read_ledger
-from backfill_assets.reprocessing import manifests, settled_days, targets
 from backfill_assets.schemas import ORDER_LINES, RAW, REJECTED
 from backfill_assets.settings import Settings
 from backfill_assets.snapshots import rows_as_of
@@ -549,7 +550,7 @@ class Work:
         wanted: Targets,
         listing: Listing,
     ) -> Remarks:
-        """What a commit of raw tells those who follow it; `reprocessing` and `recipes` read it."""
+        """What a commit of raw tells those who follow it; `arrivals` and `recipes` read it."""
         policy = Policy.of(self.settings)
         changes = touched(ORDER_LINES, before, rows, verdicts, policy, self.settings.timezone)
         loaded = {v.day: wanted[v.day].manifest for v in verdicts if v.passed}
