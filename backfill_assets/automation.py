@@ -19,7 +19,6 @@ from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 
 from backfill_assets import alerts
 from backfill_assets.accounts import mixed_backfills
-from backfill_assets.alerts import Incident
 from backfill_assets.backlog import backlog
 from backfill_assets.catalog import config_digests, tables_of
 from backfill_assets.checks import failure_text
@@ -38,6 +37,7 @@ from backfill_assets.night import (
     not_launched,
     waves_under_way,
 )
+from backfill_assets.outbox import Incident
 from backfill_assets.partitions import DAY, Window, daily_partitions, windows
 from backfill_assets.records import read_ledgers
 from backfill_assets.retries import launch_lost_retries

@@ -31,14 +31,7 @@ from backfill_assets.io_manager import new_input, why
 from backfill_assets.lateness import Policy
 from backfill_assets.listing import Entry, list_landing
 from backfill_assets.manifests import Target, news
-from backfill_assets.partitions import (
-    DAY,
-    Window,
-    days_of_run,
-    packed,
-    unpacked,
-    windows,
-)
+from backfill_assets.partitions import DAY, Window, days_of_run, packed, unpacked, windows
 from backfill_assets.recipes import made_of
 from backfill_assets.records import Ledger, Ledgers, read_ledgers
 from backfill_assets.settings import Settings
