@@ -21,10 +21,10 @@ from backfill_assets.evolution import differences, lacking, refuse
 from backfill_assets.incidents import incidents
 from backfill_assets.io_manager import Built, Candidate, Outcome, Plan
 from backfill_assets.maintenance import maintain
+from backfill_assets.other_engine import read_test
 from backfill_assets.records import Metadata, load_log, metadata_of, read_ledger
 from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, DailyOrders
 from backfill_assets.tables import SchemaError, Table
-from backfill_assets.verification import read_test
 from backfill_assets_tests.pipeline import Pipeline, day
 from backfill_assets_tests.test_commit_files import (
     add,
