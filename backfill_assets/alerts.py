@@ -7,41 +7,22 @@ left without an answer by a server that took the text all the same, it tells an 
 
 from __future__ import annotations
 
-import json
-import logging
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
-from datetime import date
+from collections.abc import Callable, Sequence
 from functools import partial
-from threading import Thread
-from typing import TypeVar
 
 import dagster as dg
-import requests
-from dagster._core.storage.tags import (
-    ASSET_PARTITION_RANGE_END_TAG,
-    ASSET_PARTITION_RANGE_START_TAG,
-    AUTO_RETRY_RUN_ID_TAG,
-    BACKFILL_ID_TAG,
-    PARTITION_NAME_TAG,
-    RETRY_NUMBER_TAG,
-    SCHEDULE_NAME_TAG,
-    SENSOR_NAME_TAG,
-    WILL_RETRY_TAG,
-)
+from dagster._core.storage.tags import AUTO_RETRY_RUN_ID_TAG, WILL_RETRY_TAG
 
-from backfill_assets.partitions import Window, windows
-from backfill_assets.run_failures import reason
+from backfill_assets.messages import ALL_TABLES, DETAIL_CHARS, cut, incident_alerts, run_alert
+from backfill_assets.outbox import Alert, Incident, Outbox
 from backfill_assets.settings import PREFIX, Settings
+from backfill_assets.webhook import TIMEOUT, post, within
 
 # A tick of a sensor is cut off after 60 s, and its cursor with it: a look at the tables, the posts
 # and the last post begun in time stay below that together.
 LOOK_SECONDS = 20.0
 POST_SECONDS = 20.0
-TIMEOUT = 5.0
 MESSAGES = 5  # a tick
 
 # An event may be stored later than it says, by the clock of another machine: so far back each tick
@@ -52,147 +33,6 @@ RETRY_SECONDS = 600.0
 # One tick that cannot look at the tables is a hiccup of the storage.
 BLIND_TICKS = 3
 PAGE = 500  # events
-
-# A message has some 2500 characters at most: chat systems cut off or refuse those of 4000 and more.
-REASON_CHARS = 1500
-DETAILS, DETAIL_CHARS = 5, 300
-PLACES = 10
-
-ALL_TABLES = "all tables"
-
-Key = tuple[str, str, str]
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Incident:
-    """Something that a person must know, for as long as it is found.
-
-    Attributes:
-        kind: what is wrong, such as `check failed`, `hole` or `stale`.
-        subject: the asset.
-        item: the day as YYYY-MM-DD; empty for the asset as a whole.
-        detail: one line for a reader: what state the table is in, what to do.
-    """
-
-    kind: str
-    subject: str
-    item: str
-    detail: str
-
-    @property
-    def key(self) -> Key:
-        """What makes it this incident: the detail may change from tick to tick."""
-        return self.kind, self.subject, self.item
-
-
-@dataclass(frozen=True)
-class Alert:
-    """One message that has to be delivered.
-
-    Attributes:
-        name: the same at every tick, so that attempts can be counted.
-        text: composes the message.
-        incidents: the keys of the incidents that it tells.
-        runs: the ids of the failed runs that it tells.
-    """
-
-    name: str
-    text: Callable[[], str]
-    incidents: frozenset[Key] = frozenset()
-    runs: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Outbox:
-    """The memory of the sensor from tick to tick: its cursor as a value.
-
-    Attributes:
-        looked: when failed runs were last looked for; none on a fresh start, which takes the runs
-            that have failed before as known.
-        seen: the failed runs found then, told or not.
-        waiting: the failed runs that nobody was told of yet, by when they failed.
-        told: the incidents that a person was told of and that are still there. One that goes away
-            is forgotten, so that it alerts again when it comes back.
-        attempts: how often each alert that waits was posted in vain.
-        blind: for how many ticks in a row the tables could not be looked at.
-    """
-
-    looked: float | None = None
-    seen: frozenset[str] = frozenset()
-    waiting: Mapping[str, float] = field(default_factory=dict)
-    told: frozenset[Key] = frozenset()
-    attempts: Mapping[str, int] = field(default_factory=dict)
-    blind: int = 0
-
-    @classmethod
-    def from_text(cls, text: str | None) -> Outbox:
-        """The outbox of a cursor; an empty one if there is none or it cannot be read."""
-        try:
-            saved = json.loads(text or "")
-            return cls(
-                looked=None if saved["looked"] is None else float(saved["looked"]),
-                seen=frozenset(map(str, saved["seen"])),
-                waiting={str(run): float(at) for run, at in saved["waiting"].items()},
-                told=frozenset(key for group in saved["told"] for key in _keys(*group)),
-                attempts={str(name): int(n) for name, n in saved["attempts"].items()},
-                blind=int(saved["blind"]),
-            )
-        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
-            return cls()
-
-    def to_text(self) -> str:
-        """The cursor, with days as ranges: years of them must not make it long."""
-        groups: dict[tuple[str, str], list[str]] = defaultdict(list)
-        for kind, subject, item in sorted(self.told):
-            groups[kind, subject].append(item)
-        told = []
-        for (kind, subject), items in groups.items():
-            days, others = _sorted_out(items)
-            told.append([kind, subject, [[str(w.start), str(w.end)] for w in days], others])
-        return json.dumps(
-            {
-                "looked": self.looked,
-                "seen": sorted(self.seen),
-                "waiting": dict(self.waiting),
-                "told": told,
-                "attempts": dict(self.attempts),
-                "blind": self.blind,
-            }
-        )
-
-    def having_looked(self, failed: Mapping[str, float], now: float) -> Outbox:
-        """With the runs that failed since a while before the last look."""
-        fresh = self.looked is None
-        new = {run: at for run, at in failed.items() if not fresh and run not in self.seen}
-        return replace(self, looked=now, seen=frozenset(failed), waiting={**self.waiting, **new})
-
-    def facing(self, found: Sequence[Incident] | None) -> Outbox:
-        """With what was found in the tables; none if they could not be looked at."""
-        if found is None:
-            return replace(self, blind=self.blind + 1)
-        return replace(self, blind=0, told=self.told & {incident.key for incident in found})
-
-    def without(self, runs: Set[str]) -> Outbox:
-        """With these runs no longer waiting."""
-        waiting = {run: at for run, at in self.waiting.items() if run not in runs}
-        return replace(self, waiting=waiting)
-
-    def counting(self, alerts: Sequence[Alert]) -> Outbox:
-        """With attempts only of the alerts that there still are."""
-        names = {alert.name for alert in alerts}
-        return replace(self, attempts={a: n for a, n in self.attempts.items() if a in names})
-
-    def delivered(self, alert: Alert) -> Outbox:
-        """With an alert delivered."""
-        attempts = {name: n for name, n in self.attempts.items() if name != alert.name}
-        told = self.told | alert.incidents
-        return replace(self.without(alert.runs), told=told, attempts=attempts)
-
-    def failed(self, alert: Alert) -> Outbox:
-        """With one more attempt to deliver an alert in vain."""
-        attempts = {**self.attempts, alert.name: self.attempts.get(alert.name, 0) + 1}
-        return replace(self, attempts=attempts)
 
 
 def build(
@@ -230,8 +70,8 @@ def build(
         outbox = outbox.facing(found)
         outbox, runs = _runs_to_tell(outbox, context.instance, now)
         pending = [
-            *_incident_alerts(_to_tell(outbox, found, trouble), settings.ui_url),
-            *(_run_alert(run, context.instance, settings.ui_url) for run in runs),
+            *incident_alerts(_to_tell(outbox, found, trouble), settings.ui_url),
+            *(run_alert(run, context.instance, settings.ui_url) for run in runs),
         ]
         outbox = outbox.counting(pending)
         # The least tried first: one that the server never takes must not hold up the others.
@@ -239,65 +79,30 @@ def build(
         # All that can raise has to come before the first post: a tick that raises loses its cursor,
         # and would tell again what it has told.
         messages = [(alert, alert.text()) for alert in pending[:MESSAGES]]
-
-        delivered, error = 0, None
-        until = time.monotonic() + POST_SECONDS
-        for alert, text in messages:
-            if time.monotonic() > until:
-                break
-            error = post(settings.webhook, text.replace(settings.webhook, "(hidden)"), timeout)
-            if error:
-                outbox = outbox.failed(alert)
-                error += f", attempt {outbox.attempts[alert.name]}"
-                break  # the server is down: the others would only take their time as well
-            outbox = outbox.delivered(alert)
-            delivered += 1
+        outbox, delivered, error = _deliver(outbox, messages, settings.webhook, timeout)
         context.update_cursor(outbox.to_text())
         return dg.SkipReason(_summary(delivered, len(pending) - delivered, error, trouble))
 
     return alerts
 
 
-def post(url: str, text: str, timeout: float = TIMEOUT) -> str | None:
-    """Post a text to a webhook.
-
-    Returns:
-        What went wrong, without the URL, which is a secret; none if the server took the text.
-    """
-    # At DEBUG level urllib3 logs the path of every request.
-    logging.getLogger("urllib3.connectionpool").setLevel(logging.INFO)
-
-    def status() -> int:
-        # The body is not read, and a redirect not followed: it may lead anywhere.
-        with requests.post(
-            url, json={"text": text}, timeout=timeout, allow_redirects=False, stream=True
-        ) as response:
-            return response.status_code
-
-    # The timeout of requests is one between two bytes: a server that drips them never hits it.
-    answer = _within(2 * timeout, status)
-    if not answer.done():
-        return f"no answer within {2 * timeout:g} s"
-    if error := answer.exception():
-        return type(error).__name__  # its text has the URL
-    code = answer.result()
-    return None if 200 <= code < 300 else f"HTTP {code}"
-
-
-def _within(seconds: float, work: Callable[[], T]) -> Future[T]:
-    """The result of work in a thread of its own, which may not be there yet after that time."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except Exception as error:  # noqa: BLE001 - handed to the waiting thread
-            future.set_exception(error)
-
-    # A daemon, unlike the threads of an executor: one that hangs must not keep the process alive.
-    Thread(target=run, daemon=True).start()
-    wait([future], timeout=seconds)
-    return future
+def _deliver(
+    outbox: Outbox, messages: Sequence[tuple[Alert, str]], webhook: str, timeout: float
+) -> tuple[Outbox, int, str | None]:
+    """Post messages, as many as there is time for; how many were, and what went wrong with one."""
+    delivered, error = 0, None
+    until = time.monotonic() + POST_SECONDS
+    for alert, text in messages:
+        if time.monotonic() > until:
+            break
+        error = post(webhook, text.replace(webhook, "(hidden)"), timeout)
+        if error:
+            outbox = outbox.failed(alert)
+            error += f", attempt {outbox.attempts[alert.name]}"
+            break  # the server is down: the others would only take their time as well
+        outbox = outbox.delivered(alert)
+        delivered += 1
+    return outbox, delivered, error
 
 
 def _look(
@@ -305,12 +110,12 @@ def _look(
     context: dg.SensorEvaluationContext,
 ) -> tuple[Sequence[Incident] | None, str | None]:
     """The incidents; or none, and why they could not be found."""
-    found = _within(LOOK_SECONDS, partial(find_incidents, context))
+    found = within(LOOK_SECONDS, partial(find_incidents, context))
     if not found.done():
         return None, f"looking at the tables took longer than {LOOK_SECONDS:g} s"
     if error := found.exception():
         context.log.error("the tables could not be looked at", exc_info=error)
-        return None, _cut(f"{type(error).__name__}: {error}", DETAIL_CHARS)
+        return None, cut(f"{type(error).__name__}: {error}", DETAIL_CHARS)
     return found.result(), None
 
 
@@ -365,62 +170,6 @@ def _runs_to_tell(
     return outbox.without(dropped), told
 
 
-def _incident_alerts(incidents: Sequence[Incident], ui_url: str) -> Iterator[Alert]:
-    """One alert for all that is new of one kind about one subject."""
-    groups: dict[tuple[str, str], list[Incident]] = defaultdict(list)
-    for incident in incidents:
-        groups[incident.kind, incident.subject].append(incident)
-    for (kind, subject), group in groups.items():
-        yield Alert(
-            name=f"{kind}: {subject}",
-            text=partial(_incident_text, group, ui_url),
-            incidents=frozenset(incident.key for incident in group),
-        )
-
-
-def _incident_text(group: Sequence[Incident], ui_url: str) -> str:
-    kind, subject = group[0].kind, group[0].subject
-    days, others = _sorted_out(incident.item for incident in group)
-    places = _first(PLACES, [*map(str, days), *filter(None, others)])
-    details = dict.fromkeys(_cut(incident.detail, DETAIL_CHARS) for incident in group)
-    link = f"{ui_url}/assets"
-    if subject != ALL_TABLES:
-        link += f"/{subject}"
-    if days:
-        link += "?view=partitions"
-        if len(days) == 1 and len(days[0]) == 1 and not others:
-            link += f"&partition={days[0]}"
-    head = f"*{subject}*: {kind}" + (f" for {', '.join(places)}" if places else "")
-    return "\n".join([head, *_first(DETAILS, list(details)), link])
-
-
-def _run_alert(run: dg.DagsterRun, instance: dg.DagsterInstance, ui_url: str) -> Alert:
-    text = partial(_run_text, run, instance, ui_url)
-    return Alert(name=run.run_id, text=text, runs=frozenset([run.run_id]))
-
-
-def _run_text(run: dg.DagsterRun, instance: dg.DagsterInstance, ui_url: str) -> str:
-    tags = run.tags
-    head = f"*{run.job_name}*: run failed"
-    first = tags.get(ASSET_PARTITION_RANGE_START_TAG) or tags.get(PARTITION_NAME_TAG)
-    last = tags.get(ASSET_PARTITION_RANGE_END_TAG, first)
-    if first:
-        head += f" for {first}" if first == last else f" for {first}...{last}"
-    if run.asset_selection:
-        names = sorted(key.to_user_string() for key in run.asset_selection)
-        head += f" of {', '.join(_first(PLACES, names))}"
-    origins = {
-        "schedule": SCHEDULE_NAME_TAG,
-        "sensor": SENSOR_NAME_TAG,
-        "backfill": BACKFILL_ID_TAG,
-        "retry": RETRY_NUMBER_TAG,
-    }
-    origin = ", ".join(f"{name} {tags[tag]}" for name, tag in origins.items() if tag in tags)
-    head += f" ({origin or 'started by hand'})"
-    why = _cut(reason(instance, run.run_id), REASON_CHARS)
-    return "\n".join([head, *filter(None, [why]), f"{ui_url}/runs/{run.run_id}"])
-
-
 def _summary(delivered: int, waiting: int, error: str | None, trouble: str | None) -> str:
     parts = []
     if delivered:
@@ -436,43 +185,3 @@ def _summary(delivered: int, waiting: int, error: str | None, trouble: str | Non
 
 def _count(alerts: int) -> str:
     return "1 alert" if alerts == 1 else f"{alerts} alerts"
-
-
-def _sorted_out(items: Iterable[str]) -> tuple[list[Window], list[str]]:
-    """Items as windows of days, and those that are no days."""
-    days, others = [], []
-    for item in items:
-        day = _day(item)
-        if day is None:
-            others.append(item)
-        else:
-            days.append(day)
-    return windows(days), others
-
-
-def _day(item: str) -> date | None:
-    try:
-        day = date.fromisoformat(item)
-    except ValueError:
-        return None
-    return day if str(day) == item else None  # other spellings are read since Python 3.11
-
-
-def _keys(
-    kind: str, subject: str, days: Iterable[Sequence[str]], others: Iterable[str]
-) -> Iterator[Key]:
-    """The keys of a group in the cursor."""
-    for start, end in days:
-        for day in Window(date.fromisoformat(start), date.fromisoformat(end)):
-            yield str(kind), str(subject), str(day)
-    for item in others:
-        yield str(kind), str(subject), str(item)
-
-
-def _first(limit: int, texts: Sequence[str]) -> list[str]:
-    more = len(texts) - limit
-    return [*texts[:limit], *([f"and {more} more"] if more > 0 else [])]
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."

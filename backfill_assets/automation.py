@@ -1,6 +1,6 @@
 """Jobs, the nightly schedule, the sensors, and the checks on the states of the days.
 
-What is to run is decided in `reprocessing`, what is wrong in `states` and `incidents`; here they
+What is to run is decided in `night`, what is wrong in `states` and `incidents`; here they
 meet Dagster. Every run that is asked for goes through the same assets as one that a person starts.
 """
 
@@ -19,7 +19,7 @@ from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 
 from backfill_assets import alerts
 from backfill_assets.accounts import mixed_backfills
-from backfill_assets.alerts import Incident
+from backfill_assets.backlog import backlog
 from backfill_assets.catalog import config_digests, tables_of
 from backfill_assets.checks import failure_text
 from backfill_assets.graph import graph_of
@@ -37,10 +37,11 @@ from backfill_assets.night import (
     not_launched,
     waves_under_way,
 )
+from backfill_assets.outbox import Incident
 from backfill_assets.partitions import DAY, Window, daily_partitions, windows
 from backfill_assets.reading import read_ledgers
-from backfill_assets.reprocessing import Request, backlog, handful
 from backfill_assets.retries import launch_lost_retries
+from backfill_assets.run_requests import Request, handful
 from backfill_assets.settings import Settings
 from backfill_assets.states import (
     Situation,

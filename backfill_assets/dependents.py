@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from dataclasses import dataclass
 from datetime import date
 
+from backfill_assets.backlog import follows
 from backfill_assets.footprints import (
     Change,
     Origins,
@@ -26,7 +27,6 @@ from backfill_assets.lateness import Policy
 from backfill_assets.ledgers import Ledger, Ledgers
 from backfill_assets.partitions import spelled
 from backfill_assets.records import Foreign, Record
-from backfill_assets.reprocessing import follows
 from backfill_assets.supposed import depending
 
 

@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import date
 
-from backfill_assets.alerts import Incident
 from backfill_assets.audit import Severity
 from backfill_assets.commits import LOG_RETENTION
 from backfill_assets.evolution import differences, way
 from backfill_assets.ledgers import Ledger
+from backfill_assets.outbox import Incident
 from backfill_assets.partitions import DAY, spelled, windows
 from backfill_assets.sources import Role, Source, SourceTable
-from backfill_assets.states import (
-    MEANING,
-    Situation,
-    State,
-    changed_final_days,
-    day_states,
-    holes,
-)
+from backfill_assets.states import MEANING, Situation, State, changed_final_days, day_states, holes
 
 #: Late lines of so many days back are still news.
 _NEWS = 30

@@ -1,7 +1,7 @@
 """What a night asks for: the runs that load what has landed, then those that rebuild what it moved.
 
 The schedule, the sensors and the command `backfill-assets night` all ask here. What is to be built
-is decided in `reprocessing`; here it meets tables, landing and Dagster's instance.
+is decided in `backlog` and `run_requests`; here it meets tables, landing and Dagster's instance.
 Without a daemon, `run_night` does what schedule and sensors would.
 """
 
@@ -17,8 +17,11 @@ from dagster._core.execution.backfill import BulkActionStatus
 from dagster._core.storage.dagster_run import FINISHED_STATUSES
 from dagster._core.storage.tags import RUN_KEY_TAG, WILL_RETRY_TAG
 
+from backfill_assets.arrivals import Arrivals, arrivals
+from backfill_assets.backlog import Backlog, backlog
 from backfill_assets.catalog import config_digests, tables_of
 from backfill_assets.codes import Code, running_code
+from backfill_assets.finality import final_days
 from backfill_assets.graph import Graph, graph_of
 from backfill_assets.lateness import Policy
 from backfill_assets.launcher import is_alive
@@ -28,18 +31,7 @@ from backfill_assets.partitions import DAY
 from backfill_assets.reading import read_ledger, read_ledgers
 from backfill_assets.reasons import why
 from backfill_assets.recipes import made_of
-from backfill_assets.reprocessing import (
-    Arrivals,
-    Backlog,
-    Bridge,
-    Request,
-    arrivals,
-    backlog,
-    final_days,
-    handful,
-    load_requests,
-    rebuild_requests,
-)
+from backfill_assets.run_requests import Bridge, Request, handful, load_requests, rebuild_requests
 from backfill_assets.settings import PREFIX, Settings
 from backfill_assets.tables import Table
 

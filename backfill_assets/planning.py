@@ -20,9 +20,11 @@ from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGra
 from dagster._core.definitions.partitions.subset import PartitionsSubset
 from pydantic import BaseModel, Field
 
+from backfill_assets.arrivals import manifests, targets
 from backfill_assets.calendars import days_asked
 from backfill_assets.catalog import config_digests, tables_of
 from backfill_assets.codes import Code
+from backfill_assets.finality import final_days
 from backfill_assets.graph import Graph, graph_of
 from backfill_assets.history import spans
 from backfill_assets.lateness import Policy
@@ -40,7 +42,6 @@ from backfill_assets.partitions import (
 from backfill_assets.reading import read_ledgers
 from backfill_assets.reasons import new_input, why
 from backfill_assets.recipes import made_of
-from backfill_assets.reprocessing import final_days, manifests, targets
 from backfill_assets.settings import Settings
 from backfill_assets.sources import Source
 from backfill_assets.supposed import Supposed

@@ -1,6 +1,7 @@
 """What one commit of a table says: ours of itself, and what is to be known of those of others.
 
-What is written there is decided by `publisher` and by the assets.
+What is written there is decided by `publisher` and by the assets; what follows from it by `backlog`
+and `finality`.
 """
 
 from __future__ import annotations

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 
+from backfill_assets.arrivals import Arrivals
+from backfill_assets.backlog import Backlog
+from backfill_assets.finality import closing, final_days
 from backfill_assets.graph import Graph, graph_of
 from backfill_assets.lateness import Policy
 from backfill_assets.ledgers import Ledgers
 from backfill_assets.partitions import DAY, windows
-from backfill_assets.reprocessing import Arrivals, Backlog, closing, final_days
 from backfill_assets.withdrawn import built_of_withdrawn
 
 

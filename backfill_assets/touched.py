@@ -50,7 +50,7 @@ class Touched:
 
     @property
     def said(self) -> dict[str, Any]:
-        """The same for the record of a commit, where `recipes` and `reprocessing` read it."""
+        """The same for the record of a commit, where `recipes` and `backlog` read it."""
         return {
             "event_days": packed(self.event_days),
             "current_days": packed(self.current_days),

@@ -17,6 +17,7 @@ from typing import Any
 from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame
 
+from backfill_assets.arrivals import manifests
 from backfill_assets.audit import Verdict
 from backfill_assets.candidates import Built, Candidate, Done, Plan, Remarks, Snapshot
 from backfill_assets.catalog import tables_of
@@ -29,7 +30,6 @@ from backfill_assets.manifests import Manifest, after_undo
 from backfill_assets.partitions import DAY, Window, packed, spelled
 from backfill_assets.reading import read_ledgers
 from backfill_assets.records import Record
-from backfill_assets.reprocessing import manifests
 from backfill_assets.settings import Settings
 from backfill_assets.snapshots import data_files, rows_as_of
 from backfill_assets.sources import Role, SourceTable

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from datetime import date
 
+from backfill_assets.backlog import follows
 from backfill_assets.lateness import Policy
 from backfill_assets.ledgers import Ledger, Ledgers
 from backfill_assets.records import Record
-from backfill_assets.reprocessing import follows
 from backfill_assets.supposed import depending
 
 

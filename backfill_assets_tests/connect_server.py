@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from backfill_assets.deployment import SparkServer
+from backfill_assets.servers import SparkServer
 from backfill_assets.settings import load_settings
 from backfill_assets.spark import connect_server_command
 

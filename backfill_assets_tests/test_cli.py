@@ -18,14 +18,15 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
-from backfill_assets import spark as spark_module
+from backfill_assets import jars as jars_module
 from backfill_assets.calendars import calendar, days_asked
 from backfill_assets.cli import cli, main
 from backfill_assets.cli.output import Output
+from backfill_assets.jars import delta_coordinate
 from backfill_assets.partitions import daily_partitions
 from backfill_assets.schemas import TABLES
 from backfill_assets.settings import load_settings
-from backfill_assets.spark import Engine, delta_coordinate
+from backfill_assets.spark import Engine
 from backfill_assets.states import State
 
 FACT = "fact_daily_orders"
@@ -252,9 +253,9 @@ def test_jars_without_java(monkeypatch, capsys, tmp_path):
 
 def test_jars_without_a_network(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("BACKFILL_ASSETS_JARS", str(tmp_path))
-    monkeypatch.setattr(spark_module, "check_java", lambda: None)
+    monkeypatch.setattr(jars_module, "check_java", lambda: None)
     failed = subprocess.CompletedProcess([], 1, "", "x\n[unresolved dependency: io.delta]\n\tat y")
-    monkeypatch.setattr(spark_module.subprocess, "run", lambda *_, **__: failed)
+    monkeypatch.setattr(jars_module.subprocess, "run", lambda *_, **__: failed)
     assert main(["jars"]) == 3
     said = capsys.readouterr()
     assert said.out == f"Downloading the Delta jars ({delta_coordinate()}) ...\n"
@@ -726,7 +727,7 @@ def test_progress_shows_one_sentence_of_an_error_of_ours(monkeypatch, capsys):
         "*read_orders - STEP_FAILURE - Execution failed.",
         "dagster._core.errors.DagsterExecutionStepExecutionError: Error occurred:",
         "",
-        "backfill_assets.spark.EngineError: no server at :100:",
+        "backfill_assets.jars.EngineError: no server at :100:",
         "",
         "Stack Trace:",
         "  File x",
@@ -735,7 +736,7 @@ def test_progress_shows_one_sentence_of_an_error_of_ours(monkeypatch, capsys):
     assert status == 1
     assert said.splitlines() == [
         "  read_orders ... FAILED; published nothing; 0 checks evaluated",
-        "    backfill_assets.spark.EngineError: no server at :100:",
+        "    backfill_assets.jars.EngineError: no server at :100:",
     ]
 
 

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from backfill_assets.arrivals import arrivals
+from backfill_assets.backlog import backlog
 from backfill_assets.lateness import Policy
 from backfill_assets.listing import list_landing
-from backfill_assets.reprocessing import arrivals, backlog
 from backfill_assets.schemas import RAW, TABLES
 from backfill_assets_tests import conftest
 from backfill_assets_tests.killing import kill, processes

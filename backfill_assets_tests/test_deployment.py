@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from backfill_assets import deployment
+from backfill_assets import deployment, process_groups, servers
 from backfill_assets.cli import main
-from backfill_assets.deployment import Server, SparkServer, deploy, supervise
+from backfill_assets.deployment import deploy, supervise
+from backfill_assets.jars import EngineError
+from backfill_assets.servers import Server, SparkServer
 from backfill_assets.settings import SettingsError, load_settings
-from backfill_assets.spark import EngineError
 from backfill_assets_tests import conftest
 from backfill_assets_tests.graphql import ask
 from backfill_assets_tests.killing import kill, processes
@@ -65,13 +66,11 @@ note("child", child.pid)
 @pytest.fixture
 def diary(monkeypatch, tmp_path) -> Path:
     """Where the fakes write; the deployment is made quick to look and to give up."""
-    for name, value in {
-        "_TICK": 0.02,
-        "_PROBE_EVERY": 0.05,
-        "_PATIENCE": 0.3,
-        "_END": ((signal.SIGINT, 20.0), (signal.SIGTERM, 20.0)),
-    }.items():
-        monkeypatch.setattr(deployment, name, value)
+    monkeypatch.setattr(deployment, "_TICK", 0.02)
+    monkeypatch.setattr(servers, "_PROBE_EVERY", 0.05)
+    monkeypatch.setattr(servers, "_PATIENCE", 0.3)
+    end = ((signal.SIGINT, 20.0), (signal.SIGTERM, 20.0))
+    monkeypatch.setattr(process_groups, "_END", end)
     path = tmp_path / "diary"
     path.touch()
     monkeypatch.setenv("DIARY", str(path))
@@ -166,9 +165,9 @@ def test_the_port_is_none_that_a_client_could_take(diary, tmp_path):
 
 
 def test_a_server_that_is_not_there_yet_is_waited_for(diary, tmp_path, monkeypatch):
-    monkeypatch.setattr(deployment, "_PATIENCE", 0.05)
-    monkeypatch.setattr(deployment, "_MOST_UNHEARD", 1)
-    monkeypatch.setattr(deployment, "_PROBE_EVERY", 600)  # once there, on a busy machine it is slow
+    monkeypatch.setattr(servers, "_PATIENCE", 0.05)
+    monkeypatch.setattr(servers, "_MOST_UNHEARD", 1)
+    monkeypatch.setattr(servers, "_PROBE_EVERY", 600)  # once there, on a busy machine it is slow
     server = Fake(tmp_path, "note('serving', os.getpid()); time.sleep(2); serve()")
     assert run("note('ui', os.getpid())", server) == 0
     assert len(noted(diary, "serving")) == 2  # from one process
@@ -178,7 +177,7 @@ def test_a_server_that_is_not_there_yet_is_waited_for(diary, tmp_path, monkeypat
 def test_servers_at_a_port_and_at_a_socket(diary, tmp_path, monkeypatch):
     """The second is a code server: the runs that it started live on without it."""
     # The children of a fake that serves do not hear SIGINT.
-    monkeypatch.setattr(deployment, "_END", ((signal.SIGINT, 1.0), (signal.SIGTERM, 20.0)))
+    monkeypatch.setattr(process_groups, "_END", ((signal.SIGINT, 1.0), (signal.SIGTERM, 20.0)))
     engine, at = Fake(tmp_path), str(tmp_path / "code.sock")
     family = FAMILY.replace('"ui"', '"code"')
     code = Server("code server", fake(SERVE + family + "serve()", at), at, os.environ, engine.say)
@@ -215,8 +214,8 @@ while len(noted("serving")) < 2: time.sleep(0.02)
 
 
 def test_a_server_that_hangs_is_restarted(diary, tmp_path, monkeypatch):
-    monkeypatch.setattr(deployment, "_PATIENCE", 0.5)
-    monkeypatch.setattr(deployment, "_MOST_UNHEARD", 2)
+    monkeypatch.setattr(servers, "_PATIENCE", 0.5)
+    monkeypatch.setattr(servers, "_MOST_UNHEARD", 2)
     server = Fake(tmp_path)
     ui = """
 os.kill(int(noted("serving")[0][0]), signal.SIGSTOP)
@@ -228,7 +227,7 @@ while len(noted("serving")) < 2: time.sleep(0.02)
 
 
 def test_one_missed_probe_is_nothing(diary, tmp_path, monkeypatch):
-    monkeypatch.setattr(deployment, "_PATIENCE", 0.1)
+    monkeypatch.setattr(servers, "_PATIENCE", 0.1)
     server = Fake(tmp_path)
     ui = """
 pid = int(noted("serving")[0][0])
@@ -255,7 +254,7 @@ def test_a_server_that_dies_at_once_ends_it(diary, tmp_path):
 
 @pytest.mark.parametrize(("steady", "deaths"), [(60.0, 3), (0.0, 6)])
 def test_only_deaths_right_after_a_start_are_counted(diary, tmp_path, monkeypatch, steady, deaths):
-    monkeypatch.setattr(deployment, "_STEADY", steady)
+    monkeypatch.setattr(servers, "_STEADY", steady)
     server = Fake(tmp_path)
     ui = (
         FAMILY
@@ -307,7 +306,7 @@ except KeyboardInterrupt:
 
 
 def test_what_does_not_want_to_end_is_killed(diary, tmp_path, monkeypatch):
-    monkeypatch.setattr(deployment, "_END", ((signal.SIGINT, 0.2), (signal.SIGTERM, 0.2)))
+    monkeypatch.setattr(process_groups, "_END", ((signal.SIGINT, 0.2), (signal.SIGTERM, 0.2)))
     deaf = "for n in (signal.SIGINT, signal.SIGTERM): signal.signal(n, signal.SIG_IGN)\n"
     ui = deaf + FAMILY + "os.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(600)"
     assert run(ui, Fake(tmp_path)) == 0

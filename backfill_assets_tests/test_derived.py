@@ -19,17 +19,18 @@ from backfill_assets import FACT, ORDERS, STAGED, Reads, conserves, last_days, t
 from backfill_assets.automation import _Look
 from backfill_assets.catalog import declared, tables_of
 from backfill_assets.codes import running_code
+from backfill_assets.comparison import Outcome
+from backfill_assets.finality import final_days
 from backfill_assets.graph import Graph
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
 from backfill_assets.reading import read_ledgers
 from backfill_assets.records import Record
-from backfill_assets.reprocessing import final_days
 from backfill_assets.schemas import RAW, REJECTED
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.states import State, day_states
 from backfill_assets.tables import DeclarationError
-from backfill_assets.verification import Outcome, verify
+from backfill_assets.verification import verify
 from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, order
 from backfill_assets_tests.test_records import days, ledger, ledgers, record
 

@@ -15,6 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from pandera.pyspark import Field
 
 from backfill_assets.audit import Measured
+from backfill_assets.backlog import Backlog
 from backfill_assets.candidates import Built, Candidate, Outcome, Plan
 from backfill_assets.commits import PublishError
 from backfill_assets.evolution import differences, lacking, refuse
@@ -22,11 +23,10 @@ from backfill_assets.incidents import incidents
 from backfill_assets.ledgers import Metadata
 from backfill_assets.logs import load_log, metadata_of
 from backfill_assets.maintenance import maintain
+from backfill_assets.other_engine import read_test
 from backfill_assets.reading import read_ledger
-from backfill_assets.reprocessing import Backlog
 from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, DailyOrders
 from backfill_assets.tables import SchemaError, Table
-from backfill_assets.verification import read_test
 from backfill_assets_tests.pipeline import Pipeline, day
 from backfill_assets_tests.test_commit_files import (
     add,

@@ -11,13 +11,13 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from backfill_assets.arrivals import arrivals, manifests
 from backfill_assets.assets import landed
 from backfill_assets.automation import _Look
 from backfill_assets.incidents import incidents
 from backfill_assets.lateness import Policy
 from backfill_assets.listing import list_landing
 from backfill_assets.partitions import DAY
-from backfill_assets.reprocessing import arrivals, manifests
 from backfill_assets.run_tags import ACCEPT_TAG, REWRITE_TAG
 from backfill_assets.schemas import RAW, TABLES
 from backfill_assets.states import Situation, State, day_states

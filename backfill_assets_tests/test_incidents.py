@@ -8,11 +8,11 @@ from datetime import date
 import msgspec
 import pytest
 
-from backfill_assets.alerts import Incident
 from backfill_assets.audit import Severity
+from backfill_assets.backlog import Backlog
 from backfill_assets.incidents import incidents
 from backfill_assets.ledgers import Ledger
-from backfill_assets.reprocessing import Backlog
+from backfill_assets.outbox import Incident
 from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.states import MEANING, State
 from backfill_assets.tables import Table

@@ -15,6 +15,7 @@ from backfill_assets import FACT, RAW, STAGED, Reads, corrections, current, last
 from backfill_assets.assets.known import correction_books, correction_rows
 from backfill_assets.catalog import tables_of
 from backfill_assets.codes import running_code
+from backfill_assets.comparison import Outcome
 from backfill_assets.graph import Graph
 from backfill_assets.lateness import Policy
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, DailyOrders
@@ -23,7 +24,7 @@ from backfill_assets.reach import Known
 from backfill_assets.reading import read_ledgers
 from backfill_assets.settings import load_settings
 from backfill_assets.tables import RECORDED, DeclarationError
-from backfill_assets.verification import Outcome, verify
+from backfill_assets.verification import verify
 from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order
 from backfill_assets_tests.test_derived import my_known
 

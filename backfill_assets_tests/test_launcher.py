@@ -32,7 +32,7 @@ from backfill_assets.definitions import build_defs
 from backfill_assets.launcher import LOCKS, PROCESS_TAG, WatchingRunLauncher, is_alive, sign_on
 from backfill_assets.night import LOAD, REBUILD
 from backfill_assets.partitions import Window
-from backfill_assets.reprocessing import Request
+from backfill_assets.run_requests import Request
 from backfill_assets.settings import load_settings
 
 PROJECT = Path(__file__).parents[1]

@@ -12,13 +12,13 @@ import pytest
 from deltalake import DeltaTable
 
 from backfill_assets import commit_files, reading
+from backfill_assets.backlog import Backlog
 from backfill_assets.candidates import Built, Candidate, Outcome, Plan
 from backfill_assets.commits import LOG_RETENTION, Writer
 from backfill_assets.incidents import incidents
 from backfill_assets.logs import APPLICATION
 from backfill_assets.partitions import Window, packed
 from backfill_assets.records import Foreign
-from backfill_assets.reprocessing import Backlog
 from backfill_assets.schemas import FACT
 from backfill_assets.states import State
 from backfill_assets_tests.pipeline import day

@@ -14,6 +14,10 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from backfill_assets.arrivals import Arrivals, arrivals, manifests
+from backfill_assets.backlog import Backlog, Behind, backlog
+from backfill_assets.finality import closings, settled_days
+from backfill_assets.finality import final_days as all_final
 from backfill_assets.graph import Graph
 from backfill_assets.lateness import Policy
 from backfill_assets.ledgers import Ledger
@@ -21,22 +25,7 @@ from backfill_assets.listing import Listing
 from backfill_assets.manifests import target
 from backfill_assets.partitions import DAY, Window, windows
 from backfill_assets.records import Foreign, Record
-from backfill_assets.reprocessing import (
-    HANDFUL,
-    Arrivals,
-    Backlog,
-    Behind,
-    Request,
-    arrivals,
-    backlog,
-    closings,
-    handful,
-    load_requests,
-    manifests,
-    rebuild_requests,
-    settled_days,
-)
-from backfill_assets.reprocessing import final_days as all_final
+from backfill_assets.run_requests import HANDFUL, Request, handful, load_requests, rebuild_requests
 from backfill_assets.schemas import (
     CORRECTIONS,
     CURRENT,

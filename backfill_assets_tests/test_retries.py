@@ -45,6 +45,7 @@ from pyspark.sql import functions as F
 from backfill_assets import spark as engines
 from backfill_assets.commits import PublishError
 from backfill_assets.executor import one_process_executor
+from backfill_assets.jars import EngineError
 from backfill_assets.launcher import PROCESS_TAG
 from backfill_assets.retries import (
     ATTEMPTS,
@@ -145,7 +146,7 @@ def test_a_lost_engine_as_the_network_tells():
         Java(
             "An error occurred while calling o51.save.\n: java.lang.ArithmeticException\n\tat x.y"
         ),
-        engines.EngineError("Spark needs Java 17 or 21 and there is none on the PATH"),
+        EngineError("Spark needs Java 17 or 21 and there is none on the PATH"),
         wrapped(dg.Failure("not published"), Py4JNetworkError("Answer from Java side is empty")),
         None,
     ],
@@ -165,7 +166,7 @@ def test_a_server_that_does_not_answer(monkeypatch):
     monkeypatch.setattr(engines, "_PATIENCE", 0.2)
     engine = engines.Engine.of(load_settings(spark_remote=f"sc://127.0.0.1:{closed_port()}"))
     error = raised(lambda: engine.spark_session)
-    assert isinstance(error, engines.EngineError)
+    assert isinstance(error, EngineError)
     assert engine_lost(error)
 
 

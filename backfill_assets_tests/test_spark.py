@@ -18,18 +18,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from backfill_assets import jars as jars_module
 from backfill_assets import spark as module
-from backfill_assets.settings import load_settings
-from backfill_assets.spark import (
-    Engine,
+from backfill_assets.jars import (
     EngineError,
     check_java,
-    connect_server_command,
     delta_coordinate,
     delta_jars,
     fetch_delta_jars,
-    spark_config,
 )
+from backfill_assets.settings import load_settings
+from backfill_assets.spark import Engine, connect_server_command, spark_config
 from backfill_assets_tests.pipeline import Pipeline, day, order
 
 
@@ -125,8 +124,8 @@ class FakeSubmit:
     def __init__(self, monkeypatch, jars: tuple[str, ...] = (), stderr: str = "") -> None:
         self.calls: list[list[str]] = []
         self.jars, self.stderr = jars, stderr
-        monkeypatch.setattr(module, "check_java", lambda: None)
-        monkeypatch.setattr(module.subprocess, "run", self)
+        monkeypatch.setattr(jars_module, "check_java", lambda: None)
+        monkeypatch.setattr(jars_module.subprocess, "run", self)
 
     def __call__(self, command, **_):
         self.calls.append(command)
@@ -163,7 +162,7 @@ def test_two_that_fetch_at_once(monkeypatch, tmp_path):
         (folder / NAMES[0]).write_bytes(b"theirs")
         return submit(command, **options)
 
-    monkeypatch.setattr(module.subprocess, "run", other_is_first)
+    monkeypatch.setattr(jars_module.subprocess, "run", other_is_first)
     assert [jar.read_bytes() for jar in fetch_delta_jars(tmp_path)] == [b"theirs"]
     assert list(tmp_path.iterdir()) == [folder]
 

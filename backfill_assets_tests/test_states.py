@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from backfill_assets.arrivals import Arrivals
+from backfill_assets.backlog import Backlog, Behind, backlog
 from backfill_assets.catalog import config_digests
 from backfill_assets.lateness import Policy
 from backfill_assets.ledgers import Ledger
 from backfill_assets.partitions import DAY
 from backfill_assets.reading import read_ledger
 from backfill_assets.records import Foreign, Record
-from backfill_assets.reprocessing import Arrivals, Backlog, Behind, backlog
 from backfill_assets.schemas import (
     CORRECTIONS,
     CURRENT,

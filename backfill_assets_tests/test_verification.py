@@ -21,23 +21,13 @@ from backfill_assets import definitions
 from backfill_assets.audit import RefusedError
 from backfill_assets.cli import main
 from backfill_assets.codes import Code
+from backfill_assets.comparison import Content, Outcome, Verified, compare
+from backfill_assets.other_engine import ReadTest, read_test
 from backfill_assets.partitions import DAY, Window
 from backfill_assets.records import Foreign
 from backfill_assets.schemas import CORRECTIONS, FACT, LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.settings import Settings
-from backfill_assets.verification import (
-    Content,
-    Outcome,
-    ReadTest,
-    Verified,
-    _each_day,
-    as_grid,
-    as_json,
-    compare,
-    good,
-    read_test,
-    verify,
-)
+from backfill_assets.verification import _each_day, as_grid, as_json, good, verify
 from backfill_assets_tests.conftest import SMALL
 from backfill_assets_tests.pipeline import Pipeline, day, order
 from backfill_assets_tests.test_records import days, ledger, record

@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
+from backfill_assets.arrivals import arrivals
+from backfill_assets.backlog import backlog
+from backfill_assets.finality import final_days
 from backfill_assets.lateness import Policy
 from backfill_assets.listing import list_landing
 from backfill_assets.logs import load_log
 from backfill_assets.reading import read_ledgers
-from backfill_assets.reprocessing import arrivals, backlog, final_days
 from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, RAW, REJECTED
 from backfill_assets.settings import Settings
 from backfill_assets_tests.arriving import Sums, Truth

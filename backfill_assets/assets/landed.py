@@ -14,6 +14,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from backfill_assets.arrivals import manifests, targets
 from backfill_assets.assets.landed_books import Limits, raw_books, rejected_books
 from backfill_assets.assets.landed_rows import (
     Kept,
@@ -28,6 +29,7 @@ from backfill_assets.assets.landed_rows import (
 from backfill_assets.assets.lines import read_versions
 from backfill_assets.audit import Verdict
 from backfill_assets.candidates import Built, Plan, Remarks, Snapshot
+from backfill_assets.finality import settled_days
 from backfill_assets.landing import read_lines, readable, survey
 from backfill_assets.landing_files import Landing
 from backfill_assets.lateness import Policy
@@ -36,7 +38,6 @@ from backfill_assets.listing import Entry, Listing, list_landing
 from backfill_assets.manifests import Loaded, Manifest, Target, due, news
 from backfill_assets.partitions import DAY, Window, packed
 from backfill_assets.reading import read_ledger
-from backfill_assets.reprocessing import manifests, settled_days, targets
 from backfill_assets.settings import Settings
 from backfill_assets.snapshots import rows_as_of
 from backfill_assets.sources import Source
@@ -209,7 +210,7 @@ class Work:
         wanted: Targets,
         listing: Listing,
     ) -> Remarks:
-        """What a commit of raw tells those who follow it; `reprocessing` and `recipes` read it."""
+        """What a commit of raw tells those who follow it; `arrivals` and `recipes` read it."""
         policy = self.source.under(Policy.of(self.settings))
         changes = touched(self.source, before, rows, verdicts, policy, self.settings.timezone)
         loaded = {v.day: wanted[v.day].manifest for v in verdicts if v.passed}

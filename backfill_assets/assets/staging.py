@@ -23,9 +23,9 @@ from backfill_assets.assets.versions import (
 from backfill_assets.audit import Book, Severity, Verdict
 from backfill_assets.candidates import Built, Candidate, Input, Plan, Remarks, Snapshot
 from backfill_assets.codes import Code
+from backfill_assets.finality import closings
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
-from backfill_assets.reprocessing import closings
 from backfill_assets.settings import Settings
 from backfill_assets.sources import Source
 from backfill_assets.spark import keeping

@@ -68,7 +68,7 @@ def _fetch_jars(out: Output, settings: Settings) -> None:
     if settings.spark_remote:
         out.note("SPARK_REMOTE is set: the server has the Delta jars, none are needed here.")
         return
-    from backfill_assets.spark import delta_coordinate, delta_jars, fetch_delta_jars
+    from backfill_assets.jars import delta_coordinate, delta_jars, fetch_delta_jars
 
     if not delta_jars(settings.jars):
         out.note(f"Downloading the Delta jars ({delta_coordinate()}) ...")

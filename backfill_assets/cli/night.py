@@ -22,7 +22,7 @@ from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
     from backfill_assets.night import Night, Result
-    from backfill_assets.reprocessing import Request
+    from backfill_assets.run_requests import Request
 
 
 @command("night", "night --run --as-of 2024-01-22")

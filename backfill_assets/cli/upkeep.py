@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from backfill_assets.cli.output import Output, Status, command
-from backfill_assets.cli.parameters import (
-    Partitions,
-    Tables,
-    json_option,
-    selection,
-    together,
-)
+from backfill_assets.cli.parameters import Partitions, Tables, json_option, selection, together
 from backfill_assets.cli.tables import refuse_no_warehouse
 from backfill_assets.settings import load_settings
 
@@ -35,10 +29,11 @@ def verify(out: Output, partitions: Window, tables: Sequence[str], as_json: bool
     refuse_no_warehouse(settings)
     from backfill_assets import verification
     from backfill_assets.catalog import tables_of
+    from backfill_assets.other_engine import read_test
 
     found = verification.verify(settings, partitions, tables)
     looked_at, known = dict.fromkeys(one.table for one in found), tables_of(settings)
-    reads = [verification.read_test(settings, known[name], partitions) for name in looked_at]
+    reads = [read_test(settings, known[name], partitions) for name in looked_at]
     if as_json:
         out.json(verification.as_json(found, reads))
     else:

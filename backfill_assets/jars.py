@@ -1,0 +1,117 @@
+"""What Spark needs on a machine before a session can start: Java, and the Delta jars."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+_SCALA = "2.13"
+_JAVA = (17, 21)
+# What Delta's pom names besides its own jars is in Spark's distribution already, and newer there.
+_IN_SPARK_ALREADY = (
+    "org.apache.*:*,com.*:*,io.airlift:*,io.unitycatalog:*,org.xerial*:*,org.locationtech*:*,"
+    "org.roaringbitmap:*,commons*:*,org.slf4j:*,javax*:*"
+)
+
+
+class EngineError(RuntimeError):
+    """No Spark session can be had here; the message is one sentence with the fix."""
+
+
+def delta_coordinate() -> str:
+    """Maven coordinate of the Delta artifact for the installed pyspark and delta-spark."""
+    minor = ".".join(version("pyspark").split(".")[:2])
+    return f"io.delta:delta-spark_{minor}_{_SCALA}:{version('delta-spark')}"
+
+
+def check_java() -> None:
+    """Refuse early what would otherwise end as `JAVA_GATEWAY_EXITED`.
+
+    Raises:
+        EngineError: there is no Java, or one that this Spark does not run on.
+    """
+    wanted = " or ".join(map(str, _JAVA))
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else "java"
+    if shutil.which(java) is None:
+        where = f"in JAVA_HOME={home}" if home else "on the PATH"
+        raise EngineError(
+            f"Spark needs Java {wanted} and there is none {where}: install it "
+            "(Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME."
+        )
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    if found is None or int(found[1]) < _JAVA[0]:
+        what = f"Java {found[1]}" if found else "not a working Java"
+        raise EngineError(
+            f"Spark needs Java {wanted} and {shutil.which(java)} is {what}: set JAVA_HOME to a "
+            "newer one."
+        )
+
+
+def delta_jars(cache: Path) -> list[Path]:
+    """The Delta jars in the cache; empty while they have not been downloaded."""
+    return sorted(_jar_folder(cache).glob("*.jar"))
+
+
+def fetch_delta_jars(cache: Path) -> list[Path]:
+    """Download the Delta jars into the cache, once; later sessions need no resolution.
+
+    Raises:
+        EngineError: there is no Java, or the registry cannot be reached.
+    """
+    if found := delta_jars(cache):
+        return found
+    check_java()
+    folder = _jar_folder(cache)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # The jars appear under their final name all at once, so a broken download is never used.
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        command = [
+            str(spark_home() / "bin" / "spark-submit"),
+            *("--packages", delta_coordinate(), "--exclude-packages", _IN_SPARK_ALREADY),
+            *("--conf", f"spark.jars.ivy={scratch}/ivy", "--master", "local[1]"),
+            *("--class", "org.apache.spark.deploy.PythonRunner", "spark-internal"),
+        ]
+        # Resolution comes before the main class, which has nothing to run and fails: the jars tell.
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        jars = list(Path(scratch, "ivy", "jars").glob("io.delta_*.jar"))
+        if not jars:
+            raise EngineError(
+                f"the Delta jars ({delta_coordinate()}) could not be downloaded: check that this "
+                "machine reaches Maven Central (or the mirror that your Ivy settings name), or "
+                f"copy the io.delta jars of a machine that does into {folder}. "
+                f"Last words: {_last_words(done.stderr)}"
+            )
+        ready = Path(scratch, "ready")
+        ready.mkdir()
+        for jar in jars:
+            shutil.move(jar, ready / jar.name)
+        try:
+            ready.rename(folder)
+        except OSError:  # another process was first
+            if not delta_jars(cache):
+                raise
+    return delta_jars(cache)
+
+
+def _jar_folder(cache: Path) -> Path:
+    return cache / delta_coordinate().replace(":", "_")
+
+
+def _last_words(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [x for x in lines if "unresolved" in x.lower() or "exception" in x.lower()]
+    return (telling or lines or ["none"])[-1][:300]
+
+
+def spark_home() -> Path:
+    """The folder of Spark's distribution, which is that of the Python package."""
+    import pyspark
+
+    return Path(pyspark.__path__[0])

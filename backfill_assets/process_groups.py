@@ -1,0 +1,88 @@
+"""Commands with all that they start: process groups that do not outlive this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+#: What ends a process group, and the seconds that it has for it; what is left then is killed.
+#: To Dagster SIGINT is Ctrl-C; run workers then record their runs as failed.
+_END = ((signal.SIGINT, 60.0), (signal.SIGTERM, 15.0))
+
+#: Becomes the command, and leaves a guard behind, outside of the command's process group. The guard
+#: waits for a byte; the end of the pipe instead means that nobody is left to end the group.
+_GUARDED = """
+import os, signal, sys
+group = os.getpid()
+if os.fork() == 0:
+    os.setsid()
+    if not os.read(0, 1):
+        os.killpg(group, signal.SIGKILL)
+    os._exit(0)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+class Group:
+    """A command and all that it starts: a process group that does not outlive this process.
+
+    (The kernel's own way, PR_SET_PDEATHSIG, reaches the command alone, and not what it started.)
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path | None = None
+    ) -> None:
+        with contextlib.ExitStack() as stack:
+            out = stack.enter_context(log.open("ab")) if log else None
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _GUARDED, *command],
+                env=environment,
+                cwd=log.parent if log else None,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+
+    def status(self) -> int | None:
+        """The exit status of the command, or none while it runs."""
+        return self._process.poll()
+
+    def kill_command(self) -> None:
+        """Kill the command itself; what it started lives on."""
+        self._process.kill()
+        self._process.wait()
+
+    def lives(self) -> bool:
+        """Whether anything of the group still runs."""
+        return self._send(0)
+
+    def end(self) -> None:
+        """End what still runs of the group, and wait until it has ended."""
+        for number, seconds in (*_END, (signal.SIGKILL, 5.0)):
+            deadline = time.monotonic() + seconds
+            if self._send(number):
+                while self.lives() and time.monotonic() < deadline:
+                    time.sleep(0.1)
+        self._process.wait()
+        assert self._process.stdin is not None
+        # Closing the pipe is enough where the guard was killed.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(b".")
+            self._process.stdin.close()
+
+    def _send(self, number: int) -> bool:
+        """Send a signal to the group; whether anything is left of it."""
+        self._process.poll()  # what has ended and nobody asked for still counts as running
+        try:
+            os.killpg(self._process.pid, number)
+        except (ProcessLookupError, PermissionError):  # the latter is macOS's word for it
+            return False
+        return True
