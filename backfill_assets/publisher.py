@@ -1,7 +1,7 @@
 """The one write path: what has changed is computed and audited, then there is one commit.
 
 Every row that reaches a table passes `Publisher.publish`. What a verdict means is `audit`'s
-business; what a table looks like is `schemas`'.
+business; what a table looks like is `tables`'.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class Settings(BaseSettings):
     )
     spark_conf: dict[str, str] = Field(default_factory=dict)
     jars: Path = Path("~/.cache/backfill_assets/jars")
-    tables: str = Field(default="backfill_assets.schemas:TABLES", pattern=r"^[\w.]+:\w+$")
+    tables: str = Field(default="backfill_assets.orders.tables:TABLES", pattern=r"^[\w.]+:\w+$")
 
     @field_validator("landing", "warehouse")
     @classmethod

@@ -18,8 +18,8 @@ from uuid import uuid4
 
 from deltalake import DeltaTable
 
+from backfill_assets.orders.tables import FACT, TABLES
 from backfill_assets.reading import read_ledgers
-from backfill_assets.schemas import FACT, TABLES
 from backfill_assets.spark import Engine
 from backfill_assets_tests.deployed import Deployment
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, order

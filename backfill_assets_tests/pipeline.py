@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from backfill_assets.audit import measure
 from backfill_assets.codes import Code
 from backfill_assets.definitions import build_defs
-from backfill_assets.schemas import TABLES
+from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets.spark import Engine
 

@@ -23,8 +23,8 @@ from backfill_assets.backlog import backlog
 from backfill_assets.lateness import Policy
 from backfill_assets.listing import list_landing
 from backfill_assets.night import UNFINISHED
+from backfill_assets.orders.tables import RAW, REJECTED
 from backfill_assets.reading import read_ledgers
-from backfill_assets.schemas import RAW, REJECTED
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets_tests.arriving import DAY, Source, Truth
 from backfill_assets_tests.deployed import Deployment

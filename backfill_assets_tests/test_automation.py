@@ -13,7 +13,7 @@ from dagster._core.test_utils import create_run_for_test
 from backfill_assets.automation import _Look
 from backfill_assets.incidents import incidents
 from backfill_assets.night import busy
-from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, LATE, RAW, STAGED, TABLES
+from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, RAW, STAGED, TABLES
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 
 LOADING = {

@@ -14,7 +14,7 @@ from collections import Counter
 import dagster as dg
 import pytest
 
-from backfill_assets.schemas import TABLES
+from backfill_assets.orders.tables import TABLES
 from backfill_assets_tests.deployed import Deployment
 from backfill_assets_tests.killing import KINDS, kill_one
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order

@@ -13,10 +13,10 @@ from backfill_assets.catalog import config_digests
 from backfill_assets.codes import Code
 from backfill_assets.graph import Graph
 from backfill_assets.lateness import Policy
+from backfill_assets.orders.tables import FACT, RAW, STAGED, TABLES
 from backfill_assets.partitions import Window
 from backfill_assets.planning import Parameters, expected_seconds, plan_backfill, target_days
 from backfill_assets.reading import read_ledgers
-from backfill_assets.schemas import FACT, RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, order
 from backfill_assets_tests.test_records import days, ledger, ledgers, record

@@ -11,9 +11,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from backfill_assets.orders.tables import TABLES
 from backfill_assets.partitions import DAY
 from backfill_assets.sample.cdnow import write_landing
-from backfill_assets.schemas import TABLES
 from backfill_assets_tests.pipeline import EVERYTHING, Pipeline
 
 MASTER = Path(__file__).parents[2] / "shared/data/cdnow/CDNOW_master.txt"

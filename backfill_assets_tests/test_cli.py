@@ -23,8 +23,8 @@ from backfill_assets.calendars import calendar, days_asked
 from backfill_assets.cli import cli, main
 from backfill_assets.cli.output import Output
 from backfill_assets.jars import delta_coordinate
+from backfill_assets.orders.tables import TABLES
 from backfill_assets.partitions import daily_partitions
-from backfill_assets.schemas import TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets.spark import Engine
 from backfill_assets.states import State

@@ -15,9 +15,9 @@ from backfill_assets import backfills, jobs
 from backfill_assets.accounts import Account, Certificate
 from backfill_assets.backfills import Undertaking
 from backfill_assets.cli import launching, main, outcomes
+from backfill_assets.orders.tables import FACT, STAGED, TABLES
 from backfill_assets.planning import BackfillPlan, Outlook, Parameters
 from backfill_assets.reports import Report
-from backfill_assets.schemas import FACT, STAGED, TABLES
 from backfill_assets.spark import Engine
 from backfill_assets_tests.test_cli import JAN, publish_facts, refused, wrong
 

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from backfill_assets.codes import _PACKAGE, _Files, code_of, made_by
-from backfill_assets.schemas import FACT, ORDER_LINES, RAW, TABLES
+from backfill_assets.orders.tables import FACT, ORDER_LINES, RAW, TABLES
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ import pytest
 
 from backfill_assets import advice, dashboard
 from backfill_assets.delays import within
+from backfill_assets.orders.tables import ORDER_LINES
 from backfill_assets.partitions import DAY
-from backfill_assets.schemas import ORDER_LINES
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.pipeline import day
 
@@ -111,12 +111,12 @@ def test_the_page_needs_nothing_from_elsewhere():
     )
 
 
-def test_the_template_is_part_of_the_package():
+def test_the_templates_are_part_of_the_package():
     project = (Path(dashboard.__file__).parents[1] / "pyproject.toml").read_text()
     (patterns,) = re.findall(r"^backfill_assets = (\[.*\])$", project, re.MULTILINE)
     package = Path(dashboard.__file__).parent
     packaged = {path for pattern in json.loads(patterns) for path in package.glob(pattern)}
-    assert packaged == {package / "py.typed", package / "templates" / "lateness.html.j2"}
+    assert packaged >= {package / "py.typed", *(package / "scaffold").iterdir()}
     assert packaged >= set(package.rglob("*.j2"))
 
 

@@ -16,7 +16,7 @@ from dagster._serdes import serialize_value
 from backfill_assets.codes import running_code
 from backfill_assets.definitions import build_defs
 from backfill_assets.executor import one_process_executor
-from backfill_assets.schemas import TABLES
+from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import SettingsError, load_settings
 
 PROJECT = Path(__file__).parents[1]

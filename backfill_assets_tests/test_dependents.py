@@ -8,10 +8,10 @@ import pytest
 from backfill_assets.dependents import extents
 from backfill_assets.footprints import AS_OF
 from backfill_assets.lateness import Policy
+from backfill_assets.orders.tables import CORRECTIONS, FACT, LATE, RAW, STAGED, TABLES
 from backfill_assets.partitions import packed
 from backfill_assets.recipes import made_of
 from backfill_assets.records import Foreign, Record
-from backfill_assets.schemas import CORRECTIONS, FACT, LATE, RAW, STAGED, TABLES
 from backfill_assets_tests.pipeline import START, day
 from backfill_assets_tests.test_records import days, ledger, ledgers, record
 

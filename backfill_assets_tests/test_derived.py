@@ -23,10 +23,10 @@ from backfill_assets.comparison import Outcome
 from backfill_assets.finality import final_days
 from backfill_assets.graph import Graph
 from backfill_assets.lateness import Policy
+from backfill_assets.orders.tables import RAW, REJECTED
 from backfill_assets.partitions import Window
 from backfill_assets.reading import read_ledgers
 from backfill_assets.records import Record
-from backfill_assets.schemas import RAW, REJECTED
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.states import State, day_states
 from backfill_assets.tables import DeclarationError

@@ -23,9 +23,9 @@ from backfill_assets.incidents import incidents
 from backfill_assets.ledgers import Metadata
 from backfill_assets.logs import load_log, metadata_of
 from backfill_assets.maintenance import maintain
+from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, DailyOrders
 from backfill_assets.other_engine import read_test
 from backfill_assets.reading import read_ledger
-from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, DailyOrders
 from backfill_assets.tables import SchemaError, Table
 from backfill_assets_tests.pipeline import Pipeline, day
 from backfill_assets_tests.test_commit_files import (

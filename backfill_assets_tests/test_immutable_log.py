@@ -17,9 +17,9 @@ from backfill_assets.automation import _Look
 from backfill_assets.incidents import incidents
 from backfill_assets.lateness import Policy
 from backfill_assets.listing import list_landing
+from backfill_assets.orders.tables import RAW, TABLES
 from backfill_assets.partitions import DAY
 from backfill_assets.run_tags import ACCEPT_TAG, REWRITE_TAG
-from backfill_assets.schemas import RAW, TABLES
 from backfill_assets.states import Situation, State, day_states
 from backfill_assets_tests.pipeline import Pipeline, day, order
 

@@ -20,11 +20,11 @@ from backfill_assets.audit import Book, RefusedError
 from backfill_assets.candidates import Built, Candidate, Done, Outcome, Plan, Snapshot
 from backfill_assets.catalog import config_digests
 from backfill_assets.commits import PublishError, Writer
+from backfill_assets.orders.tables import FACT, RAW, STAGED
 from backfill_assets.partitions import NotContiguousError, Window, one_window
 from backfill_assets.reach import next_days
 from backfill_assets.records import Record
 from backfill_assets.refusals import lacking, refuse_other_code
-from backfill_assets.schemas import FACT, RAW, STAGED
 from backfill_assets.settings import load_settings
 from backfill_assets.spark import SPARK_ERRORS
 from backfill_assets.tables import SchemaError, Table

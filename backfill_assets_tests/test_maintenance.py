@@ -20,8 +20,8 @@ from backfill_assets import commits, maintenance
 from backfill_assets.candidates import Built, Candidate, Done, Plan
 from backfill_assets.cli import main
 from backfill_assets.maintenance import Files, Maintained, maintain
+from backfill_assets.orders.tables import CORRECTIONS, FACT
 from backfill_assets.partitions import Window
-from backfill_assets.schemas import CORRECTIONS, FACT
 from backfill_assets.spark import Engine
 from backfill_assets_tests.pipeline import Pipeline, day
 

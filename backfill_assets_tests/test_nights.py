@@ -19,9 +19,9 @@ import pytest
 from backfill_assets.backlog import backlog
 from backfill_assets.finality import final_days
 from backfill_assets.lateness import Policy
+from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, RAW, STAGED, TABLES
 from backfill_assets.reading import read_ledgers
 from backfill_assets.sample.cdnow import write_landing
-from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, LATE, RAW, STAGED, TABLES
 from backfill_assets_tests.landings import history
 from backfill_assets_tests.model import run_model
 from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day

@@ -17,9 +17,9 @@ from backfill_assets.candidates import Built, Candidate, Outcome, Plan
 from backfill_assets.commits import LOG_RETENTION, Writer
 from backfill_assets.incidents import incidents
 from backfill_assets.logs import APPLICATION
+from backfill_assets.orders.tables import FACT
 from backfill_assets.partitions import Window, packed
 from backfill_assets.records import Foreign
-from backfill_assets.schemas import FACT
 from backfill_assets.states import State
 from backfill_assets_tests.pipeline import day
 from backfill_assets_tests.test_commit_files import (

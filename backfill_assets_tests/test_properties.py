@@ -17,9 +17,9 @@ from backfill_assets import touched
 from backfill_assets.assets import known, lines, staging, versions
 from backfill_assets.assets.derived import for_days
 from backfill_assets.landing import read_lines, survey
+from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, ORDER_LINES, RAW, STAGED
 from backfill_assets.partitions import DAY, Window
 from backfill_assets.reach import SAME_DAY
-from backfill_assets.schemas import CORRECTIONS, CURRENT, FACT, LATE, ORDER_LINES, RAW, STAGED
 from backfill_assets_tests.landings import DAYS, batches
 from backfill_assets_tests.model import known_now, run_model
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, day

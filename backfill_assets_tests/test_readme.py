@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from backfill_assets.audit import Severity
-from backfill_assets.schemas import TABLES
+from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import PREFIX, Settings
 from backfill_assets.states import State
 from backfill_assets_tests import conftest

@@ -12,12 +12,12 @@ import pytest
 from backfill_assets import definitions
 from backfill_assets.codes import Code
 from backfill_assets.ledgers import Ledger
+from backfill_assets.orders.tables import CURRENT, FACT, LATENESS, RAW, REJECTED, STAGED
 from backfill_assets.planning import BackfillPlan, Outlook, in_lines
 from backfill_assets.reading import read_ledgers
 from backfill_assets.reasons import why
 from backfill_assets.records import Foreign, Record
 from backfill_assets.run_tags import REWRITE_TAG
-from backfill_assets.schemas import CURRENT, FACT, LATENESS, RAW, REJECTED, STAGED
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 from backfill_assets_tests.test_backfills import planned
 from backfill_assets_tests.test_records import commit, days, ledger, read, record, said_of

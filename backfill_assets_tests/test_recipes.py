@@ -11,11 +11,7 @@ import pytest
 
 from backfill_assets.lateness import Policy
 from backfill_assets.ledgers import Ledger
-from backfill_assets.partitions import Window, packed
-from backfill_assets.reach import Known
-from backfill_assets.recipes import made_of
-from backfill_assets.records import Foreign, Record
-from backfill_assets.schemas import (
+from backfill_assets.orders.tables import (
     CORRECTIONS,
     CURRENT,
     FACT,
@@ -25,6 +21,10 @@ from backfill_assets.schemas import (
     REJECTED,
     STAGED,
 )
+from backfill_assets.partitions import Window, packed
+from backfill_assets.reach import Known
+from backfill_assets.recipes import made_of
+from backfill_assets.records import Foreign, Record
 from backfill_assets.tables import Table
 from backfill_assets_tests.pipeline import START, day
 from backfill_assets_tests.test_records import days, ledger, ledgers, record

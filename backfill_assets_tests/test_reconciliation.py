@@ -27,6 +27,17 @@ from rich.console import Console
 
 from backfill_assets.layers import across_layers
 from backfill_assets.ledgers import Ledger
+from backfill_assets.orders.tables import (
+    CORRECTIONS,
+    CURRENT,
+    FACT,
+    LATE,
+    LATENESS,
+    RAW,
+    REJECTED,
+    STAGED,
+    TABLES,
+)
 from backfill_assets.reconciliation import (
     ReconciliationError,
     _drift,
@@ -45,17 +56,6 @@ from backfill_assets.reports import (
     as_grid,
     as_json,
     as_markdown,
-)
-from backfill_assets.schemas import (
-    CORRECTIONS,
-    CURRENT,
-    FACT,
-    LATE,
-    LATENESS,
-    RAW,
-    REJECTED,
-    STAGED,
-    TABLES,
 )
 from backfill_assets.tables import Table
 from backfill_assets_tests.pipeline import LAYERS, day, order

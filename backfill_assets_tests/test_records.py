@@ -21,11 +21,7 @@ from backfill_assets import reading
 from backfill_assets.audit import Measured
 from backfill_assets.ledgers import Ledger
 from backfill_assets.logs import load_log
-from backfill_assets.partitions import DAY, Window, packed, unpacked, windows
-from backfill_assets.reading import read_ledger
-from backfill_assets.records import Foreign, Published, Record
-from backfill_assets.run_tags import launched_by
-from backfill_assets.schemas import (
+from backfill_assets.orders.tables import (
     CORRECTIONS,
     CURRENT,
     FACT,
@@ -36,6 +32,10 @@ from backfill_assets.schemas import (
     STAGED,
     TABLES,
 )
+from backfill_assets.partitions import DAY, Window, packed, unpacked, windows
+from backfill_assets.reading import read_ledger
+from backfill_assets.records import Foreign, Published, Record
+from backfill_assets.run_tags import launched_by
 from backfill_assets.tables import Table
 from backfill_assets_tests.pipeline import START, day
 

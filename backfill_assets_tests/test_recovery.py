@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from backfill_assets.schemas import TABLES
+from backfill_assets.orders.tables import TABLES
 from backfill_assets_tests.pipeline import END, LAYERS, START, Pipeline, day, order
 
 DAYS = 4

@@ -23,10 +23,7 @@ from backfill_assets.lateness import Policy
 from backfill_assets.ledgers import Ledger
 from backfill_assets.listing import Listing
 from backfill_assets.manifests import target
-from backfill_assets.partitions import DAY, Window, windows
-from backfill_assets.records import Foreign, Record
-from backfill_assets.run_requests import HANDFUL, Request, handful, load_requests, rebuild_requests
-from backfill_assets.schemas import (
+from backfill_assets.orders.tables import (
     CORRECTIONS,
     CURRENT,
     FACT,
@@ -37,6 +34,9 @@ from backfill_assets.schemas import (
     STAGED,
     TABLES,
 )
+from backfill_assets.partitions import DAY, Window, windows
+from backfill_assets.records import Foreign, Record
+from backfill_assets.run_requests import HANDFUL, Request, handful, load_requests, rebuild_requests
 from backfill_assets.tables import Table
 from backfill_assets_tests.pipeline import START, day
 from backfill_assets_tests.test_manifests import file, landing

@@ -9,7 +9,7 @@ import pyspark.sql.types as T
 import pytest
 from pyspark.sql import functions as F
 
-from backfill_assets.schemas import (
+from backfill_assets.orders.tables import (
     CORRECTIONS,
     CURRENT,
     FACT,

@@ -16,10 +16,7 @@ from backfill_assets.backlog import Backlog, Behind, backlog
 from backfill_assets.catalog import config_digests
 from backfill_assets.lateness import Policy
 from backfill_assets.ledgers import Ledger
-from backfill_assets.partitions import DAY
-from backfill_assets.reading import read_ledger
-from backfill_assets.records import Foreign, Record
-from backfill_assets.schemas import (
+from backfill_assets.orders.tables import (
     CORRECTIONS,
     CURRENT,
     FACT,
@@ -30,6 +27,9 @@ from backfill_assets.schemas import (
     STAGED,
     TABLES,
 )
+from backfill_assets.partitions import DAY
+from backfill_assets.reading import read_ledger
+from backfill_assets.records import Foreign, Record
 from backfill_assets.settings import load_settings
 from backfill_assets.states import (
     MEANING,

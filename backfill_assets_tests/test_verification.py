@@ -22,10 +22,10 @@ from backfill_assets.audit import RefusedError
 from backfill_assets.cli import main
 from backfill_assets.codes import Code
 from backfill_assets.comparison import Content, Outcome, Verified, compare
+from backfill_assets.orders.tables import CORRECTIONS, FACT, LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.other_engine import ReadTest, read_test
 from backfill_assets.partitions import DAY, Window
 from backfill_assets.records import Foreign
-from backfill_assets.schemas import CORRECTIONS, FACT, LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.settings import Settings
 from backfill_assets.verification import _each_day, as_grid, as_json, good, verify
 from backfill_assets_tests.conftest import SMALL

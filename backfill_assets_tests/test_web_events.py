@@ -15,10 +15,10 @@ import pyarrow.parquet
 from backfill_assets.automation import _Look
 from backfill_assets.comparison import Outcome
 from backfill_assets.examples.web_events import VISITS, active_users_7d
+from backfill_assets.orders.tables import FACT, ORDERS
 from backfill_assets.partitions import DAY, Window
 from backfill_assets.planning import Parameters, make_plan
 from backfill_assets.reading import read_ledgers
-from backfill_assets.schemas import FACT, ORDERS
 from backfill_assets.states import State, day_states
 from backfill_assets.verification import verify
 from backfill_assets_tests.pipeline import START, Pipeline, day, order
