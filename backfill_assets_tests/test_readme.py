@@ -41,6 +41,7 @@ BIN = Path(sys.executable).parent
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: Blocks that another test runs, by page and language.
 RUN_ELSEWHERE = {
+    ("docs/own-sources.md", "python"): "test_web_events.py",
     ("docs/own-tables.md", "python"): "test_derived.py",
     ("docs/reconciliation.md", "python"): "test_reconciliation.py",
     ("docs/reconciliation.md", "sql"): "test_reconciliation.py",

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time, timedelta
+from pathlib import Path
 from random import Random
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ import pyarrow.parquet
 
 from backfill_assets.automation import _Look
 from backfill_assets.comparison import Outcome
+from backfill_assets.examples import web_events
 from backfill_assets.examples.web_events import VISITS, active_users_7d
 from backfill_assets.orders.tables import FACT, ORDERS
 from backfill_assets.partitions import DAY, Window
@@ -239,6 +241,11 @@ def test_backfill_nights_plan_verify_and_undo(engine, tmp_path):
         .success
     )
     assert published(pipeline) == good
+
+
+def test_the_page_shows_the_module():
+    page = (Path(__file__).parents[1] / "docs" / "own-sources.md").read_text()
+    assert f"```python\n{Path(web_events.__file__).read_text()}```" in page
 
 
 def test_two_sources_in_one_deployment(engine, tmp_path):
