@@ -19,7 +19,8 @@ from pyspark.sql import functions as F
 from backfill_assets import commits, maintenance
 from backfill_assets.cli import main
 from backfill_assets.io_manager import Built, Candidate, Done, Plan
-from backfill_assets.maintenance import Files, Maintained, maintain
+from backfill_assets.maintained import Files, Maintained
+from backfill_assets.maintenance import maintain
 from backfill_assets.partitions import Window
 from backfill_assets.schemas import CORRECTIONS, FACT
 from backfill_assets.spark import Engine
