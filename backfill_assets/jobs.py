@@ -13,10 +13,10 @@ from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGra
 from dagster._core.utils import make_new_backfill_id
 from pydantic import Field
 
-from backfill_assets import backfills, maintenance
+from backfill_assets import backfills, maintenance, undertakings
 from backfill_assets.accounts import Account, account, in_lines
 from backfill_assets.asked import asked_for
-from backfill_assets.backfills import RECONCILES_TAG, BackfillRefusedError, Step, Undertaking
+from backfill_assets.backfills import RECONCILES_TAG, Step
 from backfill_assets.calendars import days_asked
 from backfill_assets.codes import Code
 from backfill_assets.footprints import backfills_of, belongs
@@ -34,6 +34,7 @@ from backfill_assets.records import read_ledgers
 from backfill_assets.reports import as_markdown
 from backfill_assets.run_failures import failed_runs
 from backfill_assets.settings import Settings
+from backfill_assets.undertakings import BackfillRefusedError, Undertaking
 from backfill_assets.undo import take_back, undone
 
 
@@ -100,7 +101,7 @@ def plan_anew(
     """
     refuse_impossible(settings, asked)
     plan = make_plan(settings, graph, instance, asked, code, id_ or make_new_backfill_id())
-    backfills.keep(instance, Undertaking(plan=plan, made=time.time()))
+    undertakings.keep(instance, Undertaking(plan=plan, made=time.time()))
     return plan
 
 
@@ -119,7 +120,7 @@ def launch(
             "would happen: start the deployment (`make ui`, or dagster-daemon) first. Nothing was "
             "launched."
         )
-    it = backfills.find(instance, id_)
+    it = undertakings.find(instance, id_)
     if it.stage and not it.complete:
         stage, _ = list(it.plan.parameters.stages())[it.stage]
         for table, days in undone(read_ledgers(settings), id_).items():
@@ -143,7 +144,7 @@ def give_account(
     """The account of a backfill, of a stage of one, or of a run."""
     id_, _, stage = name.partition("-")
     try:
-        plan = backfills.find(instance, id_).plan
+        plan = undertakings.find(instance, id_).plan
     except BackfillRefusedError:
         asked = asked_for(instance, read_ledgers(settings), name)
         return account(settings, spark, name, asked=asked)
@@ -204,7 +205,7 @@ def build(
         try:
             id_ = config.plan or _first_attempt(context.instance, context.run).run_id[:8]
             # One that is run again, as its process was lost, launches no second backfill.
-            it = backfills.launched(context.instance, id_) if _is_retry(context.run) else None
+            it = undertakings.launched(context.instance, id_) if _is_retry(context.run) else None
             if it is None:
                 if not config.plan:
                     asked = config.parameters()
@@ -235,7 +236,7 @@ def build(
         try:
             owners = backfills_of(read_ledgers(settings), config.backfill)
             for name in {config.backfill, *owners}:
-                backfills.refuse_under_way(context.instance, name)
+                undertakings.refuse_under_way(context.instance, name)
             if config.days:
                 days_asked(config.days, settings)
             days = Window.parse(config.days) if config.days else None
@@ -285,9 +286,9 @@ def build(
     )
     def planned_backfills(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         said, requests = [], []
-        for id_ in backfills.under_way(context.instance):
+        for id_ in undertakings.under_way(context.instance):
             try:
-                it = backfills.find(context.instance, id_)
+                it = undertakings.find(context.instance, id_)
                 step = backfills.advance(context.instance, graph, it)
             except BackfillRefusedError as error:  # the others go on
                 step = Step(str(error))

@@ -121,7 +121,7 @@ def test_a_table_has_the_code_of_what_makes_it(many, changed, tables):
 def test_what_makes_the_tables():
     no_source = {"alerts", "automation", "deployment", "jobs", "states", "night"}
     no_source |= {"backlog", "run_requests", "outbox", "messages", "webhook"}
-    no_source |= {"servers", "process_groups", "comparison", "other_engine"}
+    no_source |= {"servers", "process_groups", "comparison", "other_engine", "undertakings"}
     page = {"assets.dashboard", "dashboard", "advice"}
     files = _Files(_PACKAGE, [])
     imported = {name: files.closure(table.made_in) for name, table in TABLES.items()}

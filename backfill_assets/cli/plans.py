@@ -153,10 +153,10 @@ def plans(out: Output, as_json: bool) -> None:
 
     The newest comes last.
     """
-    from backfill_assets import backfills
+    from backfill_assets import undertakings
 
     with instance() as dagster:
-        lines = [_line(dagster, backfills, id_) for id_ in backfills.kept(dagster)]
+        lines = [_line(dagster, id_) for id_ in undertakings.kept(dagster)]
     if as_json:
         out.json(lines)
         return
@@ -178,10 +178,14 @@ def plans(out: Output, as_json: bool) -> None:
     out.grid(grid)
 
 
-def _line(dagster: dg.DagsterInstance, backfills: Any, id_: str) -> dict[str, Any]:
+def _line(dagster: dg.DagsterInstance, id_: str) -> dict[str, Any]:
+    from backfill_assets import backfills, undertakings
+
     try:
-        it = backfills.find(dagster, id_)
-    except backfills.BackfillRefusedError as error:  # kept by another version: the others are told
+        it = undertakings.find(dagster, id_)
+    except (
+        undertakings.BackfillRefusedError
+    ) as error:  # kept by another version: the others are told
         unknown = {"made": "", "days": "", "tables": [], "state": str(error), "reason": ""}
         return {"plan": id_, **unknown}
     asked = it.plan.parameters
