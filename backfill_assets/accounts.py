@@ -16,7 +16,7 @@ from backfill_assets.codes import Code
 from backfill_assets.footprints import Change, belongs, footprint, part_of
 from backfill_assets.layers import across_layers
 from backfill_assets.partitions import spelled
-from backfill_assets.planning import BackfillPlan
+from backfill_assets.plans import BackfillPlan
 from backfill_assets.reconciliation import reconcile
 from backfill_assets.records import Ledger, Ledgers, read_ledgers
 from backfill_assets.reports import Report

@@ -32,7 +32,8 @@ from backfill_assets.io_manager import (
     pinned,
 )
 from backfill_assets.partitions import DAY, spelled, unpacked, windows
-from backfill_assets.planning import BackfillPlan, target_days
+from backfill_assets.planning import target_days
+from backfill_assets.plans import BackfillPlan
 from backfill_assets.undertakings import (
     OPEN,
     BackfillRefusedError,

@@ -22,14 +22,9 @@ from backfill_assets.codes import Code
 from backfill_assets.footprints import backfills_of, belongs
 from backfill_assets.io_manager import REASON_TAG
 from backfill_assets.partitions import Window, spelled
-from backfill_assets.planning import (
-    BackfillPlan,
-    Parameters,
-    in_numbers,
-    make_plan,
-    refuse_impossible,
-)
-from backfill_assets.planning import in_lines as plan_in_lines
+from backfill_assets.planning import make_plan, refuse_impossible
+from backfill_assets.plans import BackfillPlan, Parameters, in_numbers
+from backfill_assets.plans import in_lines as plan_in_lines
 from backfill_assets.records import read_ledgers
 from backfill_assets.reports import as_markdown
 from backfill_assets.run_failures import failed_runs

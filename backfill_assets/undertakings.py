@@ -7,7 +7,7 @@ from dagster._core.execution.backfill import BULK_ACTION_TERMINAL_STATUSES
 from dagster._core.storage.daemon_cursor import DaemonCursorStorage
 from pydantic import BaseModel, ValidationError
 
-from backfill_assets.planning import BackfillPlan
+from backfill_assets.plans import BackfillPlan
 
 #: Where Dagster keeps the plans for us.
 _PLAN = "backfill_assets/plan/{}"

@@ -10,10 +10,12 @@ from dagster._core.execution.backfill import BulkActionStatus
 from backfill_assets import backfills, definitions, jobs, undertakings
 from backfill_assets.catalog import config_digests
 from backfill_assets.codes import Code
+from backfill_assets.durations import expected_seconds
 from backfill_assets.graph import Graph
 from backfill_assets.lateness import Policy
 from backfill_assets.partitions import Window
-from backfill_assets.planning import Parameters, expected_seconds, plan_backfill, target_days
+from backfill_assets.planning import plan_backfill, target_days
+from backfill_assets.plans import Parameters
 from backfill_assets.records import read_ledgers
 from backfill_assets.schemas import FACT, RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings

@@ -14,7 +14,7 @@ from dagster._daemon.types import DaemonHeartbeat
 from backfill_assets import backfills, jobs, undertakings
 from backfill_assets.accounts import Account, Certificate
 from backfill_assets.cli import launching, main, outcomes
-from backfill_assets.planning import BackfillPlan, Outlook, Parameters
+from backfill_assets.plans import BackfillPlan, Outlook, Parameters
 from backfill_assets.reports import Report
 from backfill_assets.schemas import FACT, STAGED, TABLES
 from backfill_assets.spark import Engine

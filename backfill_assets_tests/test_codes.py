@@ -122,6 +122,7 @@ def test_what_makes_the_tables():
     no_source = {"alerts", "automation", "deployment", "jobs", "states", "night"}
     no_source |= {"backlog", "run_requests", "outbox", "messages", "webhook"}
     no_source |= {"servers", "process_groups", "comparison", "other_engine", "undertakings"}
+    no_source |= {"look", "day_checks", "planning", "plans", "fates"}
     page = {"assets.dashboard", "dashboard", "advice"}
     files = _Files(_PACKAGE, [])
     imported = {name: files.closure(table.made_in) for name, table in TABLES.items()}

@@ -12,7 +12,7 @@ import pytest
 from backfill_assets import definitions
 from backfill_assets.codes import Code
 from backfill_assets.io_manager import REWRITE_TAG, why
-from backfill_assets.planning import BackfillPlan, Outlook, in_lines
+from backfill_assets.plans import BackfillPlan, Outlook, in_lines
 from backfill_assets.records import Foreign, Ledger, Record, read_ledgers
 from backfill_assets.schemas import CURRENT, FACT, LATENESS, RAW, REJECTED, STAGED
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order

@@ -15,7 +15,7 @@ from backfill_assets.arrivals import manifests
 from backfill_assets.footprints import belongs, footprint, part_of
 from backfill_assets.io_manager import ACCEPT_TAG
 from backfill_assets.partitions import DAY, Window
-from backfill_assets.planning import Expected, Parameters
+from backfill_assets.plans import Expected, Parameters
 from backfill_assets.records import read_ledger, read_ledgers
 from backfill_assets.schemas import FACT, RAW, STAGED, TABLES
 from backfill_assets.snapshots import data_files

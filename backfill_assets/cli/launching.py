@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import dagster as dg
 
     from backfill_assets.partitions import Window
-    from backfill_assets.planning import BackfillPlan
+    from backfill_assets.plans import BackfillPlan
     from backfill_assets.undertakings import Undertaking
 
 _LOOK_EVERY = 2  # seconds

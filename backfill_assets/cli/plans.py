@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import dagster as dg
 
     from backfill_assets.partitions import Window
-    from backfill_assets.planning import BackfillPlan, Parameters
+    from backfill_assets.plans import BackfillPlan, Parameters
 
 
 def parameters(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say what a backfill is to do: the fields of `planning.Parameters`."""
+    """The options that say what a backfill is to do: the fields of `plans.Parameters`."""
     for option in reversed(
         (
             selection,
@@ -99,10 +99,11 @@ def plan_anew(
     Raises:
         click.UsageError: what is asked for cannot be planned.
     """
-    from backfill_assets import jobs, planning
+    from backfill_assets import jobs
     from backfill_assets.codes import running_code
+    from backfill_assets.plans import Parameters
 
-    asked = planning.Parameters(days=str(days), **given)
+    asked = Parameters(days=str(days), **given)
     _refuse_impossible(settings, asked)
     code = running_code(settings)
     return jobs.plan_anew(settings, graph(settings), dagster, code, asked)
@@ -128,15 +129,15 @@ def show_plan(out: Output, made: BackfillPlan) -> None:
     """Print what becomes of each day, and what it costs."""
     from rich.table import Table as Grid
 
-    from backfill_assets import planning
+    from backfill_assets import plans
 
     grid = Grid(title=f"Plan {made.id}", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in ("table", "what becomes of them", "why", "days"):
         grid.add_column(heading, no_wrap=True)
-    for row in planning.in_lines(made):
+    for row in plans.in_lines(made):
         grid.add_row(*row)
     out.grid(grid)
-    out.facts(planning.in_numbers(made))
+    out.facts(plans.in_numbers(made))
 
 
 def final_days_of(made: BackfillPlan) -> str:
