@@ -181,11 +181,8 @@ def _first_attempt(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.Dagst
     return run
 
 
-def build(
-    settings: Settings, assets: Iterable[dg.AssetsDefinition], code: Code
-) -> tuple[list[dg.JobDefinition], dg.SensorDefinition]:
-    """The deployment's jobs, and the sensor of planned backfills."""
-    graph = AssetGraph.from_assets(list(assets))
+def _planning(settings: Settings, graph: AssetGraph, code: Code) -> dg.JobDefinition:
+    """The job that makes a plan."""
 
     @dg.op(out=dg.Out(dg.Nothing))
     def plan_days(context: dg.OpExecutionContext, config: BackfillConfig) -> None:
@@ -194,6 +191,18 @@ def build(
         except ValueError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         context.add_output_metadata(_plan_metadata(plan))
+
+    @dg.job(
+        description="Says what a backfill would do, and keeps that as a plan. Nothing is computed."
+    )
+    def plan_backfill() -> None:
+        plan_days()
+
+    return plan_backfill
+
+
+def _launching(settings: Settings, graph: AssetGraph, code: Code) -> dg.JobDefinition:
+    """The job that launches a plan, or days."""
 
     @dg.op(out=dg.Out(dg.Nothing))
     def launch_stages(context: dg.OpExecutionContext, config: LaunchConfig) -> None:
@@ -212,6 +221,19 @@ def build(
             {**_plan_metadata(it.plan), "first stage": f"/runs/b/{it.backfill_id}"}
         )
 
+    @dg.job(
+        description="Launches a plan, or days, in stages: a pilot, then the rest or chunk by "
+        "chunk, each reconciled before the next. The days are built by Dagster's own backfills."
+    )
+    def backfill() -> None:
+        launch_stages()
+
+    return backfill
+
+
+def _reconciling(settings: Settings, graph: AssetGraph) -> dg.JobDefinition:
+    """The job that gives an account."""
+
     @dg.op(required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
     def compare_days(context: dg.OpExecutionContext, config: ReconcileConfig) -> None:
         spark = context.resources.engine.spark_session
@@ -223,6 +245,20 @@ def build(
             said = f"{config.backfill} is not reconciled: {'; '.join(why)}"
             raise dg.Failure(said, metadata=metadata, allow_retries=False)
         context.add_output_metadata(metadata)
+
+    @dg.job(
+        name="reconcile",
+        description="Compares what a backfill published with what was there before, and with its "
+        "plan; fails if anything is missing or does not add up.",
+    )
+    def reconcile_job() -> None:
+        compare_days()
+
+    return reconcile_job
+
+
+def _undoing(settings: Settings) -> dg.JobDefinition:
+    """The job that takes a backfill back."""
 
     @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
     def put_back(context: dg.OpExecutionContext, config: UndoConfig) -> Iterator[Any]:
@@ -245,32 +281,17 @@ def build(
         yield dg.Output(None)
 
     @dg.job(
-        description="Says what a backfill would do, and keeps that as a plan. Nothing is computed."
-    )
-    def plan_backfill() -> None:
-        plan_days()
-
-    @dg.job(
-        description="Launches a plan, or days, in stages: a pilot, then the rest or chunk by "
-        "chunk, each reconciled before the next. The days are built by Dagster's own backfills."
-    )
-    def backfill() -> None:
-        launch_stages()
-
-    @dg.job(
-        name="reconcile",
-        description="Compares what a backfill published with what was there before, and with its "
-        "plan; fails if anything is missing or does not add up.",
-    )
-    def reconcile_job() -> None:
-        compare_days()
-
-    @dg.job(
         description="Puts the days that one backfill wrote, and what was made of them since, back "
         "to what they were before it, in every table; refuses where others have written since."
     )
     def undo() -> None:
         put_back()
+
+    return undo
+
+
+def _leading(graph: AssetGraph, reconcile_job: dg.JobDefinition) -> dg.SensorDefinition:
+    """The sensor that leads planned backfills on; it has their stages reconciled by that job."""
 
     @dg.sensor(
         job_name=reconcile_job.name,
@@ -300,5 +321,20 @@ def build(
         text = "; ".join(said) or "no planned backfill is under way"
         return dg.SensorResult(skip_reason=text)
 
-    jobs = [plan_backfill, backfill, reconcile_job, undo, maintenance.job(settings)]
-    return jobs, planned_backfills
+    return planned_backfills
+
+
+def build(
+    settings: Settings, assets: Iterable[dg.AssetsDefinition], code: Code
+) -> tuple[list[dg.JobDefinition], dg.SensorDefinition]:
+    """The deployment's jobs, and the sensor of planned backfills."""
+    graph = AssetGraph.from_assets(list(assets))
+    reconcile = _reconciling(settings, graph)
+    jobs = [
+        _planning(settings, graph, code),
+        _launching(settings, graph, code),
+        reconcile,
+        _undoing(settings),
+        maintenance.job(settings),
+    ]
+    return jobs, _leading(graph, reconcile)
