@@ -17,7 +17,7 @@ from backfill_assets.footprints import Change, belongs, footprint, part_of
 from backfill_assets.layers import across_layers
 from backfill_assets.ledgers import Ledger, Ledgers
 from backfill_assets.partitions import spelled
-from backfill_assets.planning import BackfillPlan
+from backfill_assets.plans import BackfillPlan
 from backfill_assets.reading import read_ledgers
 from backfill_assets.reconciliation import reconcile
 from backfill_assets.reports import Report

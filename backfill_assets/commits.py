@@ -125,17 +125,7 @@ class Writer:
                     return None
             else:
                 self._add_columns(since)
-            # Delta passes over a write whose number is not above that of the last one: this is how
-            # a commit depends on none of ours having come in between. The last one is that of the
-            # snapshot that the ledger was read from, whatever records are left of it.
-            number = (since.transaction or 0) + 1
-            rows = frame.where(any_of(found, self.table.partition)) if days else frame.limit(0)
-            if days and merge:
-                self._merge(rows, days, json.dumps(said), number)
-            else:
-                if days and scattered:
-                    rows = rows.hint("rebalance", self.table.partition)
-                self._overwrite(rows, days, json.dumps(said), number)
+            self._write(frame, days, said, since, scattered=scattered, merge=merge)
         except SPARK_ERRORS as error:
             if engine_lost(error):
                 raise
@@ -148,6 +138,29 @@ class Writer:
         records = read_ledger(self.url, self.table).records
         ours = (r.version for r in reversed(records) if r.commit_id == said["commit_id"])
         return next(ours, None)
+
+    def _write(
+        self,
+        frame: DataFrame,
+        days: Sequence[date],
+        said: Mapping[str, Any],
+        since: Ledger,
+        *,
+        scattered: bool,
+        merge: bool,
+    ) -> None:
+        """Write the days' rows into a table that is there, unless another commit came first."""
+        # Delta passes over a write whose number is not above that of the last one: this is how
+        # a commit depends on none of ours having come in between. The last one is that of the
+        # snapshot that the ledger was read from, whatever records are left of it.
+        number = (since.transaction or 0) + 1
+        rows = frame.where(any_of(windows(days), self.table.partition)) if days else frame.limit(0)
+        if days and merge:
+            self._merge(rows, days, json.dumps(said), number)
+        else:
+            if days and scattered:
+                rows = rows.hint("rebalance", self.table.partition)
+            self._overwrite(rows, days, json.dumps(said), number)
 
     def _overwrite(self, rows: DataFrame, days: Sequence[date], said: str, number: int) -> None:
         writer = rows.write.format("delta").option("userMetadata", said)

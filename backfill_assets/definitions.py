@@ -9,7 +9,6 @@ import dagster as dg
 
 from backfill_assets import automation, jobs
 from backfill_assets.assets import dashboard, derived, known, lateness, raw, staging
-from backfill_assets.automation import Clock
 from backfill_assets.catalog import config_digests, tables_of
 from backfill_assets.codes import Code, running_code
 from backfill_assets.derived import Derived
@@ -17,6 +16,7 @@ from backfill_assets.executor import one_process_executor
 from backfill_assets.graph import Graph
 from backfill_assets.known import Corrections, Current
 from backfill_assets.lateness import Policy
+from backfill_assets.look import Clock
 from backfill_assets.plain import DataFrameIOManager
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.spark import Engine

@@ -13,27 +13,23 @@ from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGra
 from dagster._core.utils import make_new_backfill_id
 from pydantic import Field
 
-from backfill_assets import backfills, maintenance
+from backfill_assets import backfills, maintenance, undertakings
 from backfill_assets.accounts import Account, account, in_lines
 from backfill_assets.asked import asked_for
-from backfill_assets.backfills import RECONCILES_TAG, BackfillRefusedError, Step, Undertaking
+from backfill_assets.backfills import RECONCILES_TAG, Step
 from backfill_assets.calendars import days_asked
 from backfill_assets.codes import Code
 from backfill_assets.footprints import backfills_of, belongs
 from backfill_assets.partitions import Window, spelled
-from backfill_assets.planning import (
-    BackfillPlan,
-    Parameters,
-    in_numbers,
-    make_plan,
-    refuse_impossible,
-)
-from backfill_assets.planning import in_lines as plan_in_lines
+from backfill_assets.planning import make_plan, refuse_impossible
+from backfill_assets.plans import BackfillPlan, Parameters, in_numbers
+from backfill_assets.plans import in_lines as plan_in_lines
 from backfill_assets.reading import read_ledgers
 from backfill_assets.reports import as_markdown
 from backfill_assets.run_failures import failed_runs
 from backfill_assets.run_tags import REASON_TAG
 from backfill_assets.settings import Settings
+from backfill_assets.undertakings import BackfillRefusedError, Undertaking
 from backfill_assets.undo import take_back, undone
 
 
@@ -100,7 +96,7 @@ def plan_anew(
     """
     refuse_impossible(settings, asked)
     plan = make_plan(settings, graph, instance, asked, code, id_ or make_new_backfill_id())
-    backfills.keep(instance, Undertaking(plan=plan, made=time.time()))
+    undertakings.keep(instance, Undertaking(plan=plan, made=time.time()))
     return plan
 
 
@@ -119,7 +115,7 @@ def launch(
             "would happen: start the deployment (`make ui`, or dagster-daemon) first. Nothing was "
             "launched."
         )
-    it = backfills.find(instance, id_)
+    it = undertakings.find(instance, id_)
     if it.stage and not it.complete:
         stage, _ = list(it.plan.parameters.stages())[it.stage]
         for table, days in undone(read_ledgers(settings), id_).items():
@@ -143,7 +139,7 @@ def give_account(
     """The account of a backfill, of a stage of one, or of a run."""
     id_, _, stage = name.partition("-")
     try:
-        plan = backfills.find(instance, id_).plan
+        plan = undertakings.find(instance, id_).plan
     except BackfillRefusedError:
         asked = asked_for(instance, read_ledgers(settings), name)
         return account(settings, spark, name, asked=asked)
@@ -185,11 +181,8 @@ def _first_attempt(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.Dagst
     return run
 
 
-def build(
-    settings: Settings, assets: Iterable[dg.AssetsDefinition], code: Code
-) -> tuple[list[dg.JobDefinition], dg.SensorDefinition]:
-    """The deployment's jobs, and the sensor of planned backfills."""
-    graph = AssetGraph.from_assets(list(assets))
+def _planning(settings: Settings, graph: AssetGraph, code: Code) -> dg.JobDefinition:
+    """The job that makes a plan."""
 
     @dg.op(out=dg.Out(dg.Nothing))
     def plan_days(context: dg.OpExecutionContext, config: BackfillConfig) -> None:
@@ -199,12 +192,24 @@ def build(
             raise dg.Failure(str(error), allow_retries=False) from error
         context.add_output_metadata(_plan_metadata(plan))
 
+    @dg.job(
+        description="Says what a backfill would do, and keeps that as a plan. Nothing is computed."
+    )
+    def plan_backfill() -> None:
+        plan_days()
+
+    return plan_backfill
+
+
+def _launching(settings: Settings, graph: AssetGraph, code: Code) -> dg.JobDefinition:
+    """The job that launches a plan, or days."""
+
     @dg.op(out=dg.Out(dg.Nothing))
     def launch_stages(context: dg.OpExecutionContext, config: LaunchConfig) -> None:
         try:
             id_ = config.plan or _first_attempt(context.instance, context.run).run_id[:8]
             # One that is run again, as its process was lost, launches no second backfill.
-            it = backfills.launched(context.instance, id_) if _is_retry(context.run) else None
+            it = undertakings.launched(context.instance, id_) if _is_retry(context.run) else None
             if it is None:
                 if not config.plan:
                     asked = config.parameters()
@@ -215,6 +220,19 @@ def build(
         context.add_output_metadata(
             {**_plan_metadata(it.plan), "first stage": f"/runs/b/{it.backfill_id}"}
         )
+
+    @dg.job(
+        description="Launches a plan, or days, in stages: a pilot, then the rest or chunk by "
+        "chunk, each reconciled before the next. The days are built by Dagster's own backfills."
+    )
+    def backfill() -> None:
+        launch_stages()
+
+    return backfill
+
+
+def _reconciling(settings: Settings, graph: AssetGraph) -> dg.JobDefinition:
+    """The job that gives an account."""
 
     @dg.op(required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
     def compare_days(context: dg.OpExecutionContext, config: ReconcileConfig) -> None:
@@ -228,6 +246,20 @@ def build(
             raise dg.Failure(said, metadata=metadata, allow_retries=False)
         context.add_output_metadata(metadata)
 
+    @dg.job(
+        name="reconcile",
+        description="Compares what a backfill published with what was there before, and with its "
+        "plan; fails if anything is missing or does not add up.",
+    )
+    def reconcile_job() -> None:
+        compare_days()
+
+    return reconcile_job
+
+
+def _undoing(settings: Settings) -> dg.JobDefinition:
+    """The job that takes a backfill back."""
+
     @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
     def put_back(context: dg.OpExecutionContext, config: UndoConfig) -> Iterator[Any]:
         io = context.resources.io_manager
@@ -235,7 +267,7 @@ def build(
         try:
             owners = backfills_of(read_ledgers(settings), config.backfill)
             for name in {config.backfill, *owners}:
-                backfills.refuse_under_way(context.instance, name)
+                undertakings.refuse_under_way(context.instance, name)
             if config.days:
                 days_asked(config.days, settings)
             days = Window.parse(config.days) if config.days else None
@@ -249,32 +281,17 @@ def build(
         yield dg.Output(None)
 
     @dg.job(
-        description="Says what a backfill would do, and keeps that as a plan. Nothing is computed."
-    )
-    def plan_backfill() -> None:
-        plan_days()
-
-    @dg.job(
-        description="Launches a plan, or days, in stages: a pilot, then the rest or chunk by "
-        "chunk, each reconciled before the next. The days are built by Dagster's own backfills."
-    )
-    def backfill() -> None:
-        launch_stages()
-
-    @dg.job(
-        name="reconcile",
-        description="Compares what a backfill published with what was there before, and with its "
-        "plan; fails if anything is missing or does not add up.",
-    )
-    def reconcile_job() -> None:
-        compare_days()
-
-    @dg.job(
         description="Puts the days that one backfill wrote, and what was made of them since, back "
         "to what they were before it, in every table; refuses where others have written since."
     )
     def undo() -> None:
         put_back()
+
+    return undo
+
+
+def _leading(graph: AssetGraph, reconcile_job: dg.JobDefinition) -> dg.SensorDefinition:
+    """The sensor that leads planned backfills on; it has their stages reconciled by that job."""
 
     @dg.sensor(
         job_name=reconcile_job.name,
@@ -285,9 +302,9 @@ def build(
     )
     def planned_backfills(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         said, requests = [], []
-        for id_ in backfills.under_way(context.instance):
+        for id_ in undertakings.under_way(context.instance):
             try:
-                it = backfills.find(context.instance, id_)
+                it = undertakings.find(context.instance, id_)
                 step = backfills.advance(context.instance, graph, it)
             except BackfillRefusedError as error:  # the others go on
                 step = Step(str(error))
@@ -304,5 +321,20 @@ def build(
         text = "; ".join(said) or "no planned backfill is under way"
         return dg.SensorResult(skip_reason=text)
 
-    jobs = [plan_backfill, backfill, reconcile_job, undo, maintenance.job(settings)]
-    return jobs, planned_backfills
+    return planned_backfills
+
+
+def build(
+    settings: Settings, assets: Iterable[dg.AssetsDefinition], code: Code
+) -> tuple[list[dg.JobDefinition], dg.SensorDefinition]:
+    """The deployment's jobs, and the sensor of planned backfills."""
+    graph = AssetGraph.from_assets(list(assets))
+    reconcile = _reconciling(settings, graph)
+    jobs = [
+        _planning(settings, graph, code),
+        _launching(settings, graph, code),
+        reconcile,
+        _undoing(settings),
+        maintenance.job(settings),
+    ]
+    return jobs, _leading(graph, reconcile)

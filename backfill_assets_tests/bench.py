@@ -24,7 +24,9 @@ from backfill_assets.assets import lines, staging
 from backfill_assets.assets.derived import for_days
 from backfill_assets.landing import read_lines, survey
 from backfill_assets.landing_files import Landing
-from backfill_assets.orders.tables import FACT, LATE, ORDER_LINES, RAW, REJECTED, STAGED
+from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.lines import ORDER_LINES
+from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED
 from backfill_assets.partitions import Window
 from backfill_assets.reach import SAME_DAY
 from backfill_assets.settings import load_settings

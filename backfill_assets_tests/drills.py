@@ -30,7 +30,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
-from backfill_assets.orders.tables import FACT, LATE, RAW, REJECTED, STAGED, TABLES
+from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.partitions import Window
 from backfill_assets.reading import read_ledgers
 from backfill_assets.settings import load_settings

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from backfill_assets.accounts import certificate, mixed_backfills
-from backfill_assets.orders.tables import FACT, RAW, STAGED
+from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.tables import RAW, STAGED
 from backfill_assets.records import Record
 from backfill_assets_tests.test_records import days, ledger, ledgers, record
 

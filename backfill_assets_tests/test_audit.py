@@ -19,7 +19,8 @@ from backfill_assets.audit import (
     refuse_strays,
     row_hash,
 )
-from backfill_assets.orders.tables import FACT, STAGED
+from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.tables import STAGED
 from backfill_assets.partitions import Window
 from backfill_assets_tests.pipeline import day
 

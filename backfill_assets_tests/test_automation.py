@@ -10,10 +10,11 @@ import pytest
 from dagster._core.definitions.asset_checks.asset_check_spec import AssetCheckKey
 from dagster._core.test_utils import create_run_for_test
 
-from backfill_assets.automation import _Look
 from backfill_assets.incidents import incidents
+from backfill_assets.look import Look
 from backfill_assets.night import busy
-from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, RAW, STAGED, TABLES
+from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
+from backfill_assets.orders.tables import LATE, RAW, STAGED, TABLES
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 
 LOADING = {
@@ -140,7 +141,7 @@ def test_a_run_that_builds_what_follows_is_left_to_it(engine, spark, tmp_path):
 
 
 def situation(pipeline: Pipeline):
-    look = _Look(pipeline.settings, lambda: pipeline.now)
+    look = Look(pipeline.settings, lambda: pipeline.now)
     return look.situation(pipeline.instance)
 
 

@@ -7,17 +7,20 @@ import dagster as dg
 import pytest
 from dagster._core.execution.backfill import BulkActionStatus
 
-from backfill_assets import backfills, definitions, jobs
-from backfill_assets.backfills import BackfillRefusedError
+from backfill_assets import backfills, definitions, jobs, undertakings
 from backfill_assets.catalog import config_digests
 from backfill_assets.codes import Code
+from backfill_assets.durations import expected_seconds
 from backfill_assets.graph import Graph
 from backfill_assets.lateness import Policy
-from backfill_assets.orders.tables import FACT, RAW, STAGED, TABLES
+from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.partitions import Window
-from backfill_assets.planning import Parameters, expected_seconds, plan_backfill, target_days
+from backfill_assets.planning import plan_backfill, target_days
+from backfill_assets.plans import Parameters
 from backfill_assets.reading import read_ledgers
 from backfill_assets.settings import load_settings
+from backfill_assets.undertakings import BackfillRefusedError
 from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, order
 from backfill_assets_tests.test_records import days, ledger, ledgers, record
 from backfill_assets_tests.test_undo import undo
@@ -57,8 +60,8 @@ def launch(pipeline, id_):
 
 def serve(pipeline, *, fails=False):
     """What the daemon does with the backfill that is under way: the runs, wave after wave."""
-    (id_,) = backfills.under_way(pipeline.instance)
-    it = backfills.find(pipeline.instance, id_)
+    (id_,) = undertakings.under_way(pipeline.instance)
+    it = undertakings.find(pipeline.instance, id_)
     backfill = pipeline.instance.get_backfill(it.backfill_id)
     tags = {**backfill.tags, "dagster/backfill": backfill.backfill_id}
     of = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
@@ -99,12 +102,12 @@ def test_stages_one_after_another(pipeline):
         launch(pipeline, plan.id)
     said = []
     for _ in range(20):
-        if not backfills.under_way(pipeline.instance):
+        if not undertakings.under_way(pipeline.instance):
             break
         if "under way" in (text := tick(pipeline)):
             said.append(serve(pipeline))
     assert said == [f"{plan.id}-pilot", f"{plan.id}-001", f"{plan.id}-002"]
-    it = backfills.find(pipeline.instance, plan.id)
+    it = undertakings.find(pipeline.instance, plan.id)
     assert (it.complete, it.ended) == (True, "complete and reconciled"), text
     record = read_ledgers(pipeline.settings)[FACT.name].latest[day(4)]
     assert (record.backfill_id, record.reason) == (f"{plan.id}-002", "first")
@@ -139,7 +142,7 @@ def test_a_failing_pilot_leaves_the_rest_unlaunched(pipeline):
     serve(pipeline, fails=True)
     tick(pipeline)
     assert "did not pass" in tick(pipeline)
-    it = backfills.find(pipeline.instance, plan.id)
+    it = undertakings.find(pipeline.instance, plan.id)
     assert not it.complete
     assert it.ended.endswith("not launched: 2024-01-02...2024-01-04")
     assert pipeline.instance.get_backfill(f"{plan.id}-rest") is None
@@ -159,7 +162,7 @@ def test_a_failing_pilot_leaves_the_rest_unlaunched(pipeline):
     assert serve(pipeline) == f"{plan.id}-rest"
     tick(pipeline)
     tick(pipeline)
-    assert backfills.find(pipeline.instance, plan.id).complete
+    assert undertakings.find(pipeline.instance, plan.id).complete
 
 
 def test_a_backfill_does_not_go_on_from_stages_that_were_undone(pipeline):
@@ -179,7 +182,7 @@ def test_a_backfill_does_not_go_on_from_stages_that_were_undone(pipeline):
     undo(pipeline, pilot, "2024-01-02")
     with pytest.raises(BackfillRefusedError, match=r"\[2024-01-02\], which the stages before"):
         launch(pipeline, plan.id)
-    assert backfills.under_way(pipeline.instance) == []
+    assert undertakings.under_way(pipeline.instance) == []
 
 
 def test_what_has_moved_since_the_plan_is_named(pipeline, monkeypatch):
@@ -194,7 +197,7 @@ def test_what_has_moved_since_the_plan_is_named(pipeline, monkeypatch):
     assert f"raw_orders was at version {version - 1} and is at {version}" in said
     assert "files have landed (or gone)" in said
     assert "stg_orders" not in said
-    assert backfills.under_way(pipeline.instance) == []
+    assert undertakings.under_way(pipeline.instance) == []
 
 
 @pytest.fixture
@@ -257,7 +260,7 @@ def test_what_dagster_calls_failed_does_not_pass(pipeline):
     pipeline.instance.update_backfill(backfill.with_status(BulkActionStatus.CANCELED))
     tick(pipeline)
     assert "ended as canceled in Dagster" in tick(pipeline)
-    assert not backfills.find(pipeline.instance, plan.id).complete
+    assert not undertakings.find(pipeline.instance, plan.id).complete
 
 
 def test_days_whose_input_is_not_there(pipeline):
@@ -268,7 +271,7 @@ def test_days_whose_input_is_not_there(pipeline):
     serve(pipeline)
     tick(pipeline)
     tick(pipeline)
-    assert backfills.find(pipeline.instance, plan.id).complete
+    assert undertakings.find(pipeline.instance, plan.id).complete
     alone = planned(pipeline, "2024-01-02...2024-01-05", tables=["stg_orders"])
     with pytest.raises(BackfillRefusedError, match=r"stg_orders \[2024-01-02...2024-01-04\]"):
         launch(pipeline, alone.id)
@@ -293,15 +296,15 @@ def run_job(pipeline, *, root=None):
 def test_a_launch_that_is_retried_launches_no_second_backfill(pipeline):
     """Its process was lost when it had done its work, or before it had done any."""
     first = run_job(pipeline)
-    (id_,) = backfills.under_way(pipeline.instance)
+    (id_,) = undertakings.under_way(pipeline.instance)
     assert first.run_id.startswith(id_)
     run_job(pipeline, root=first.run_id)
-    assert backfills.under_way(pipeline.instance) == [id_]
+    assert undertakings.under_way(pipeline.instance) == [id_]
     assert len(pipeline.instance.get_backfills()) == 1
     serve(pipeline)
     tick(pipeline)
     tick(pipeline)
-    assert backfills.find(pipeline.instance, id_).complete
+    assert undertakings.find(pipeline.instance, id_).complete
     # One that a person runs again is another.
     assert not run_job(pipeline).run_id.startswith(id_)
     assert len(pipeline.instance.get_backfills()) == 2
@@ -336,8 +339,8 @@ def test_what_is_under_way_is_not_undone(pipeline):
     launch(pipeline, plan.id)
     for name in (plan.id, f"{plan.id}-rest"):
         with pytest.raises(BackfillRefusedError, match="is under way"):
-            backfills.refuse_under_way(pipeline.instance, name)
-    backfills.refuse_under_way(pipeline.instance, "another1")
+            undertakings.refuse_under_way(pipeline.instance, name)
+    undertakings.refuse_under_way(pipeline.instance, "another1")
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,15 @@ import dagster as dg
 import pytest
 from dagster._daemon.types import DaemonHeartbeat
 
-from backfill_assets import backfills, jobs
+from backfill_assets import backfills, jobs, undertakings
 from backfill_assets.accounts import Account, Certificate
-from backfill_assets.backfills import Undertaking
 from backfill_assets.cli import launching, main, outcomes
-from backfill_assets.orders.tables import FACT, STAGED, TABLES
-from backfill_assets.planning import BackfillPlan, Outlook, Parameters
+from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.tables import STAGED, TABLES
+from backfill_assets.plans import BackfillPlan, Outlook, Parameters
 from backfill_assets.reports import Report
 from backfill_assets.spark import Engine
+from backfill_assets.undertakings import Undertaking
 from backfill_assets_tests.test_cli import JAN, publish_facts, refused, wrong
 
 DAYS = "2024-01-01...2024-01-03"
@@ -62,7 +63,7 @@ def kept(instance, id_: str, **more) -> Undertaking:
         seconds=None,
     )
     it = Undertaking(plan=plan, made=time.time())
-    backfills.keep(instance, it)
+    undertakings.keep(instance, it)
     return it
 
 
@@ -74,12 +75,12 @@ def test_plan(instance, capsys):
     said = capsys.readouterr().out
     (id_,) = re.findall(r"^Launch   backfill-assets backfill (\w+)$", said, re.M)
     assert said.startswith(f"Plan {id_}")
-    assert backfills.find(instance, id_).plan.parameters.pilot_days == 1
+    assert undertakings.find(instance, id_).plan.parameters.pilot_days == 1
     assert main(["plan", "2024-01-02", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["parameters"]["days"] == "2024-01-02"
     assert list(told["tables"]) == list(TABLES)
-    assert backfills.kept(instance) == [id_, told["id"]]
+    assert undertakings.kept(instance) == [id_, told["id"]]
 
 
 @pytest.mark.parametrize("command", ["plan", "backfill"])
@@ -95,7 +96,7 @@ def test_what_cannot_be_planned(instance, capsys, command):
         (["--write-mode", "append"], "'append' is not one of 'overwrite', 'merge'"),
     ):
         assert said in wrong(capsys, command, DAYS, *options)
-    assert backfills.kept(instance) == []
+    assert undertakings.kept(instance) == []
 
 
 def test_plans(instance, monkeypatch, capsys):
@@ -104,7 +105,7 @@ def test_plans(instance, monkeypatch, capsys):
     kept(instance, "aaaaaaaa")
     done = kept(instance, "bbbbbbbb")
     done.ended, done.complete = "complete and reconciled", True
-    backfills.keep(instance, done)
+    undertakings.keep(instance, done)
     assert main(["plans"]) == 0
     heading, first, second = capsys.readouterr().out.splitlines()
     assert heading.split() == ["plan", "made", "days", "tables", "state", "reason"]
@@ -126,7 +127,7 @@ def test_plans(instance, monkeypatch, capsys):
 
 def test_plans_of_another_version(instance, capsys):
     kept(instance, "aaaaaaaa")
-    key = backfills._PLAN.format("aaaaaaaa")
+    key = undertakings._PLAN.format("aaaaaaaa")
     instance.daemon_cursor_storage.set_cursor_values({key: "{}"})
     assert main(["plans"]) == 0
     assert "was kept by another version" in capsys.readouterr().out
@@ -163,7 +164,7 @@ def launches(monkeypatch) -> list[str]:
 
     def launch(_settings, _graph, dagster, _code, id_):
         found.append(id_)
-        it = backfills.find(dagster, id_)
+        it = undertakings.find(dagster, id_)
         it.ended, it.complete, it.took = "complete and reconciled", True, 61
         return it
 
@@ -234,7 +235,7 @@ def test_a_launch_is_watched(instance, monkeypatch, capsys, complete, status):
     monkeypatch.setattr(backfills, "lacking_daemons", lambda _: [])
     ended = it.model_copy(update={"ended": "it is over", "complete": complete})
     looks = iter([it, it, it, ended])
-    monkeypatch.setattr(backfills, "find", lambda *_: next(looks))
+    monkeypatch.setattr(undertakings, "find", lambda *_: next(looks))
     assert main(["backfill", "aaaaaaaa"]) == status
     said = capsys.readouterr().out
     assert said.count("stage 1 of 1 (aaaaaaaa-rest): about to be launched") == 1
@@ -258,7 +259,7 @@ def test_a_quiet_launch_tells_its_end_alone(instance, monkeypatch, capsys):
     monkeypatch.setattr(jobs, "launch", lambda *_: it)
     monkeypatch.setattr(backfills, "lacking_daemons", lambda _: [])
     looks = iter([it, it, it.model_copy(update={"ended": "it is over"})])
-    monkeypatch.setattr(backfills, "find", lambda *_: next(looks))
+    monkeypatch.setattr(undertakings, "find", lambda *_: next(looks))
     assert main(["-q", "backfill", "aaaaaaaa"]) == 1
     assert re.fullmatch(r"\d\d:\d\d:\d\d  it is over\n", capsys.readouterr().out)
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from backfill_assets import commit_files, reading
 from backfill_assets.commit_files import CommitFiles
 from backfill_assets.ledgers import Ledger
-from backfill_assets.orders.tables import FACT
+from backfill_assets.orders.facts import FACT
 from backfill_assets.partitions import packed
 from backfill_assets.reading import read_ledger
 from backfill_assets.records import Foreign

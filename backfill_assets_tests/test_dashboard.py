@@ -19,7 +19,7 @@ import pytest
 
 from backfill_assets import advice, dashboard
 from backfill_assets.delays import within
-from backfill_assets.orders.tables import ORDER_LINES
+from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.partitions import DAY
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.pipeline import day

@@ -8,7 +8,8 @@ import pytest
 from backfill_assets.dependents import extents
 from backfill_assets.footprints import AS_OF
 from backfill_assets.lateness import Policy
-from backfill_assets.orders.tables import CORRECTIONS, FACT, LATE, RAW, STAGED, TABLES
+from backfill_assets.orders.facts import CORRECTIONS, FACT
+from backfill_assets.orders.tables import LATE, RAW, STAGED, TABLES
 from backfill_assets.partitions import packed
 from backfill_assets.recipes import made_of
 from backfill_assets.records import Foreign, Record

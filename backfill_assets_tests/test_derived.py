@@ -16,13 +16,13 @@ import pytest
 from pyspark.sql import DataFrame
 
 from backfill_assets import FACT, ORDERS, STAGED, Reads, conserves, last_days, table
-from backfill_assets.automation import _Look
 from backfill_assets.catalog import declared, tables_of
 from backfill_assets.codes import running_code
 from backfill_assets.comparison import Outcome
 from backfill_assets.finality import final_days
 from backfill_assets.graph import Graph
 from backfill_assets.lateness import Policy
+from backfill_assets.look import Look
 from backfill_assets.orders.tables import RAW, REJECTED
 from backfill_assets.partitions import Window
 from backfill_assets.reading import read_ledgers
@@ -77,7 +77,7 @@ def published(pipeline: Pipeline) -> dict[tuple[str, str], tuple[int, Decimal]]:
 
 def states(pipeline: Pipeline) -> dict[State, set[int]]:
     found: dict[State, set[int]] = defaultdict(set)
-    look = _Look(pipeline.settings, lambda: pipeline.now)
+    look = Look(pipeline.settings, lambda: pipeline.now)
     for day_, state in day_states(SPEND.name, look.situation(pipeline.instance)).items():
         found[state].add((day_ - START).days + 1)
     return found

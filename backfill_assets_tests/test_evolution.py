@@ -23,7 +23,7 @@ from backfill_assets.incidents import incidents
 from backfill_assets.ledgers import Metadata
 from backfill_assets.logs import load_log, metadata_of
 from backfill_assets.maintenance import maintain
-from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, DailyOrders
+from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT, DailyOrders
 from backfill_assets.other_engine import read_test
 from backfill_assets.reading import read_ledger
 from backfill_assets.tables import SchemaError, Table

@@ -12,7 +12,7 @@ from backfill_assets.footprints import (
     written_since,
 )
 from backfill_assets.ledgers import Ledger
-from backfill_assets.orders.tables import FACT
+from backfill_assets.orders.facts import FACT
 from backfill_assets.records import Foreign, Published, Record
 from backfill_assets.undo import undone
 from backfill_assets_tests.pipeline import day

@@ -13,10 +13,10 @@ import pytest
 
 from backfill_assets.arrivals import arrivals, manifests
 from backfill_assets.assets import landed
-from backfill_assets.automation import _Look
 from backfill_assets.incidents import incidents
 from backfill_assets.lateness import Policy
 from backfill_assets.listing import list_landing
+from backfill_assets.look import Look
 from backfill_assets.orders.tables import RAW, TABLES
 from backfill_assets.partitions import DAY
 from backfill_assets.run_tags import ACCEPT_TAG, REWRITE_TAG
@@ -79,7 +79,7 @@ def to_load(pipeline: Pipeline, today: int) -> set[date]:
 
 def situation(pipeline: Pipeline, today: int) -> Situation:
     pipeline.now = pipeline.now.replace(month=1, day=today, hour=3)
-    return _Look(pipeline.settings, lambda: pipeline.now).situation(pipeline.instance)
+    return Look(pipeline.settings, lambda: pipeline.now).situation(pipeline.instance)
 
 
 def told(now: Situation, kind: str) -> dict[str, str]:

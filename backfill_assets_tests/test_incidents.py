@@ -12,16 +12,8 @@ from backfill_assets.audit import Severity
 from backfill_assets.backlog import Backlog
 from backfill_assets.incidents import incidents
 from backfill_assets.ledgers import Ledger
-from backfill_assets.orders.tables import (
-    CORRECTIONS,
-    CURRENT,
-    FACT,
-    LATE,
-    RAW,
-    REJECTED,
-    STAGED,
-    TABLES,
-)
+from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
+from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.outbox import Incident
 from backfill_assets.states import MEANING, State
 from backfill_assets.tables import Table

@@ -20,7 +20,8 @@ from backfill_assets.audit import Book, RefusedError
 from backfill_assets.candidates import Built, Candidate, Done, Outcome, Plan, Snapshot
 from backfill_assets.catalog import config_digests
 from backfill_assets.commits import PublishError, Writer
-from backfill_assets.orders.tables import FACT, RAW, STAGED
+from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.tables import RAW, STAGED
 from backfill_assets.partitions import NotContiguousError, Window, one_window
 from backfill_assets.reach import next_days
 from backfill_assets.records import Record

@@ -22,7 +22,7 @@ from backfill_assets.assets.lines import read_versions
 from backfill_assets.landing import read_lines, survey
 from backfill_assets.landing_files import Control, Landing
 from backfill_assets.listing import LandingError, list_landing
-from backfill_assets.orders.tables import ORDER_LINES
+from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.partitions import Window
 from backfill_assets_tests.model import run_model
 from backfill_assets_tests.pipeline import Pipeline, day, order

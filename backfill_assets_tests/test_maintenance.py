@@ -19,8 +19,9 @@ from pyspark.sql import functions as F
 from backfill_assets import commits, maintenance
 from backfill_assets.candidates import Built, Candidate, Done, Plan
 from backfill_assets.cli import main
-from backfill_assets.maintenance import Files, Maintained, maintain
-from backfill_assets.orders.tables import CORRECTIONS, FACT
+from backfill_assets.maintained import Files, Maintained
+from backfill_assets.maintenance import maintain
+from backfill_assets.orders.facts import CORRECTIONS, FACT
 from backfill_assets.partitions import Window
 from backfill_assets.spark import Engine
 from backfill_assets_tests.pipeline import Pipeline, day

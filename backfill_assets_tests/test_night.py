@@ -22,7 +22,8 @@ from backfill_assets.backlog import Backlog, Behind
 from backfill_assets.cli import main
 from backfill_assets.codes import Code
 from backfill_assets.night import LOAD, REBUILD, Night, bridge, busy, run_night, waves_under_way
-from backfill_assets.orders.tables import CURRENT, FACT, RAW, STAGED, TABLES
+from backfill_assets.orders.facts import CURRENT, FACT
+from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.reading import read_ledgers
 from backfill_assets.recipes import made_of
 from backfill_assets.run_requests import HANDFUL

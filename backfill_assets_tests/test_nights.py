@@ -19,7 +19,8 @@ import pytest
 from backfill_assets.backlog import backlog
 from backfill_assets.finality import final_days
 from backfill_assets.lateness import Policy
-from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, RAW, STAGED, TABLES
+from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
+from backfill_assets.orders.tables import LATE, RAW, STAGED, TABLES
 from backfill_assets.reading import read_ledgers
 from backfill_assets.sample.cdnow import write_landing
 from backfill_assets_tests.landings import history

@@ -17,7 +17,7 @@ from backfill_assets.candidates import Built, Candidate, Outcome, Plan
 from backfill_assets.commits import LOG_RETENTION, Writer
 from backfill_assets.incidents import incidents
 from backfill_assets.logs import APPLICATION
-from backfill_assets.orders.tables import FACT
+from backfill_assets.orders.facts import FACT
 from backfill_assets.partitions import Window, packed
 from backfill_assets.records import Foreign
 from backfill_assets.states import State

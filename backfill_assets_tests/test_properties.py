@@ -17,7 +17,9 @@ from backfill_assets import touched
 from backfill_assets.assets import known, lines, staging, versions
 from backfill_assets.assets.derived import for_days
 from backfill_assets.landing import read_lines, survey
-from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, LATE, ORDER_LINES, RAW, STAGED
+from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
+from backfill_assets.orders.lines import ORDER_LINES
+from backfill_assets.orders.tables import LATE, RAW, STAGED
 from backfill_assets.partitions import DAY, Window
 from backfill_assets.reach import SAME_DAY
 from backfill_assets_tests.landings import DAYS, batches

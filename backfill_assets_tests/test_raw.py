@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
 from backfill_assets.assets.lines import accepted, decimal, read_versions, rejected, timestamp
-from backfill_assets.orders.tables import ORDER_LINES, RAW, REJECTED
+from backfill_assets.orders.lines import ORDER_LINES
+from backfill_assets.orders.tables import RAW, REJECTED
 from backfill_assets_tests import model
 
 FIELDS = ORDER_LINES.fields

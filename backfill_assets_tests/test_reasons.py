@@ -12,8 +12,9 @@ import pytest
 from backfill_assets import definitions
 from backfill_assets.codes import Code
 from backfill_assets.ledgers import Ledger
-from backfill_assets.orders.tables import CURRENT, FACT, LATENESS, RAW, REJECTED, STAGED
-from backfill_assets.planning import BackfillPlan, Outlook, in_lines
+from backfill_assets.orders.facts import CURRENT, FACT
+from backfill_assets.orders.tables import LATENESS, RAW, REJECTED, STAGED
+from backfill_assets.plans import BackfillPlan, Outlook, in_lines
 from backfill_assets.reading import read_ledgers
 from backfill_assets.reasons import why
 from backfill_assets.records import Foreign, Record

@@ -11,16 +11,8 @@ import pytest
 
 from backfill_assets.lateness import Policy
 from backfill_assets.ledgers import Ledger
-from backfill_assets.orders.tables import (
-    CORRECTIONS,
-    CURRENT,
-    FACT,
-    LATE,
-    LATENESS,
-    RAW,
-    REJECTED,
-    STAGED,
-)
+from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
+from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED
 from backfill_assets.partitions import Window, packed
 from backfill_assets.reach import Known
 from backfill_assets.recipes import made_of

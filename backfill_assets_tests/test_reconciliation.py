@@ -27,17 +27,8 @@ from rich.console import Console
 
 from backfill_assets.layers import across_layers
 from backfill_assets.ledgers import Ledger
-from backfill_assets.orders.tables import (
-    CORRECTIONS,
-    CURRENT,
-    FACT,
-    LATE,
-    LATENESS,
-    RAW,
-    REJECTED,
-    STAGED,
-    TABLES,
-)
+from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
+from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.reconciliation import (
     ReconciliationError,
     _drift,

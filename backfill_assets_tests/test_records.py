@@ -21,17 +21,8 @@ from backfill_assets import reading
 from backfill_assets.audit import Measured
 from backfill_assets.ledgers import Ledger
 from backfill_assets.logs import load_log
-from backfill_assets.orders.tables import (
-    CORRECTIONS,
-    CURRENT,
-    FACT,
-    LATE,
-    LATENESS,
-    RAW,
-    REJECTED,
-    STAGED,
-    TABLES,
-)
+from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
+from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.partitions import DAY, Window, packed, unpacked, windows
 from backfill_assets.reading import read_ledger
 from backfill_assets.records import Foreign, Published, Record

@@ -23,17 +23,8 @@ from backfill_assets.lateness import Policy
 from backfill_assets.ledgers import Ledger
 from backfill_assets.listing import Listing
 from backfill_assets.manifests import target
-from backfill_assets.orders.tables import (
-    CORRECTIONS,
-    CURRENT,
-    FACT,
-    LATE,
-    LATENESS,
-    RAW,
-    REJECTED,
-    STAGED,
-    TABLES,
-)
+from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
+from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.partitions import DAY, Window, windows
 from backfill_assets.records import Foreign, Record
 from backfill_assets.run_requests import HANDFUL, Request, handful, load_requests, rebuild_requests

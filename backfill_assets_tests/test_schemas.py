@@ -9,17 +9,8 @@ import pyspark.sql.types as T
 import pytest
 from pyspark.sql import functions as F
 
-from backfill_assets.orders.tables import (
-    CORRECTIONS,
-    CURRENT,
-    FACT,
-    LATE,
-    LATENESS,
-    RAW,
-    REJECTED,
-    STAGED,
-    TABLES,
-)
+from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
+from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.tables import Bounds, SchemaError
 
 #: `!` marks a column that must not be null.

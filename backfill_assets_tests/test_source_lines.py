@@ -27,7 +27,7 @@ from backfill_assets.landing import read_lines, survey
 from backfill_assets.landing_files import Control
 from backfill_assets.landing_json import not_plain_patterns, number_pattern
 from backfill_assets.listing import LandingError, list_landing
-from backfill_assets.orders.tables import ORDER_LINES
+from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.partitions import Window
 from backfill_assets.sources import Source
 from backfill_assets.tables import holds_json, json_text, nullable

@@ -16,17 +16,8 @@ from backfill_assets.backlog import Backlog, Behind, backlog
 from backfill_assets.catalog import config_digests
 from backfill_assets.lateness import Policy
 from backfill_assets.ledgers import Ledger
-from backfill_assets.orders.tables import (
-    CORRECTIONS,
-    CURRENT,
-    FACT,
-    LATE,
-    LATENESS,
-    RAW,
-    REJECTED,
-    STAGED,
-    TABLES,
-)
+from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
+from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.partitions import DAY
 from backfill_assets.reading import read_ledger
 from backfill_assets.records import Foreign, Record

@@ -13,9 +13,10 @@ import pytest
 from backfill_assets import jobs
 from backfill_assets.arrivals import manifests
 from backfill_assets.footprints import belongs, footprint, part_of
-from backfill_assets.orders.tables import FACT, RAW, STAGED, TABLES
+from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.partitions import DAY, Window
-from backfill_assets.planning import Expected, Parameters
+from backfill_assets.plans import Expected, Parameters
 from backfill_assets.reading import read_ledger, read_ledgers
 from backfill_assets.run_tags import ACCEPT_TAG
 from backfill_assets.snapshots import data_files

@@ -22,7 +22,8 @@ from backfill_assets.audit import RefusedError
 from backfill_assets.cli import main
 from backfill_assets.codes import Code
 from backfill_assets.comparison import Content, Outcome, Verified, compare
-from backfill_assets.orders.tables import CORRECTIONS, FACT, LATE, RAW, REJECTED, STAGED, TABLES
+from backfill_assets.orders.facts import CORRECTIONS, FACT
+from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.other_engine import ReadTest, read_test
 from backfill_assets.partitions import DAY, Window
 from backfill_assets.records import Foreign

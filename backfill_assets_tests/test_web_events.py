@@ -13,13 +13,15 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from backfill_assets.automation import _Look
 from backfill_assets.comparison import Outcome
 from backfill_assets.examples import web_events
 from backfill_assets.examples.web_events import VISITS, active_users_7d
-from backfill_assets.orders.tables import FACT, ORDERS
+from backfill_assets.look import Look
+from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.tables import ORDERS
 from backfill_assets.partitions import DAY, Window
-from backfill_assets.planning import Parameters, make_plan
+from backfill_assets.planning import make_plan
+from backfill_assets.plans import Parameters
 from backfill_assets.reading import read_ledgers
 from backfill_assets.states import State, day_states
 from backfill_assets.verification import verify
@@ -207,7 +209,7 @@ def test_backfill_nights_plan_verify_and_undo(engine, tmp_path):
     assert changed == {day(11), day(12)}
 
     # Its own window, not the deployment's: after three days a day is final.
-    look = _Look(pipeline.settings, lambda: pipeline.now)
+    look = Look(pipeline.settings, lambda: pipeline.now)
     states = day_states(active_users_7d.name, look.situation(pipeline.instance))
     assert {d for d, state in states.items() if state is State.FINAL} == {*Window(START, day(11))}
 

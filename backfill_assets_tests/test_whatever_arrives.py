@@ -15,7 +15,8 @@ import pytest
 
 from backfill_assets.commits import Writer
 from backfill_assets.io_manager import DeltaIOManager
-from backfill_assets.orders.tables import CURRENT, RAW, REJECTED, TABLES
+from backfill_assets.orders.facts import CURRENT
+from backfill_assets.orders.tables import RAW, REJECTED, TABLES
 from backfill_assets.partitions import Window
 from backfill_assets_tests.arriving import DAY, Source, Truth
 from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, order

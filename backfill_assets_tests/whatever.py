@@ -12,7 +12,8 @@ from backfill_assets.finality import final_days
 from backfill_assets.lateness import Policy
 from backfill_assets.listing import list_landing
 from backfill_assets.logs import load_log
-from backfill_assets.orders.tables import CORRECTIONS, CURRENT, FACT, RAW, REJECTED
+from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
+from backfill_assets.orders.tables import RAW, REJECTED
 from backfill_assets.reading import read_ledgers
 from backfill_assets.settings import Settings
 from backfill_assets_tests.arriving import Sums, Truth

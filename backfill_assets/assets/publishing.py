@@ -132,7 +132,7 @@ def publish(
     Dagster would stamp one materialization on every day of the range, with one data version; the
     IO manager has logged the days one by one, and this metadata key keeps Dagster from adding its
     own. A day that was not published does not fail the step, or the later steps would be skipped
-    for the good days too: `automation` fails the run when all steps are through.
+    for the good days too: `day_checks` fails the run when all steps are through.
 
     Raises:
         dagster.Failure: the run has no days.

@@ -19,9 +19,9 @@ from backfill_assets.settings import Settings, load_settings
 if TYPE_CHECKING:
     import dagster as dg
 
-    from backfill_assets.backfills import Undertaking
     from backfill_assets.partitions import Window
-    from backfill_assets.planning import BackfillPlan
+    from backfill_assets.plans import BackfillPlan
+    from backfill_assets.undertakings import Undertaking
 
 _LOOK_EVERY = 2  # seconds
 
@@ -81,12 +81,12 @@ def _refuse_options(ctx: click.Context, what: str) -> None:
 
 
 def _kept(dagster: dg.DagsterInstance, id_: str) -> Undertaking:
-    from backfill_assets import backfills
+    from backfill_assets import undertakings
 
     try:
-        return backfills.find(dagster, id_)
-    except backfills.BackfillRefusedError as error:
-        known = backfills.kept(dagster)
+        return undertakings.find(dagster, id_)
+    except undertakings.BackfillRefusedError as error:
+        known = undertakings.kept(dagster)
         if id_ in known:
             raise
         said = (
@@ -120,14 +120,14 @@ def _launched(settings: Settings, dagster: dg.DagsterInstance, made: BackfillPla
 
 def _watched(out: Output, dagster: dg.DagsterInstance, it: Undertaking) -> Undertaking:
     """Tell how it comes along, until it has ended."""
-    from backfill_assets import backfills
+    from backfill_assets import backfills, undertakings
 
     id_, said = it.plan.id, ""
     how = "`backfill-assets plans` tells how far it is"
     try:
         while not it.ended:
             time.sleep(_LOOK_EVERY)
-            it = backfills.find(dagster, id_)
+            it = undertakings.find(dagster, id_)
             if (now := backfills.progress(dagster, it)) != said:
                 said = now
                 (out.say if it.ended else out.note)(f"{time.strftime('%X')}  {said}")

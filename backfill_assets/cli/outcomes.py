@@ -142,7 +142,7 @@ def refuse_unknown(settings: Settings, dagster: dg.DagsterInstance, name: str) -
     Raises:
         click.UsageError: it is not, with the nearest names.
     """
-    from backfill_assets import backfills
+    from backfill_assets import undertakings
     from backfill_assets.footprints import belongs
     from backfill_assets.reading import read_ledgers
 
@@ -153,10 +153,10 @@ def refuse_unknown(settings: Settings, dagster: dg.DagsterInstance, name: str) -
         any(belongs(record, name) for ledger in ledgers.values() for record in ledger.records)
         or dagster.get_backfill(name) is not None
         or dagster.get_run_by_id(name) is not None
-        or (plan == name and plan in backfills.kept(dagster))
+        or (plan == name and plan in undertakings.kept(dagster))
     ):
         return
-    known = [*dict.fromkeys([*_names(ledgers), *backfills.kept(dagster)])]
+    known = [*dict.fromkeys([*_names(ledgers), *undertakings.kept(dagster)])]
     raise click.UsageError(nearest("backfill or run", name, known))
 
 

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import dagster as dg
 
     from backfill_assets.partitions import Window
-    from backfill_assets.planning import BackfillPlan, Parameters
+    from backfill_assets.plans import BackfillPlan, Parameters
 
 
 def parameters(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say what a backfill is to do: the fields of `planning.Parameters`."""
+    """The options that say what a backfill is to do: the fields of `plans.Parameters`."""
     for option in reversed(
         (
             selection,
@@ -99,10 +99,11 @@ def plan_anew(
     Raises:
         click.UsageError: what is asked for cannot be planned.
     """
-    from backfill_assets import jobs, planning
+    from backfill_assets import jobs
     from backfill_assets.codes import running_code
+    from backfill_assets.plans import Parameters
 
-    asked = planning.Parameters(days=str(days), **given)
+    asked = Parameters(days=str(days), **given)
     _refuse_impossible(settings, asked)
     code = running_code(settings)
     return jobs.plan_anew(settings, graph(settings), dagster, code, asked)
@@ -128,15 +129,15 @@ def show_plan(out: Output, made: BackfillPlan) -> None:
     """Print what becomes of each day, and what it costs."""
     from rich.table import Table as Grid
 
-    from backfill_assets import planning
+    from backfill_assets import plans
 
     grid = Grid(title=f"Plan {made.id}", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in ("table", "what becomes of them", "why", "days"):
         grid.add_column(heading, no_wrap=True)
-    for row in planning.in_lines(made):
+    for row in plans.in_lines(made):
         grid.add_row(*row)
     out.grid(grid)
-    out.facts(planning.in_numbers(made))
+    out.facts(plans.in_numbers(made))
 
 
 def final_days_of(made: BackfillPlan) -> str:
@@ -153,10 +154,10 @@ def plans(out: Output, as_json: bool) -> None:
 
     The newest comes last.
     """
-    from backfill_assets import backfills
+    from backfill_assets import undertakings
 
     with instance() as dagster:
-        lines = [_line(dagster, backfills, id_) for id_ in backfills.kept(dagster)]
+        lines = [_line(dagster, id_) for id_ in undertakings.kept(dagster)]
     if as_json:
         out.json(lines)
         return
@@ -178,10 +179,14 @@ def plans(out: Output, as_json: bool) -> None:
     out.grid(grid)
 
 
-def _line(dagster: dg.DagsterInstance, backfills: Any, id_: str) -> dict[str, Any]:
+def _line(dagster: dg.DagsterInstance, id_: str) -> dict[str, Any]:
+    from backfill_assets import backfills, undertakings
+
     try:
-        it = backfills.find(dagster, id_)
-    except backfills.BackfillRefusedError as error:  # kept by another version: the others are told
+        it = undertakings.find(dagster, id_)
+    except (
+        undertakings.BackfillRefusedError
+    ) as error:  # kept by another version: the others are told
         unknown = {"made": "", "days": "", "tables": [], "state": str(error), "reason": ""}
         return {"plan": id_, **unknown}
     asked = it.plan.parameters

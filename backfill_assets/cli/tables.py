@@ -138,7 +138,7 @@ def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
 def _situation(settings: Settings) -> Situation:
     import dagster as dg
 
-    from backfill_assets.automation import situation
+    from backfill_assets.look import situation
 
     with instance() if home() else dg.DagsterInstance.ephemeral() as found:
         return situation(settings, found, datetime.now(settings.zone))

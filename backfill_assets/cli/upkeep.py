@@ -54,13 +54,13 @@ def maintain(out: Output, more: Sequence[str], tables: Sequence[str], dry_run: b
     """
     settings = load_settings()
     refuse_no_warehouse(settings)
-    from backfill_assets import maintenance
+    from backfill_assets import maintained, maintenance
     from backfill_assets.spark import Engine
 
     names: list[Any] = [*tables, *(name for name in more if name not in tables)]
     spark = Engine.of(settings).spark_session
     found = list(maintenance.maintain(spark, settings, names, dry_run=dry_run))
-    out.grid(maintenance.as_grid(found))
-    for text in maintenance.sentences(found, dry_run=dry_run):
+    out.grid(maintained.as_grid(found))
+    for text in maintained.sentences(found, dry_run=dry_run):
         out.say(text)
     return Status.FINDING if any(one.problems for one in found) else Status.FINE
