@@ -194,13 +194,14 @@ def _field_reasons(source: Source, verbatim: set[str]) -> Iterator[Column]:
     for name in source.fields:
         value = F.col(name)
         text = value if name in verbatim else F.col(_text_of(name))
-        bad = [] if name in verbatim else [text.isNotNull() & value.isNull()]
+        null = F.lit(None) if name in source.may_be_null else F.lit(f"missing {name}")
+        reason = F.when(text.isNull(), null)
+        if name not in verbatim:
+            reason = reason.when(value.isNull(), f"bad {name}")
         # What Delta's CHECK constraint refuses would be the end of the whole run.
-        bad += [value < least for least in _lower_bounds(source, name)]
-        if name not in source.may_be_null:
-            yield F.when(text.isNull(), f"missing {name}")
-        for condition in bad:
-            yield F.when(condition, f"bad {name}")
+        for least in _lower_bounds(source, name):
+            reason = reason.when(value < least, f"bad {name}")
+        yield reason
 
 
 def _lower_bounds(source: Source, name: str) -> list[Column]:
