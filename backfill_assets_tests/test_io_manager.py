@@ -588,7 +588,7 @@ def test_a_backfill_is_kept_to_the_settings_of_each_table():
             ledger(t, record(0, days(1), backfill="b", config_digest=before[t.name]))
             for t in tables
         ]
-        refuse_other_code([ledger(FACT), *made], window(1, 1), said, now)
+        refuse_other_code([ledger(FACT), *made], window(1, 1), said, lambda t: now[t.name])
 
     read(RAW)
     with pytest.raises(PublishError, match="has published 2024-01-01 of stg_orders with code code"):
