@@ -1,8 +1,8 @@
 """Which code makes the tables: by table a digest of its source, and the git commit.
 
 What counts for a table are the modules that make it, the write path, and whatever of the package
-these import, directly or not: its transform and its model. What no table is made by, as alerts or the
-command line, counts for none.
+these import, directly or not: its transform and its model. What no table is made by, as alerts or
+the command line, counts for none.
 """
 
 from __future__ import annotations
