@@ -219,7 +219,7 @@ def test_the_other_blocks_are_run_by_the_test_that_is_named():
         assert language in {kind for kind, _ in _BLOCK.findall(PAGES[page])}
         source = (Path(__file__).parent / test).read_text()
         assert f'"{Path(page).name}"' in source
-        assert f'documented("{language}")' in source
+        assert f'documented("{language}")' in source or f"```{language}" in source
 
 
 def test_commands_in_the_text_exist(place):
