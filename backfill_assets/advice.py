@@ -1,4 +1,4 @@
-"""Which window catches how much: what the rows of `arrival_lateness` say of windows.
+"""Which window catches how much: what the rows of `models.ArrivalLateness` say of windows.
 
 Nothing here knows Spark, Dagster or the page.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from backfill_assets.delays import COMPARED, within
 from backfill_assets.partitions import DAY
 
-#: Rows of `arrival_lateness`, as they come from the table.
+#: Rows of `models.ArrivalLateness`, as they come from the table.
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -45,7 +45,7 @@ def arrived(rows: Rows, window_days: int) -> Arrived:
     its lines, those that came later still included.
 
     Args:
-        rows: of `arrival_lateness`.
+        rows: of `models.ArrivalLateness`.
         window_days: the reprocessing window W, which is compared as well.
     """
     longest = max(COMPARED[-1], window_days)

@@ -153,7 +153,7 @@ def counts_chart(rows: Rows, name: str, title: str, colour: str) -> Chart:
     """One count of each log day.
 
     Args:
-        rows: of `arrival_lateness`.
+        rows: of `models.ArrivalLateness`.
         name: of the column `<name>_lines`.
         title: what is counted.
         colour: of the bars, as a CSS class.
@@ -197,7 +197,7 @@ def _by_day(
     """A chart over log days, with room around few of them.
 
     Args:
-        rows: of `arrival_lateness`, by log day.
+        rows: of `models.ArrivalLateness`, by log day.
         marks: looks, names and values of the series; bars stand on those before.
         axis: the scale upwards, and its ticks.
         across: names and heights of lines.

@@ -23,7 +23,7 @@ def lines_within(row: Mapping[str, Any], window_days: int) -> int:
     """How many of a log day's lines a window takes in.
 
     Args:
-        row: of `arrival_lateness`.
+        row: of `models.ArrivalLateness`.
         window_days: the length of the window, whichever was configured when the row was made.
     """
     return within(dict(zip(row["delays"], row["lines_by_delay"], strict=True)), window_days)

@@ -90,7 +90,7 @@ class Settings(BaseSettings):
         window_days: the reprocessing window W: a line logged up to W days after the day it
             happened still changes that day; later ones come too late.
         lag_days: a day is first published so many days after it by the schedule and the sensor.
-        late_lines: what becomes of a line that came too late: `correct` keeps it in `late_orders`
+        late_lines: what becomes of a line that came too late: `correct` keeps it as late
             and corrects the closed day by it, `drop` only counts it.
         reprocess: which days new lines make the schedule and the sensor rebuild: `touched` those
             that the lines change, `window` all that are open.

@@ -110,7 +110,7 @@ def frames(spark, lines: list[dict], rejected: list[date]):
 def measured(spark, lines, rejected, window: Window, window_days: int) -> list[dict]:
     """What the transform makes of the days that a run over this window reads."""
     read = window.widened(before=window_days)
-    found = lateness.arrival_lateness(
+    found = lateness.lateness_figures(
         *frames(
             spark,
             [x for x in lines if x["log_date"] in read],
@@ -228,7 +228,7 @@ def test_books_count_for_themselves(spark):
     assert "1 of the 2 day(s) before" in good.warnings[0]
     assert not bad.warnings
     # A missing row is the audit's to find.
-    frame = lateness.arrival_lateness(
+    frame = lateness.lateness_figures(
         raw_frame, rejected_frame, ORDER_LINES, Window(day(10), day(11)), 2
     )
     verdicts = judge(LATENESS, window, measure(frame, LATENESS), found, {})

@@ -232,7 +232,7 @@ def test_lateness_without_money(spark):
     )
     rejected = spark.createDataFrame([(day(3),)], "arrival_date DATE")
     of = Window(day(3), day(4))
-    found = lateness.arrival_lateness(frame, rejected, VISITS, of, 1)
+    found = lateness.lateness_figures(frame, rejected, VISITS, of, 1)
     VISITS.lateness.conform(found)
     (row,) = (row.asDict() for row in found.collect())
     nothing = Decimal("0.00")

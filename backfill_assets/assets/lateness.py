@@ -23,7 +23,7 @@ from backfill_assets.spark import keeping
 from backfill_assets.tables import Lineage
 
 
-def arrival_lateness(
+def lateness_figures(
     raw: DataFrame, rejected: DataFrame, source: Source, window: Window, window_days: int
 ) -> DataFrame:
     """The lateness of each log day of the window, one row a day, also for a day without lines.
@@ -161,9 +161,9 @@ def books(
     """By log day: one row, whose counts are those of the inputs.
 
     Args:
-        rows: what `arrival_lateness` found, by day.
-        raw: as for `arrival_lateness`.
-        rejected: as for `arrival_lateness`.
+        rows: what `lateness_figures` found, by day.
+        raw: as for `lateness_figures`.
+        rejected: as for `lateness_figures`.
         source: of the lines.
         window: the log days to measure.
         window_days: the reprocessing window W.
@@ -285,7 +285,7 @@ def build(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition
                     read = days.widened(before=window_days)
                     raw = with_event_day(log.days(read), source, settings.timezone)
                     rejected = unread.days(days)
-                    frame = keep(arrival_lateness(raw, rejected, source, days, window_days))
+                    frame = keep(lateness_figures(raw, rejected, source, days, window_days))
                     rows = {row["log_date"]: row.asDict() for row in frame.collect()}
                     unknown = {
                         d for d in read if d >= policy.start and d not in log.ledger.published

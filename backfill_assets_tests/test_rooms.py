@@ -1,0 +1,49 @@
+"""The machinery knows no table of the orders: they are declared like those of anybody."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import backfill_assets
+from backfill_assets.orders.tables import TABLES
+
+PACKAGE = Path(backfill_assets.__file__).parent
+#: The rooms of the orders, of other pipelines, and of the sample; what users import; and the
+#: default of the setting that names the tables.
+OWN = ("orders/", "examples/", "sample/", "__init__.py", "settings.py")
+MODULES = {
+    str(path.relative_to(PACKAGE)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))
+}
+MACHINERY = {name: text for name, text in MODULES.items() if not name.startswith(OWN)}
+NAMES = re.compile(rf"\b({'|'.join(TABLES)})\b|backfill_assets\.orders")
+LONGEST, LONGEST_FUNCTION = 350, 60
+
+
+def test_no_module_of_the_machinery_names_a_table_of_the_orders():
+    """But for the examples in the help of the command line."""
+    named = {
+        (name, line.strip())
+        for name, text in MACHINERY.items()
+        for line in text.splitlines()
+        if NAMES.search(line)
+    }
+    examples = {(name, line) for name, line in named if name.startswith("cli/")}
+    assert examples
+    assert named - examples == set()
+    assert all(re.match(r'@command\(|"plan ', line) for _, line in examples)
+    assert len(MACHINERY) > 100
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_and_functions_are_short(name):
+    text = MODULES[name]
+    assert len(text.splitlines()) <= LONGEST
+    assert not [
+        of.name
+        for of in ast.walk(ast.parse(text))
+        if isinstance(of, ast.FunctionDef) and (of.end_lineno or 0) - of.lineno >= LONGEST_FUNCTION
+    ]
