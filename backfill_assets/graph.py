@@ -54,15 +54,29 @@ class Graph:
 
     def logs(self, name: str) -> frozenset[str]:
         """The raw logs of the sources that a table is made of, directly or by way of others."""
-        table = self.tables[name]
-        if isinstance(table, SourceTable):
-            return frozenset([table.source.raw.name])
-        return frozenset().union(*map(self.logs, self.made_from(name)))
+        return self._logs[name]
+
+    @cached_property
+    def _logs(self) -> Mapping[str, frozenset[str]]:
+        found: dict[str, frozenset[str]] = {}
+        for name, table in self.tables.items():
+            if isinstance(table, SourceTable):
+                found[name] = frozenset([table.source.raw.name])
+            else:
+                found[name] = frozenset().union(*(found[of] for of in self.made_from(name)))
+        return found
 
     def policy_of(self, name: str) -> Policy:
         """The late-data policy of a table: that of its source; of several, the widest."""
-        of = [self.sources[log].under(self.policy) for log in sorted(self.logs(name))]
-        return widest(of or [self.policy])
+        return self._policies[name]
+
+    @cached_property
+    def _policies(self) -> Mapping[str, Policy]:
+        own = {log: source.under(self.policy) for log, source in self.sources.items()}
+        return {
+            name: widest([own[log] for log in sorted(logs)] or [self.policy])
+            for name, logs in self._logs.items()
+        }
 
     def loaded_with(self, log: str) -> tuple[str, ...]:
         """The tables that one run loads with a raw log: what lands, and what is made by log day."""

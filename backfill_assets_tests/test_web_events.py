@@ -234,7 +234,8 @@ def test_backfill_nights_plan_verify_and_undo(engine, tmp_path):
 
     # What was loaded wrongly is undone, in all tables.
     good = published(pipeline)
-    land(pipeline, [replace(came, visit_id="more", arrival=day(12))], {})
+    more = pipeline.landing / "visits" / f"arrival_date={day(12)}" / "more.jsonl"
+    more.write_text(f"{json.dumps(one_visit('more', day(12), day(12)).line)}\n")
     loaded = pipeline.run(12, 12, ALL)
     assert published(pipeline) != good
     assert (
