@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import reduce
+from uuid import uuid4
 
 import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame
@@ -13,6 +14,9 @@ from pyspark.sql import functions as F
 from backfill_assets.landing_text import PROBLEM, TEXT, decimals, identifiers, json_fields
 from backfill_assets.sources import Source
 
+#: The field that ends the envelope of a line. No file can hold it: a line that ended the envelope
+#: itself would hide what follows in it.
+_CLOSED = f"closed_{uuid4().hex}"
 # Half of a surrogate pair, as only a JSON escape can spell it. No text can hold it, so Spark makes
 # the value null, and a null would pass where a field may be null.
 _HALF_A_PAIR = (
@@ -101,20 +105,20 @@ def _quoted(text: Column, source: Source) -> Column:
 
 
 def _from_json(text: Column, names: Iterable[str], variants: Iterable[str] = ()) -> Column:
-    envelope = F.concat(F.lit('{"lines":['), text, F.lit('],"closed":true}'))
+    envelope = F.concat(F.lit('{"lines":['), text, F.lit(f'],"{_CLOSED}":true}}'))
     options = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
     own = {*variants}
     line = T.StructType(
         [T.StructField(name, T.VariantType() if name in own else T.StringType()) for name in names]
     )
-    schema = T.StructType().add("lines", T.ArrayType(line)).add("closed", T.BooleanType())
+    schema = T.StructType().add("lines", T.ArrayType(line)).add(_CLOSED, T.BooleanType())
     return F.from_json(envelope, schema, options)
 
 
 def _whole() -> Column:
     """Whether the line was one object; null if it was not parsed at all."""
     return (
-        F.coalesce("_json.closed", "_plain.closed")
+        F.coalesce(f"_json.{_CLOSED}", f"_plain.{_CLOSED}")
         & (F.coalesce(F.array_size("_json.lines"), F.array_size("_plain.lines")) == 1)
         & (_only("_json").isNotNull() | _only("_plain").isNotNull())
     )

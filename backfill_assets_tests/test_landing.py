@@ -124,6 +124,7 @@ JSON_LINES: list[tuple[bytes, tuple[str, str | None, str] | None]] = [
     (json_line() + b',"x":' + json_line(), None),
     (json_line() + b',"closed":true', None),
     (json_line() + b',"closed":true}', None),
+    (json_line() + b'],"closed":true}' + json_line(), None),
     (json_line().replace(b'"', b"'"), None),
     (b'{"extra":' + b"[" * 3000 + b"]" * 3000 + b"," + json_line()[1:], None),
     (b"[" * 5000, None),
