@@ -19,6 +19,7 @@ import pytest
 
 from backfill_assets import advice, dashboard
 from backfill_assets.delays import within
+from backfill_assets.examples.web_events import VISITS
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.partitions import DAY
 from backfill_assets.settings import load_settings
@@ -310,6 +311,13 @@ def test_light_and_dark_have_contrast():
         marks = ("blue", "sky", "orange", "red", "green", "grey")
         assert min(contrast(mark, "page") for mark in marks) > 3
         assert min(contrast(mark, "pale") for mark in ("blue", "orange", "grey")) > 3
+
+
+def test_a_source_without_amounts_has_no_money():
+    settings = load_settings(window_days=7, ui_url=UI)
+    text = Reader(dashboard.page(table(24), VISITS, settings, 2)).text
+    assert "amounts that add up" not in text
+    assert "How late do the lines of visits arrive?" in text
 
 
 def test_the_page_says_its_figures():
