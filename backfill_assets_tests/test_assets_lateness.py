@@ -276,7 +276,7 @@ def test_assets_from_landing_to_page(pipeline):
     assert said[f"delta version {LATENESS.name}"] == version
     table = pipeline.log(LATENESS.name).to_pyarrow_table()
     text = (folder / "index.html").read_text()
-    assert text == dashboard.page(table, pipeline.settings, version)
+    assert text == dashboard.page(table, ORDER_LINES, pipeline.settings, version)
 
 
 def test_without_a_table_there_is_no_page(pipeline):
