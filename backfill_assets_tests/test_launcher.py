@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import date
+from datetime import date, datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,6 +30,7 @@ from dagster._utils.tags import TagConcurrencyLimitsCounter
 from backfill_assets.automation import _run_request
 from backfill_assets.definitions import build_defs
 from backfill_assets.launcher import LOCKS, PROCESS_TAG, WatchingRunLauncher, is_alive, sign_on
+from backfill_assets.look import Look
 from backfill_assets.night import LOAD, REBUILD
 from backfill_assets.partitions import Window
 from backfill_assets.run_requests import Request
@@ -41,8 +42,6 @@ NIGHT = date(2024, 1, 3)
 WORKER = """
 import os, subprocess, sys, time
 import dagster as dg
-from backfill_assets.automation import _run_request
-from backfill_assets.definitions import build_defs
 from backfill_assets.launcher import sign_on
 
 with dg.DagsterInstance.from_config(sys.argv[1]) as instance:
@@ -224,7 +223,8 @@ def test_the_instance_of_the_project(instance):
 
 def test_what_goes_first_and_what_goes_alone():
     request = Request(("fact_daily_orders",), Window(date(2024, 1, 1), date(2024, 1, 3)), "key")
-    tags = {kind: _run_request(request, kind, NIGHT).tags for kind in (LOAD, REBUILD)}
+    look = Look(load_settings(), lambda: datetime(2024, 1, 3, tzinfo=timezone.utc))
+    tags = {kind: _run_request(look, request, kind, NIGHT).tags for kind in (LOAD, REBUILD)}
     assert int(tags[LOAD]["dagster/priority"]) > 0
     repository = build_defs(load_settings()).get_repository_def()
     pools = {
