@@ -73,10 +73,11 @@ torture: $(VENV)/.installed-dev ## the long tests (hours): everything killed, 10
 		$(BIN)/python -m pytest -s --timeout 14400 -m 'slow or torture' $(ARGS)
 
 # .pre-commit-config.yaml runs the same before a commit.
-check: $(VENV)/.installed-dev ## lint, format, types, declared dependencies
+check: $(VENV)/.installed-dev ## lint, format, types, the order of the rooms, declared dependencies
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/deptry backfill_assets
 	@$(BIN)/deptry backfill_assets_tests --ignore DEP002,DEP004
 

@@ -6,15 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from backfill_assets.calendar.reach import SAME_DAY, last_days
     from backfill_assets.definitions import build_defs, delta_io_manager
-    from backfill_assets.derived import Reads, conserves, table
-    from backfill_assets.known import corrections, current
     from backfill_assets.orders.facts import CURRENT, FACT
     from backfill_assets.orders.tables import LATE, ORDERS, RAW, REJECTED, STAGED
-    from backfill_assets.reach import SAME_DAY, last_days
     from backfill_assets.settings import load_settings
-    from backfill_assets.sources import Source
-    from backfill_assets.tables import json_text, nullable
+    from backfill_assets.tables.derived import Reads, conserves, table
+    from backfill_assets.tables.known import corrections, current
+    from backfill_assets.tables.sources import Source
+    from backfill_assets.tables.table import json_text, nullable
 
 #: By name, the module that has it. Nothing is imported before it is asked for: the package's own
 #: modules are imported by way of this one, and some of them need no Spark.

@@ -7,19 +7,20 @@ from typing import Any
 
 import dagster as dg
 
-from backfill_assets import automation, jobs
 from backfill_assets.assets import dashboard, derived, known, lateness, raw, staging
-from backfill_assets.catalog import config_digests, tables_of
-from backfill_assets.codes import Code, running_code
-from backfill_assets.derived import Derived
-from backfill_assets.executor import one_process_executor
-from backfill_assets.graph import Graph
-from backfill_assets.known import Corrections, Current
-from backfill_assets.lateness import Policy
-from backfill_assets.look import Clock
-from backfill_assets.plain import DataFrameIOManager
+from backfill_assets.backfills import jobs
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.dagster_ext.executor import one_process_executor
+from backfill_assets.engine.spark import Engine
+from backfill_assets.monitoring import automation
+from backfill_assets.monitoring.look import Clock
+from backfill_assets.publish.plain import DataFrameIOManager
 from backfill_assets.settings import Settings, load_settings
-from backfill_assets.spark import Engine
+from backfill_assets.tables.catalog import config_digests, tables_of
+from backfill_assets.tables.codes import Code, running_code
+from backfill_assets.tables.derived import Derived
+from backfill_assets.tables.graph import Graph
+from backfill_assets.tables.known import Corrections, Current
 
 
 def build_defs(

@@ -22,16 +22,16 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.assets import lines, staging
 from backfill_assets.assets.derived import for_days
-from backfill_assets.landing import read_lines, survey
-from backfill_assets.landing_files import Landing
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.reach import SAME_DAY
+from backfill_assets.engine.spark import Engine
+from backfill_assets.landing.files import Landing
+from backfill_assets.landing.lines import read_lines, survey
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED
-from backfill_assets.partitions import Window
-from backfill_assets.reach import SAME_DAY
 from backfill_assets.settings import load_settings
-from backfill_assets.spark import Engine
-from backfill_assets.tables import Table
+from backfill_assets.tables.table import Table
 from backfill_assets_tests.bench_backfills import (
     REWRITE,
     caps,

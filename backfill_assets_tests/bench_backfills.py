@@ -18,11 +18,11 @@ from uuid import uuid4
 import dagster as dg
 from pyspark.sql import functions as F
 
-from backfill_assets.candidates import Built, Candidate, Plan
+from backfill_assets.calendar.partitions import Window, windows
+from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.tables import RAW, REJECTED, STAGED
-from backfill_assets.partitions import Window, windows
-from backfill_assets.run_tags import REWRITE_TAG
-from backfill_assets.spark import Engine
+from backfill_assets.publish.candidates import Built, Candidate, Plan
+from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets_tests.bench_jobs import by_hand, timed, write_landing
 from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline

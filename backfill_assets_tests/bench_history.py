@@ -18,10 +18,10 @@ from uuid import uuid4
 
 from deltalake import DeltaTable
 
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import TABLES
-from backfill_assets.reading import read_ledgers
-from backfill_assets.spark import Engine
 from backfill_assets_tests.deployed import Deployment
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, order
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import load_settings
-from backfill_assets.spark import Engine
 from backfill_assets_tests.pipeline import Pipeline
 
 # Of many tiny jobs, most of the time goes into planning, and into compiling code for a few rows:

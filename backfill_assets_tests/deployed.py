@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import dagster as dg
 
-from backfill_assets.backfills import lacking_daemons
+from backfill_assets.backfills.stages import lacking_daemons
 from backfill_assets.settings import Settings
 from backfill_assets_tests import conftest, impatient
 from backfill_assets_tests.graphql import ask

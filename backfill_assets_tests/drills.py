@@ -30,12 +30,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.monitoring.states import State
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED, TABLES
-from backfill_assets.partitions import Window
-from backfill_assets.reading import read_ledgers
 from backfill_assets.settings import load_settings
-from backfill_assets.states import State
 from backfill_assets_tests.deployed import Deployment
 from backfill_assets_tests.pipeline import LAYERS
 

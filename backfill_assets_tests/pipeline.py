@@ -12,12 +12,15 @@ import dagster as dg
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 from deltalake import DeltaTable
 
-from backfill_assets.audit import measure
-from backfill_assets.codes import Code
+from backfill_assets.backfills import verification
+from backfill_assets.backfills.comparison import Verified
+from backfill_assets.calendar.partitions import Window
 from backfill_assets.definitions import build_defs
+from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.tables import TABLES
-from backfill_assets.settings import load_settings
-from backfill_assets.spark import Engine
+from backfill_assets.quality.audit import measure
+from backfill_assets.settings import Settings, load_settings
+from backfill_assets.tables.codes import Code
 
 #: What a test runs unless it says otherwise: the layers themselves, without what is about them.
 LAYERS = ("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders", "fact_daily_orders")
@@ -195,3 +198,11 @@ class Pipeline:
             for e in result.all_events
             if e.is_step_failure
         )
+
+
+def verify(
+    settings: Settings, engine: Engine, window: Window, tables: Sequence[str] = ()
+) -> list[Verified]:
+    """What `verification` finds when the days are computed on this engine."""
+    defs = build_defs(settings, {"engine": engine})
+    return verification.verify(settings, defs, window, tables)

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import dagster as dg
 
-from backfill_assets.arrivals import arrivals
-from backfill_assets.backlog import backlog
-from backfill_assets.lateness import Policy
-from backfill_assets.listing import list_landing
-from backfill_assets.night import UNFINISHED
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.landing.listing import list_landing
+from backfill_assets.monitoring.night import UNFINISHED
 from backfill_assets.orders.tables import RAW, REJECTED
-from backfill_assets.reading import read_ledgers
 from backfill_assets.settings import Settings, load_settings
+from backfill_assets.staleness.arrivals import arrivals
+from backfill_assets.staleness.backlog import backlog
 from backfill_assets_tests.arriving import DAY, Source, Truth
 from backfill_assets_tests.deployed import Deployment
 from backfill_assets_tests.killing import KINDS, kill_one

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from backfill_assets.accounts import certificate, mixed_backfills
+from backfill_assets.backfills.accounts import certificate, mixed_backfills
+from backfill_assets.delta.records import Record
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW, STAGED
-from backfill_assets.records import Record
 from backfill_assets_tests.test_records import days, ledger, ledgers, record
 
 

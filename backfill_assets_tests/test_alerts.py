@@ -18,11 +18,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backfill_assets import alerts
-from backfill_assets.alerts import build
-from backfill_assets.outbox import Incident, Outbox
+from backfill_assets.monitoring import alerts
+from backfill_assets.monitoring.alerts import build
+from backfill_assets.monitoring.outbox import Incident, Outbox
+from backfill_assets.monitoring.webhook import post
 from backfill_assets.settings import load_settings
-from backfill_assets.webhook import post
 
 SECRET = "T000-B000-x7y8z9"
 UI = "http://dagster.example:3000"

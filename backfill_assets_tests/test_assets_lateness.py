@@ -14,12 +14,12 @@ import pyspark.sql.types as T
 import pytest
 from deltalake import write_deltalake
 
-from backfill_assets import dashboard
 from backfill_assets.assets import lateness
-from backfill_assets.audit import Severity, judge, measure
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.monitoring import dashboard
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import LATENESS
-from backfill_assets.partitions import DAY, Window
+from backfill_assets.quality.audit import Severity, judge, measure
 from backfill_assets_tests.pipeline import Pipeline, day, order
 from backfill_assets_tests.test_dashboard import by_delay
 

@@ -8,7 +8,10 @@ from decimal import Decimal
 
 import pytest
 
-from backfill_assets.audit import (
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.tables import STAGED
+from backfill_assets.quality.audit import (
     Book,
     Measured,
     RefusedError,
@@ -19,9 +22,6 @@ from backfill_assets.audit import (
     refuse_strays,
     row_hash,
 )
-from backfill_assets.orders.facts import FACT
-from backfill_assets.orders.tables import STAGED
-from backfill_assets.partitions import Window
 from backfill_assets_tests.pipeline import day
 
 ONE_DAY = Window(day(10), day(11))

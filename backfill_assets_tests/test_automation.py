@@ -10,9 +10,9 @@ import pytest
 from dagster._core.definitions.asset_checks.asset_check_spec import AssetCheckKey
 from dagster._core.test_utils import create_run_for_test
 
-from backfill_assets.incidents import incidents
-from backfill_assets.look import Look
-from backfill_assets.night import busy
+from backfill_assets.monitoring.incidents import incidents
+from backfill_assets.monitoring.look import Look
+from backfill_assets.monitoring.night import busy
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, RAW, STAGED, TABLES
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order

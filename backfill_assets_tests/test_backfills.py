@@ -7,20 +7,22 @@ import dagster as dg
 import pytest
 from dagster._core.execution.backfill import BulkActionStatus
 
-from backfill_assets import backfills, definitions, jobs, undertakings
-from backfill_assets.catalog import config_digests
-from backfill_assets.codes import Code
-from backfill_assets.durations import expected_seconds
-from backfill_assets.graph import Graph
-from backfill_assets.lateness import Policy
+from backfill_assets import definitions
+from backfill_assets.backfills import jobs, undertakings
+from backfill_assets.backfills import stages as backfills
+from backfill_assets.backfills.durations import expected_seconds
+from backfill_assets.backfills.planning import plan_backfill, target_days
+from backfill_assets.backfills.plans import Parameters
+from backfill_assets.backfills.undertakings import BackfillRefusedError
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
-from backfill_assets.partitions import Window
-from backfill_assets.planning import plan_backfill, target_days
-from backfill_assets.plans import Parameters
-from backfill_assets.reading import read_ledgers
 from backfill_assets.settings import load_settings
-from backfill_assets.undertakings import BackfillRefusedError
+from backfill_assets.tables.catalog import config_digests
+from backfill_assets.tables.codes import Code
+from backfill_assets.tables.graph import Graph
 from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, order
 from backfill_assets_tests.test_records import days, ledger, ledgers, record
 from backfill_assets_tests.test_undo import undo

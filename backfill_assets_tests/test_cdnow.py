@@ -11,8 +11,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from backfill_assets.calendar.partitions import DAY
 from backfill_assets.orders.tables import TABLES
-from backfill_assets.partitions import DAY
 from backfill_assets.sample.cdnow import write_landing
 from backfill_assets_tests.pipeline import EVERYTHING, Pipeline
 

@@ -18,16 +18,16 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
-from backfill_assets import jars as jars_module
-from backfill_assets.calendars import calendar, days_asked
+from backfill_assets.calendar.days import calendar, days_asked
+from backfill_assets.calendar.partitions import daily_partitions
 from backfill_assets.cli import cli, main
 from backfill_assets.cli.output import Output
-from backfill_assets.jars import delta_coordinate
+from backfill_assets.engine import jars as jars_module
+from backfill_assets.engine.jars import delta_coordinate
+from backfill_assets.engine.spark import Engine
+from backfill_assets.monitoring.states import State
 from backfill_assets.orders.tables import TABLES
-from backfill_assets.partitions import daily_partitions
 from backfill_assets.settings import load_settings
-from backfill_assets.spark import Engine
-from backfill_assets.states import State
 
 FACT = "fact_daily_orders"
 JAN = [date(2024, 1, 1) + timedelta(days=n) for n in range(31)]
@@ -603,7 +603,8 @@ def test_status(monkeypatch, capsys, tmp_path):
     said = json.loads(capsys.readouterr().out)
     assert said["good"] is False
     assert said["tables"][FACT]["missing"] == ["2024-01-04...2024-01-05"]
-    monkeypatch.setattr("backfill_assets.states.day_states", lambda *_: {JAN[0]: State.FINAL})
+    final = {JAN[0]: State.FINAL}
+    monkeypatch.setattr("backfill_assets.monitoring.states.day_states", lambda *_: final)
     assert main(["status"]) == 0
     assert main(["status", "--json"]) == 0
     assert '"good": true' in capsys.readouterr().out
@@ -727,7 +728,7 @@ def test_progress_shows_one_sentence_of_an_error_of_ours(monkeypatch, capsys):
         "*read_orders - STEP_FAILURE - Execution failed.",
         "dagster._core.errors.DagsterExecutionStepExecutionError: Error occurred:",
         "",
-        "backfill_assets.jars.EngineError: no server at :100:",
+        "backfill_assets.engine.jars.EngineError: no server at :100:",
         "",
         "Stack Trace:",
         "  File x",
@@ -736,7 +737,7 @@ def test_progress_shows_one_sentence_of_an_error_of_ours(monkeypatch, capsys):
     assert status == 1
     assert said.splitlines() == [
         "  read_orders ... FAILED; published nothing; 0 checks evaluated",
-        "    backfill_assets.jars.EngineError: no server at :100:",
+        "    backfill_assets.engine.jars.EngineError: no server at :100:",
     ]
 
 

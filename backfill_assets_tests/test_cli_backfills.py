@@ -11,15 +11,16 @@ import dagster as dg
 import pytest
 from dagster._daemon.types import DaemonHeartbeat
 
-from backfill_assets import backfills, jobs, undertakings
-from backfill_assets.accounts import Account, Certificate
+from backfill_assets.backfills import jobs, undertakings
+from backfill_assets.backfills import stages as backfills
+from backfill_assets.backfills.accounts import Account, Certificate
+from backfill_assets.backfills.plans import BackfillPlan, Outlook, Parameters
+from backfill_assets.backfills.reports import Report
+from backfill_assets.backfills.undertakings import Undertaking
 from backfill_assets.cli import launching, main, outcomes
+from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import STAGED, TABLES
-from backfill_assets.plans import BackfillPlan, Outlook, Parameters
-from backfill_assets.reports import Report
-from backfill_assets.spark import Engine
-from backfill_assets.undertakings import Undertaking
 from backfill_assets_tests.test_cli import JAN, publish_facts, refused, wrong
 
 DAYS = "2024-01-01...2024-01-03"

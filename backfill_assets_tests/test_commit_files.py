@@ -19,13 +19,13 @@ from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backfill_assets import commit_files, reading
-from backfill_assets.commit_files import CommitFiles
-from backfill_assets.ledgers import Ledger
+from backfill_assets.calendar.partitions import packed
+from backfill_assets.delta import commit_files, reading
+from backfill_assets.delta.commit_files import CommitFiles
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.reading import read_ledger
+from backfill_assets.delta.records import Foreign
 from backfill_assets.orders.facts import FACT
-from backfill_assets.partitions import packed
-from backfill_assets.reading import read_ledger
-from backfill_assets.records import Foreign
 from backfill_assets_tests.pipeline import day
 from backfill_assets_tests.test_records import days, facts, said_of
 

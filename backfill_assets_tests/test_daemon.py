@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets.arrivals import arrivals
-from backfill_assets.backlog import backlog
-from backfill_assets.lateness import Policy
-from backfill_assets.listing import list_landing
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.landing.listing import list_landing
 from backfill_assets.orders.tables import RAW, TABLES
+from backfill_assets.staleness.arrivals import arrivals
+from backfill_assets.staleness.backlog import backlog
 from backfill_assets_tests import conftest
 from backfill_assets_tests.killing import kill, processes
 from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order

@@ -17,11 +17,11 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from backfill_assets import advice, dashboard
-from backfill_assets.delays import within
+from backfill_assets.calendar.delays import within
+from backfill_assets.calendar.partitions import DAY
 from backfill_assets.examples.web_events import VISITS
+from backfill_assets.monitoring import advice, dashboard
 from backfill_assets.orders.lines import ORDER_LINES
-from backfill_assets.partitions import DAY
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.pipeline import day
 

@@ -13,11 +13,11 @@ import pytest
 from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster._serdes import serialize_value
 
-from backfill_assets.codes import running_code
+from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.definitions import build_defs
-from backfill_assets.executor import one_process_executor
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import SettingsError, load_settings
+from backfill_assets.tables.codes import running_code
 
 PROJECT = Path(__file__).parents[1]
 KEYLESS = {"row_count", "nulls", "conservation", "days"}

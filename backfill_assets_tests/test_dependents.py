@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from backfill_assets.dependents import extents
-from backfill_assets.footprints import AS_OF
-from backfill_assets.lateness import Policy
+from backfill_assets.backfills.dependents import extents
+from backfill_assets.backfills.footprints import AS_OF
+from backfill_assets.calendar.partitions import packed
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.delta.records import Foreign, Record
 from backfill_assets.orders.facts import CORRECTIONS, FACT
 from backfill_assets.orders.tables import LATE, RAW, STAGED, TABLES
-from backfill_assets.partitions import packed
-from backfill_assets.recipes import made_of
-from backfill_assets.records import Foreign, Record
+from backfill_assets.staleness.recipes import made_of
 from backfill_assets_tests.pipeline import START, day
 from backfill_assets_tests.test_records import days, ledger, ledgers, record
 

@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from backfill_assets import deployment, process_groups, servers
 from backfill_assets.cli import main
-from backfill_assets.deployment import deploy, supervise
-from backfill_assets.jars import EngineError
-from backfill_assets.servers import Server, SparkServer
+from backfill_assets.dagster_ext import deployment
+from backfill_assets.dagster_ext.deployment import deploy, supervise
+from backfill_assets.engine import process_groups, servers
+from backfill_assets.engine.jars import EngineError
+from backfill_assets.engine.servers import Server, SparkServer
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets_tests import conftest
 from backfill_assets_tests.graphql import ask
@@ -459,7 +460,7 @@ def test_a_deployment_that_ends_badly(supervised, monkeypatch, capsys):
 
 CLIENT = """
 from backfill_assets.settings import load_settings
-from backfill_assets.spark import Engine, EngineError
+from backfill_assets.engine.spark import Engine, EngineError
 try:
     spark = Engine.of(load_settings()).spark_session
     print(spark.range(4).count(), spark.conf.get("spark.sql.extensions"))

@@ -16,22 +16,21 @@ import pytest
 from pyspark.sql import DataFrame
 
 from backfill_assets import FACT, ORDERS, STAGED, Reads, conserves, last_days, table
-from backfill_assets.catalog import declared, tables_of
-from backfill_assets.codes import running_code
-from backfill_assets.comparison import Outcome
-from backfill_assets.finality import final_days
-from backfill_assets.graph import Graph
-from backfill_assets.lateness import Policy
-from backfill_assets.look import Look
+from backfill_assets.backfills.comparison import Outcome
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.delta.records import Record
+from backfill_assets.monitoring.look import Look
+from backfill_assets.monitoring.states import State, day_states
 from backfill_assets.orders.tables import RAW, REJECTED
-from backfill_assets.partitions import Window
-from backfill_assets.reading import read_ledgers
-from backfill_assets.records import Record
 from backfill_assets.settings import SettingsError, load_settings
-from backfill_assets.states import State, day_states
-from backfill_assets.tables import DeclarationError
-from backfill_assets.verification import verify
-from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, order
+from backfill_assets.staleness.finality import final_days
+from backfill_assets.tables.catalog import declared, tables_of
+from backfill_assets.tables.codes import running_code
+from backfill_assets.tables.graph import Graph
+from backfill_assets.tables.table import DeclarationError
+from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, order, verify
 from backfill_assets_tests.test_records import days, ledger, ledgers, record
 
 PLACE = "my_tables:TABLES"
@@ -109,7 +108,12 @@ def test_nights_late_lines_plan_verify_and_undo(pipeline, engine):
     commits = pipeline.log(SPEND.name).version()
     pipeline.run(1, 12, ALL)
     assert pipeline.log(SPEND.name).version() == commits
-    found = verify(pipeline.settings, Window(day(1), day(13)), [SPEND.name], engine=engine)
+    found = verify(
+        pipeline.settings,
+        engine,
+        Window(day(1), day(13)),
+        [SPEND.name],
+    )
     assert {one.outcome for one in found} == {Outcome.MATCHES}
 
     # What was loaded wrongly is undone in this table as well.

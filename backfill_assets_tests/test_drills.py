@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from backfill_assets.partitions import Window
+from backfill_assets.calendar.partitions import Window
 from backfill_assets_tests import drills
 
 pytestmark = [

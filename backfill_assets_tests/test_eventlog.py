@@ -15,7 +15,7 @@ import dagster as dg
 import pytest
 from dagster._core.test_utils import instance_for_test
 
-from backfill_assets.eventlog import LocalEventLog, LocalStorage
+from backfill_assets.dagster_ext.eventlog import LocalEventLog, LocalStorage
 
 OURS = {"event_log_storage": {"module": "backfill_assets.eventlog", "class": "LocalEventLog"}}
 DAYS = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-03-01")
@@ -75,7 +75,7 @@ def test_connections_stay_open(home, monkeypatch):
 
 
 def test_no_more_than_a_few_databases_stay_open(home, monkeypatch):
-    monkeypatch.setattr("backfill_assets.eventlog._OPEN", 2)
+    monkeypatch.setattr("backfill_assets.dagster_ext.eventlog._OPEN", 2)
     with instance_for_test(temp_dir=home, overrides=OURS) as instance:
         runs = [write(instance, key).run_id for key in DAYS.get_partition_keys()[:4]]
         assert len(instance.event_log_storage._engines) == 2

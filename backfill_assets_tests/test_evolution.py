@@ -14,19 +14,19 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pandera.pyspark import Field
 
-from backfill_assets.audit import Measured
-from backfill_assets.backlog import Backlog
-from backfill_assets.candidates import Built, Candidate, Outcome, Plan
-from backfill_assets.commits import PublishError
-from backfill_assets.evolution import differences, lacking, refuse
-from backfill_assets.incidents import incidents
-from backfill_assets.ledgers import Metadata
-from backfill_assets.logs import load_log, metadata_of
-from backfill_assets.maintenance import maintain
+from backfill_assets.delta.commits import PublishError
+from backfill_assets.delta.evolution import differences, lacking, refuse
+from backfill_assets.delta.ledgers import Metadata
+from backfill_assets.delta.logs import load_log, metadata_of
+from backfill_assets.delta.maintenance import maintain
+from backfill_assets.delta.other_engine import read_test
+from backfill_assets.delta.reading import read_ledger
+from backfill_assets.monitoring.incidents import incidents
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT, DailyOrders
-from backfill_assets.other_engine import read_test
-from backfill_assets.reading import read_ledger
-from backfill_assets.tables import SchemaError, Table
+from backfill_assets.publish.candidates import Built, Candidate, Outcome, Plan
+from backfill_assets.quality.audit import Measured
+from backfill_assets.staleness.backlog import Backlog
+from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.pipeline import Pipeline, day
 from backfill_assets_tests.test_commit_files import (
     add,
@@ -274,7 +274,7 @@ def test_a_column_that_may_be_null_is_added_before_the_commit(loaded, spark, mon
     assert read.problems == []
     # A compaction of a day from before finds what was there, though not in the record's words.
     url = f"delta.`{io.url(FACT)}`"
-    monkeypatch.setattr("backfill_assets.maintenance.tables_of", lambda _: {FACT.name: WIDER})
+    monkeypatch.setattr("backfill_assets.delta.maintenance.tables_of", lambda _: {FACT.name: WIDER})
     spark.sql(f"INSERT INTO {url} SELECT * FROM {url} WHERE run_date = DATE'{day(1)}' AND false")
     (kept,) = maintain(spark, loaded.settings)
     assert kept.problems == []
@@ -301,7 +301,7 @@ def test_other_changes_are_refused_before_anything_is_computed(loaded, spark, ta
 
 
 def test_maintenance_leaves_a_table_of_another_form(loaded, spark, monkeypatch):
-    monkeypatch.setattr("backfill_assets.maintenance.tables_of", lambda _: {FACT.name: OTHER})
+    monkeypatch.setattr("backfill_assets.delta.maintenance.tables_of", lambda _: {FACT.name: OTHER})
     (found,) = maintain(spark, loaded.settings)
     assert "it is partitioned by run_date, not by log_date" in found.problems[0]
     assert metadata_of(load_log(loaded.io_manager.url(FACT))).partitioned_by == ("run_date",)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backfill_assets.footprints import (
+from backfill_assets.backfills.footprints import (
     backfills_of,
     belongs,
     footprint,
@@ -11,10 +11,10 @@ from backfill_assets.footprints import (
     put_back,
     written_since,
 )
-from backfill_assets.ledgers import Ledger
+from backfill_assets.backfills.undo import undone
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.records import Foreign, Published, Record
 from backfill_assets.orders.facts import FACT
-from backfill_assets.records import Foreign, Published, Record
-from backfill_assets.undo import undone
 from backfill_assets_tests.pipeline import day
 
 

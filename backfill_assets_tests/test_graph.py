@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backfill_assets.graph import Graph
-from backfill_assets.lateness import Policy
+from backfill_assets.calendar.partitions import DAY, Days, Window, packed
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.calendar.reach import SAME_DAY, Known, Reach, last_days, next_days
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
-from backfill_assets.partitions import DAY, Days, Window, packed
-from backfill_assets.reach import SAME_DAY, Known, Reach, last_days, next_days
-from backfill_assets.tables import Dependency
+from backfill_assets.tables.graph import Graph
+from backfill_assets.tables.table import Dependency
 from backfill_assets_tests.pipeline import START, day
 from backfill_assets_tests.test_records import days, ledger, record
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from backfill_assets.arrivals import arrivals, manifests
 from backfill_assets.assets import landed
-from backfill_assets.incidents import incidents
-from backfill_assets.lateness import Policy
-from backfill_assets.listing import list_landing
-from backfill_assets.look import Look
+from backfill_assets.calendar.partitions import DAY
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.landing.listing import list_landing
+from backfill_assets.monitoring.incidents import incidents
+from backfill_assets.monitoring.look import Look
+from backfill_assets.monitoring.states import Situation, State, day_states
 from backfill_assets.orders.tables import RAW, TABLES
-from backfill_assets.partitions import DAY
-from backfill_assets.run_tags import ACCEPT_TAG, REWRITE_TAG
-from backfill_assets.states import Situation, State, day_states
+from backfill_assets.publish.run_tags import ACCEPT_TAG, REWRITE_TAG
+from backfill_assets.staleness.arrivals import arrivals, manifests
 from backfill_assets_tests.pipeline import Pipeline, day, order
 
 RAW_STEP = ("raw_orders", "raw_orders_rejected")

@@ -8,15 +8,15 @@ from datetime import date
 import msgspec
 import pytest
 
-from backfill_assets.audit import Severity
-from backfill_assets.backlog import Backlog
-from backfill_assets.incidents import incidents
-from backfill_assets.ledgers import Ledger
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.monitoring.incidents import incidents
+from backfill_assets.monitoring.outbox import Incident
+from backfill_assets.monitoring.states import MEANING, State
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED, TABLES
-from backfill_assets.outbox import Incident
-from backfill_assets.states import MEANING, State
-from backfill_assets.tables import Table
+from backfill_assets.quality.audit import Severity
+from backfill_assets.staleness.backlog import Backlog
+from backfill_assets.tables.table import Table
 from backfill_assets_tests.pipeline import day
 from backfill_assets_tests.test_records import days, ledger, ledgers, record
 from backfill_assets_tests.test_states import (

@@ -15,20 +15,20 @@ import msgspec
 import pytest
 from pyspark.sql import functions as F
 
-from backfill_assets import commits
-from backfill_assets.audit import Book, RefusedError
-from backfill_assets.candidates import Built, Candidate, Done, Outcome, Plan, Snapshot
-from backfill_assets.catalog import config_digests
-from backfill_assets.commits import PublishError, Writer
+from backfill_assets.calendar.partitions import NotContiguousError, Window, one_window
+from backfill_assets.calendar.reach import next_days
+from backfill_assets.delta import commits
+from backfill_assets.delta.commits import PublishError, Writer
+from backfill_assets.delta.records import Record
+from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW, STAGED
-from backfill_assets.partitions import NotContiguousError, Window, one_window
-from backfill_assets.reach import next_days
-from backfill_assets.records import Record
-from backfill_assets.refusals import lacking, refuse_other_code
+from backfill_assets.publish.candidates import Built, Candidate, Done, Outcome, Plan, Snapshot
+from backfill_assets.publish.refusals import lacking, refuse_other_code
+from backfill_assets.quality.audit import Book, RefusedError
 from backfill_assets.settings import load_settings
-from backfill_assets.spark import SPARK_ERRORS
-from backfill_assets.tables import SchemaError, Table
+from backfill_assets.tables.catalog import config_digests
+from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 from backfill_assets_tests.test_records import days, ledger, record
 

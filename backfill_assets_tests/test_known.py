@@ -13,19 +13,18 @@ from pyspark.sql import DataFrame
 
 from backfill_assets import FACT, RAW, STAGED, Reads, corrections, current, last_days, table
 from backfill_assets.assets.known import correction_books, correction_rows
-from backfill_assets.catalog import tables_of
-from backfill_assets.codes import running_code
-from backfill_assets.comparison import Outcome
-from backfill_assets.graph import Graph
-from backfill_assets.lateness import Policy
+from backfill_assets.backfills.comparison import Outcome
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.calendar.reach import Known
+from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, DailyOrders
-from backfill_assets.partitions import Window
-from backfill_assets.reach import Known
-from backfill_assets.reading import read_ledgers
 from backfill_assets.settings import load_settings
-from backfill_assets.tables import RECORDED, DeclarationError
-from backfill_assets.verification import verify
-from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order
+from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.codes import running_code
+from backfill_assets.tables.graph import Graph
+from backfill_assets.tables.table import RECORDED, DeclarationError
+from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order, verify
 from backfill_assets_tests.test_derived import my_known
 
 PLACE = "my_known:TABLES"
@@ -77,7 +76,12 @@ def test_late_lines_change_what_is_known_and_no_final_day(engine, tmp_path, late
     assert said["orders"] == 2
     assert said["current orders"] == (4 if corrected else 2)
     names = [one.name for one in (SPEND, NOW, MORE)]
-    found = verify(pipeline.settings, Window(day(1), day(6)), names, engine=engine)
+    found = verify(
+        pipeline.settings,
+        engine,
+        Window(day(1), day(6)),
+        names,
+    )
     assert {one.outcome for one in found} == {Outcome.MATCHES}
 
 

@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from backfill_assets.assets.lines import read_versions
-from backfill_assets.landing import read_lines, survey
-from backfill_assets.landing_files import Control, Landing
-from backfill_assets.listing import LandingError, list_landing
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.landing.files import Control, Landing
+from backfill_assets.landing.lines import read_lines, survey
+from backfill_assets.landing.listing import LandingError, list_landing
 from backfill_assets.orders.lines import ORDER_LINES
-from backfill_assets.partitions import Window
 from backfill_assets_tests.model import run_model
 from backfill_assets_tests.pipeline import Pipeline, day, order
 

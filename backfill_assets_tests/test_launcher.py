@@ -27,13 +27,19 @@ from dagster._daemon.monitoring.run_monitoring import (
 from dagster._utils.log import get_dagster_logger
 from dagster._utils.tags import TagConcurrencyLimitsCounter
 
-from backfill_assets.automation import _run_request
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.dagster_ext.launcher import (
+    LOCKS,
+    PROCESS_TAG,
+    WatchingRunLauncher,
+    is_alive,
+    sign_on,
+)
 from backfill_assets.definitions import build_defs
-from backfill_assets.launcher import LOCKS, PROCESS_TAG, WatchingRunLauncher, is_alive, sign_on
-from backfill_assets.look import Look
-from backfill_assets.night import LOAD, REBUILD
-from backfill_assets.partitions import Window
-from backfill_assets.run_requests import Request
+from backfill_assets.monitoring.automation import _run_request
+from backfill_assets.monitoring.look import Look
+from backfill_assets.monitoring.night import LOAD, REBUILD
+from backfill_assets.monitoring.run_requests import Request
 from backfill_assets.settings import load_settings
 
 PROJECT = Path(__file__).parents[1]
@@ -42,7 +48,7 @@ NIGHT = date(2024, 1, 3)
 WORKER = """
 import os, subprocess, sys, time
 import dagster as dg
-from backfill_assets.launcher import sign_on
+from backfill_assets.dagster_ext.launcher import sign_on
 
 with dg.DagsterInstance.from_config(sys.argv[1]) as instance:
     instance.add_run_tags(sys.argv[2], sign_on(instance, sys.argv[2]))

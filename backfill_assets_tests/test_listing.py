@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets import listing
-from backfill_assets.listing import LandingError, list_landing
+from backfill_assets.landing import listing
+from backfill_assets.landing.listing import LandingError, list_landing
 from backfill_assets_tests.pipeline import day
 
 NAME = f"arrival_date={day(1)}"

@@ -16,14 +16,14 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from backfill_assets import commits, maintenance
-from backfill_assets.candidates import Built, Candidate, Done, Plan
+from backfill_assets.calendar.partitions import Window
 from backfill_assets.cli import main
-from backfill_assets.maintained import Files, Maintained
-from backfill_assets.maintenance import maintain
+from backfill_assets.delta import commits, maintenance
+from backfill_assets.delta.maintained import Files, Maintained
+from backfill_assets.delta.maintenance import maintain
+from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.facts import CORRECTIONS, FACT
-from backfill_assets.partitions import Window
-from backfill_assets.spark import Engine
+from backfill_assets.publish.candidates import Built, Candidate, Done, Plan
 from backfill_assets_tests.pipeline import Pipeline, day
 
 RECORD = {"run_id": "r1", "asset": FACT.name, "code_version": "c", "config_digest": "d"}

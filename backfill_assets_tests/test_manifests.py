@@ -9,9 +9,17 @@ from datetime import date
 
 import pytest
 
-from backfill_assets.listing import CONTROL_FILE, Entry, Folder, Listing
-from backfill_assets.manifests import Loaded, Manifest, Target, after_undo, due, news, target
-from backfill_assets.partitions import DAY
+from backfill_assets.calendar.partitions import DAY
+from backfill_assets.landing.listing import CONTROL_FILE, Entry, Folder, Listing
+from backfill_assets.landing.manifests import (
+    Loaded,
+    Manifest,
+    Target,
+    after_undo,
+    due,
+    news,
+    target,
+)
 from backfill_assets_tests.pipeline import START, day
 
 # --- listings made by hand ------------------------------------------------------------------------

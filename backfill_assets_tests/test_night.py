@@ -18,16 +18,24 @@ import pytest
 from dagster._core.storage.dagster_run import DagsterRunStatus
 from dagster._core.test_utils import create_run_for_test
 
-from backfill_assets.backlog import Backlog, Behind
 from backfill_assets.cli import main
-from backfill_assets.codes import Code
-from backfill_assets.night import LOAD, REBUILD, Night, bridge, busy, run_night, waves_under_way
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.monitoring.night import (
+    LOAD,
+    REBUILD,
+    Night,
+    bridge,
+    busy,
+    run_night,
+    waves_under_way,
+)
+from backfill_assets.monitoring.run_requests import HANDFUL
 from backfill_assets.orders.facts import CURRENT, FACT
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
-from backfill_assets.reading import read_ledgers
-from backfill_assets.recipes import made_of
-from backfill_assets.run_requests import HANDFUL
 from backfill_assets.settings import load_settings
+from backfill_assets.staleness.backlog import Backlog, Behind
+from backfill_assets.staleness.recipes import made_of
+from backfill_assets.tables.codes import Code
 from backfill_assets_tests import conftest
 from backfill_assets_tests.pipeline import Pipeline, day, order
 from backfill_assets_tests.test_records import days, ledger, ledgers, record

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets.evolution import differences
-from backfill_assets.look import Look
-from backfill_assets.partitions import Window
-from backfill_assets.reading import read_ledgers
-from backfill_assets.states import State, day_states
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.delta.evolution import differences
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.monitoring.look import Look
+from backfill_assets.monitoring.states import State, day_states
 from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day
 
 FIXTURE = Path(__file__).parent / "fixtures" / "warehouse-before-sources.tar.gz"

@@ -13,11 +13,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.assets.lines import accepted, read_versions
-from backfill_assets.assets.versions import with_event_day
-from backfill_assets.landing import read_lines, survey
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.landing.lines import read_lines, survey
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import TABLES
-from backfill_assets.partitions import Window
+from backfill_assets.tables.versions import with_event_day
 from backfill_assets_tests.pipeline import Pipeline, day
 
 PAGE = (Path(__file__).parents[1] / "docs" / "one-order.md").read_text()

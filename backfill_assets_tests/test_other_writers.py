@@ -11,16 +11,16 @@ from uuid import uuid4
 import pytest
 from deltalake import DeltaTable
 
-from backfill_assets import commit_files, reading
-from backfill_assets.backlog import Backlog
-from backfill_assets.candidates import Built, Candidate, Outcome, Plan
-from backfill_assets.commits import LOG_RETENTION, Writer
-from backfill_assets.incidents import incidents
-from backfill_assets.logs import APPLICATION
+from backfill_assets.calendar.partitions import Window, packed
+from backfill_assets.delta import commit_files, reading
+from backfill_assets.delta.commits import LOG_RETENTION, Writer
+from backfill_assets.delta.logs import APPLICATION
+from backfill_assets.delta.records import Foreign
+from backfill_assets.monitoring.incidents import incidents
+from backfill_assets.monitoring.states import State
 from backfill_assets.orders.facts import FACT
-from backfill_assets.partitions import Window, packed
-from backfill_assets.records import Foreign
-from backfill_assets.states import State
+from backfill_assets.publish.candidates import Built, Candidate, Outcome, Plan
+from backfill_assets.staleness.backlog import Backlog
 from backfill_assets_tests.pipeline import day
 from backfill_assets_tests.test_commit_files import (
     append,

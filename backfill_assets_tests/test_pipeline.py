@@ -14,12 +14,12 @@ from dagster._core.execution.api import create_execution_plan, execute_run
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 from pyspark.sql import functions as F
 
-from backfill_assets.arrivals import manifests
 from backfill_assets.assets import landed, staging
-from backfill_assets.io_manager import DeltaIOManager
+from backfill_assets.calendar.partitions import days_of_run
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
-from backfill_assets.partitions import days_of_run
+from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.sample.generator import generate
+from backfill_assets.staleness.arrivals import manifests
 from backfill_assets_tests.model import run_model
 from backfill_assets_tests.pipeline import END, EVERYTHING, LAYERS, START, Pipeline, day, order
 

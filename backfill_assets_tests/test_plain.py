@@ -14,9 +14,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets import FACT, delta_io_manager, load_settings
-from backfill_assets.plain import MODEL
-from backfill_assets.reading import read_ledger
-from backfill_assets.tables import Table
+from backfill_assets.delta.reading import read_ledger
+from backfill_assets.publish.plain import MODEL
+from backfill_assets.tables.table import Table
 from backfill_assets_tests.pipeline import START, Pipeline, day, order
 
 DAYS = dg.DailyPartitionsDefinition(str(START), end_date=str(day(31)))

@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame
 
-from backfill_assets import touched
 from backfill_assets.assets import known, lines, staging, versions
 from backfill_assets.assets.derived import for_days
-from backfill_assets.landing import read_lines, survey
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.reach import SAME_DAY
+from backfill_assets.landing.lines import read_lines, survey
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import LATE, RAW, STAGED
-from backfill_assets.partitions import DAY, Window
-from backfill_assets.reach import SAME_DAY
+from backfill_assets.staleness import touched
 from backfill_assets_tests.landings import DAYS, batches
 from backfill_assets_tests.model import known_now, run_model
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, day

@@ -11,8 +11,8 @@ from itertools import pairwise
 
 import pytest
 
+from backfill_assets.delta.records import Record
 from backfill_assets.orders.tables import RAW, TABLES
-from backfill_assets.records import Record
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 
 RACES = int(os.environ.get("BACKFILL_TEST_RACES", "3"))

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets.audit import Severity
+from backfill_assets.monitoring.states import State
 from backfill_assets.orders.tables import TABLES
+from backfill_assets.quality.audit import Severity
 from backfill_assets.settings import PREFIX, Settings
-from backfill_assets.states import State
 from backfill_assets_tests import conftest
 
 PROJECT = Path(__file__).parents[1]
@@ -344,7 +344,7 @@ def test_every_error_is_explained():
 
 
 def test_every_alert_and_every_state_is_explained():
-    source = (PROJECT / "backfill_assets/incidents.py").read_text()
+    source = (PROJECT / "backfill_assets/monitoring/incidents.py").read_text()
     kinds = {"run failed", *re.findall(r"(?:add|Incident)\(\s*\"([a-z ]+)\"", source)}
     states, _, alerts = PAGES["docs/monitoring.md"].partition("\n## Alerts\n")
     assert set(re.findall(r"^\| `([a-z ]+)` \|", alerts, re.MULTILINE)) >= kinds

@@ -10,15 +10,15 @@ import msgspec
 import pytest
 
 from backfill_assets import definitions
-from backfill_assets.codes import Code
-from backfill_assets.ledgers import Ledger
+from backfill_assets.backfills.plans import BackfillPlan, Outlook, in_lines
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.delta.records import Foreign, Record
 from backfill_assets.orders.facts import CURRENT, FACT
 from backfill_assets.orders.tables import LATENESS, RAW, REJECTED, STAGED
-from backfill_assets.plans import BackfillPlan, Outlook, in_lines
-from backfill_assets.reading import read_ledgers
-from backfill_assets.reasons import why
-from backfill_assets.records import Foreign, Record
-from backfill_assets.run_tags import REWRITE_TAG
+from backfill_assets.publish.reasons import why
+from backfill_assets.publish.run_tags import REWRITE_TAG
+from backfill_assets.tables.codes import Code
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 from backfill_assets_tests.test_backfills import planned
 from backfill_assets_tests.test_records import commit, days, ledger, read, record, said_of

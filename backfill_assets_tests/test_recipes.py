@@ -9,15 +9,15 @@ from datetime import date
 import msgspec
 import pytest
 
-from backfill_assets.lateness import Policy
-from backfill_assets.ledgers import Ledger
+from backfill_assets.calendar.partitions import Window, packed
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.calendar.reach import Known
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.records import Foreign, Record
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED
-from backfill_assets.partitions import Window, packed
-from backfill_assets.reach import Known
-from backfill_assets.recipes import made_of
-from backfill_assets.records import Foreign, Record
-from backfill_assets.tables import Table
+from backfill_assets.staleness.recipes import made_of
+from backfill_assets.tables.table import Table
 from backfill_assets_tests.pipeline import START, day
 from backfill_assets_tests.test_records import days, ledger, ledgers, record
 

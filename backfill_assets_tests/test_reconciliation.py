@@ -25,11 +25,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from rich.console import Console
 
-from backfill_assets.layers import across_layers
-from backfill_assets.ledgers import Ledger
-from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
-from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
-from backfill_assets.reconciliation import (
+from backfill_assets.backfills.layers import across_layers
+from backfill_assets.backfills.reconciliation import (
     ReconciliationError,
     _drift,
     _fingerprints,
@@ -37,8 +34,7 @@ from backfill_assets.reconciliation import (
     fingerprints,
     reconcile,
 )
-from backfill_assets.records import Foreign, Published, Record
-from backfill_assets.reports import (
+from backfill_assets.backfills.reports import (
     Day,
     Drift,
     Fingerprint,
@@ -48,7 +44,11 @@ from backfill_assets.reports import (
     as_json,
     as_markdown,
 )
-from backfill_assets.tables import Table
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.records import Foreign, Published, Record
+from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
+from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
+from backfill_assets.tables.table import Table
 from backfill_assets_tests.pipeline import LAYERS, day, order
 
 PAGE = (Path(__file__).parents[1] / "docs" / "reconciliation.md").read_text()

@@ -17,17 +17,17 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backfill_assets import reading
-from backfill_assets.audit import Measured
-from backfill_assets.ledgers import Ledger
-from backfill_assets.logs import load_log
+from backfill_assets.calendar.partitions import DAY, Window, packed, unpacked, windows
+from backfill_assets.delta import reading
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.logs import load_log
+from backfill_assets.delta.reading import read_ledger
+from backfill_assets.delta.records import Foreign, Published, Record
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
-from backfill_assets.partitions import DAY, Window, packed, unpacked, windows
-from backfill_assets.reading import read_ledger
-from backfill_assets.records import Foreign, Published, Record
-from backfill_assets.run_tags import launched_by
-from backfill_assets.tables import Table
+from backfill_assets.publish.run_tags import launched_by
+from backfill_assets.quality.audit import Measured
+from backfill_assets.tables.table import Table
 from backfill_assets_tests.pipeline import START, day
 
 # --- ledgers made by hand; days are numbers from 1 ------------------------------------------------

@@ -14,21 +14,27 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from backfill_assets.arrivals import Arrivals, arrivals, manifests
-from backfill_assets.backlog import Backlog, Behind, backlog
-from backfill_assets.finality import closings, settled_days
-from backfill_assets.finality import final_days as all_final
-from backfill_assets.graph import Graph
-from backfill_assets.lateness import Policy
-from backfill_assets.ledgers import Ledger
-from backfill_assets.listing import Listing
-from backfill_assets.manifests import target
+from backfill_assets.calendar.partitions import DAY, Window, windows
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.records import Foreign, Record
+from backfill_assets.landing.listing import Listing
+from backfill_assets.landing.manifests import target
+from backfill_assets.monitoring.run_requests import (
+    HANDFUL,
+    Request,
+    handful,
+    load_requests,
+    rebuild_requests,
+)
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
-from backfill_assets.partitions import DAY, Window, windows
-from backfill_assets.records import Foreign, Record
-from backfill_assets.run_requests import HANDFUL, Request, handful, load_requests, rebuild_requests
-from backfill_assets.tables import Table
+from backfill_assets.staleness.arrivals import Arrivals, arrivals, manifests
+from backfill_assets.staleness.backlog import Backlog, Behind, backlog
+from backfill_assets.staleness.finality import closings, settled_days
+from backfill_assets.staleness.finality import final_days as all_final
+from backfill_assets.tables.graph import Graph
+from backfill_assets.tables.table import Table
 from backfill_assets_tests.pipeline import START, day
 from backfill_assets_tests.test_manifests import file, landing
 from backfill_assets_tests.test_records import (

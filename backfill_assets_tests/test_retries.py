@@ -42,12 +42,9 @@ from pyspark.errors import AnalysisException, PySparkRuntimeError, PySparkValueE
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 from pyspark.sql import functions as F
 
-from backfill_assets import spark as engines
-from backfill_assets.commits import PublishError
-from backfill_assets.executor import one_process_executor
-from backfill_assets.jars import EngineError
-from backfill_assets.launcher import PROCESS_TAG
-from backfill_assets.retries import (
+from backfill_assets.dagster_ext.executor import one_process_executor
+from backfill_assets.dagster_ext.launcher import PROCESS_TAG
+from backfill_assets.dagster_ext.retries import (
     ATTEMPTS,
     LOST_TAG,
     PATIENCE,
@@ -56,6 +53,9 @@ from backfill_assets.retries import (
     launch_lost_retries,
     retry_later,
 )
+from backfill_assets.delta.commits import PublishError
+from backfill_assets.engine import spark as engines
+from backfill_assets.engine.jars import EngineError
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.killing import kill
 from backfill_assets_tests.test_daemon import BIN, PROJECT
@@ -343,8 +343,8 @@ ASSETS = '''
 import os, time
 from pathlib import Path
 import dagster as dg
-from backfill_assets.commits import PublishError
-from backfill_assets.executor import one_process_executor
+from backfill_assets.delta.commits import PublishError
+from backfill_assets.dagster_ext.executor import one_process_executor
 
 DAYS = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-01-07")
 FAILED = Path(os.environ["DAGSTER_HOME"], "failed")

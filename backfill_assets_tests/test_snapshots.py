@@ -10,9 +10,9 @@ from deltalake.exceptions import DeltaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
+from backfill_assets.calendar.partitions import any_of, windows
+from backfill_assets.delta.snapshots import rows_as_of
 from backfill_assets.orders.facts import FACT
-from backfill_assets.partitions import any_of, windows
-from backfill_assets.snapshots import rows_as_of
 from backfill_assets_tests.test_evolution import WIDER
 from backfill_assets_tests.test_records import commit, days, facts
 

@@ -23,14 +23,14 @@ from pyspark.sql import functions as F
 
 from backfill_assets.assets.landed_rows import count_lines
 from backfill_assets.assets.lines import accepted, read_versions, rejected
-from backfill_assets.landing import read_lines, survey
-from backfill_assets.landing_files import Control
-from backfill_assets.landing_json import not_plain_patterns, number_pattern
-from backfill_assets.listing import LandingError, list_landing
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.landing.files import Control
+from backfill_assets.landing.json import not_plain_patterns, number_pattern
+from backfill_assets.landing.lines import read_lines, survey
+from backfill_assets.landing.listing import LandingError, list_landing
 from backfill_assets.orders.lines import ORDER_LINES
-from backfill_assets.partitions import Window
-from backfill_assets.sources import Source
-from backfill_assets.tables import holds_json, json_text, nullable
+from backfill_assets.tables.sources import Source
+from backfill_assets.tables.table import holds_json, json_text, nullable
 
 DAY = date(2024, 1, 2)
 STAMP = "2024-01-02T10:00:00Z"

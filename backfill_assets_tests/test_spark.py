@@ -18,17 +18,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from backfill_assets import jars as jars_module
-from backfill_assets import spark as module
-from backfill_assets.jars import (
+from backfill_assets.engine import jars as jars_module
+from backfill_assets.engine import spark as module
+from backfill_assets.engine.jars import (
     EngineError,
     check_java,
     delta_coordinate,
     delta_jars,
     fetch_delta_jars,
 )
+from backfill_assets.engine.spark import Engine, connect_server_command, spark_config
 from backfill_assets.settings import load_settings
-from backfill_assets.spark import Engine, connect_server_command, spark_config
 from backfill_assets_tests.pipeline import Pipeline, day, order
 
 

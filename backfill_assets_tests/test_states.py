@@ -11,18 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from backfill_assets.arrivals import Arrivals
-from backfill_assets.backlog import Backlog, Behind, backlog
-from backfill_assets.catalog import config_digests
-from backfill_assets.lateness import Policy
-from backfill_assets.ledgers import Ledger
-from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
-from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
-from backfill_assets.partitions import DAY
-from backfill_assets.reading import read_ledger
-from backfill_assets.records import Foreign, Record
-from backfill_assets.settings import load_settings
-from backfill_assets.states import (
+from backfill_assets.calendar.partitions import DAY
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.reading import read_ledger
+from backfill_assets.delta.records import Foreign, Record
+from backfill_assets.monitoring.states import (
     MEANING,
     Situation,
     State,
@@ -32,7 +26,13 @@ from backfill_assets.states import (
     in_words,
     summary,
 )
-from backfill_assets.tables import Table
+from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
+from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
+from backfill_assets.settings import load_settings
+from backfill_assets.staleness.arrivals import Arrivals
+from backfill_assets.staleness.backlog import Backlog, Behind, backlog
+from backfill_assets.tables.catalog import config_digests
+from backfill_assets.tables.table import Table
 from backfill_assets_tests.pipeline import START, day
 from backfill_assets_tests.test_records import (
     NIGHTLY,

@@ -10,16 +10,16 @@ import shutil
 import dagster as dg
 import pytest
 
-from backfill_assets import jobs
-from backfill_assets.arrivals import manifests
-from backfill_assets.footprints import belongs, footprint, part_of
+from backfill_assets.backfills import jobs
+from backfill_assets.backfills.footprints import belongs, footprint, part_of
+from backfill_assets.backfills.plans import Expected, Parameters
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.delta.reading import read_ledger, read_ledgers
+from backfill_assets.delta.snapshots import data_files
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
-from backfill_assets.partitions import DAY, Window
-from backfill_assets.plans import Expected, Parameters
-from backfill_assets.reading import read_ledger, read_ledgers
-from backfill_assets.run_tags import ACCEPT_TAG
-from backfill_assets.snapshots import data_files
+from backfill_assets.publish.run_tags import ACCEPT_TAG
+from backfill_assets.staleness.arrivals import manifests
 from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, order
 
 

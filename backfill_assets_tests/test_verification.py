@@ -18,19 +18,19 @@ from pyspark.sql import functions as F
 from rich.console import Console
 
 from backfill_assets import definitions
-from backfill_assets.audit import RefusedError
+from backfill_assets.backfills.comparison import Content, Outcome, Verified, compare
+from backfill_assets.backfills.verification import _each_day, as_grid, as_json, good
+from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.cli import main
-from backfill_assets.codes import Code
-from backfill_assets.comparison import Content, Outcome, Verified, compare
+from backfill_assets.delta.other_engine import ReadTest, read_test
+from backfill_assets.delta.records import Foreign
 from backfill_assets.orders.facts import CORRECTIONS, FACT
 from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED, TABLES
-from backfill_assets.other_engine import ReadTest, read_test
-from backfill_assets.partitions import DAY, Window
-from backfill_assets.records import Foreign
+from backfill_assets.quality.audit import RefusedError
 from backfill_assets.settings import Settings
-from backfill_assets.verification import _each_day, as_grid, as_json, good, verify
+from backfill_assets.tables.codes import Code
 from backfill_assets_tests.conftest import SMALL
-from backfill_assets_tests.pipeline import Pipeline, day, order
+from backfill_assets_tests.pipeline import Pipeline, day, order, verify
 from backfill_assets_tests.test_records import days, ledger, record
 
 #: Over the end of a month; a double could not hold the sum of the amounts.
@@ -91,7 +91,7 @@ def by_day(found: Sequence[Verified]) -> Found:
 def test_all_days_match_and_nothing_is_written(pipeline, engine, tmp_path, monkeypatch):
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     before, runs = files(pipeline.root), pipeline.instance.get_runs_count()
-    found = verify(pipeline.settings, LOADED, engine=engine)
+    found = verify(pipeline.settings, engine, LOADED)
     assert [(one.table, one.day) for one in found] == [(n, d) for n in TABLES for d in LOADED]
     assert {(one.outcome, one.why) for one in found} == {(Outcome.MATCHES, "")}
     assert all(one.published == one.held == one.now for one in found)
@@ -105,7 +105,7 @@ def test_all_days_match_and_nothing_is_written(pipeline, engine, tmp_path, monke
 def test_what_has_changed_without_changing_a_row(pipeline, engine, monkeypatch):
     monkeypatch.setattr(definitions, "running_code", lambda *_: Code("other"))
     settings = pipeline.settings.model_copy(update={"late_lines": "drop"})
-    (found,) = verify(settings, Window(day(30), day(31)), [LATE.name], engine=engine)
+    (found,) = verify(settings, engine, Window(day(30), day(31)), [LATE.name])
     assert found.outcome is Outcome.MATCHES
     code, configuration = found.why.split(" and ")
     assert code == "although it was computed by other code: this (commit c0de)"
@@ -131,7 +131,7 @@ def damaged(copy) -> Settings:
 @pytest.fixture(scope="module")
 def found(damaged, engine) -> Found:
     tables = [table.name for table in (CORRECTIONS, FACT, STAGED, REJECTED, RAW)]
-    return by_day(verify(damaged, Window(day(30), day(35)), tables, engine=engine))
+    return by_day(verify(damaged, engine, Window(day(30), day(35)), tables))
 
 
 def test_a_landing_that_has_changed(found):
@@ -193,7 +193,7 @@ def gutted(copy) -> Settings:
 
 def test_a_file_that_is_gone_hides_no_other_day(gutted, engine):
     settings = gutted.model_copy(update={"partitions_per_run": 3})
-    found = verify(settings, LOADED, [STAGED.name, FACT.name], engine=engine)
+    found = verify(settings, engine, LOADED, [STAGED.name, FACT.name])
     assert [(one.table, one.day) for one in found] == [
         (name, d) for name in (STAGED.name, FACT.name) for d in LOADED
     ]
@@ -216,24 +216,29 @@ def test_a_computation_that_is_not_what_it_was(pipeline, engine, monkeypatch):
         return honest(stg_orders).withColumn("customer_id", F.concat("customer_id", F.lit("?")))
 
     monkeypatch.setitem(vars(FACT), "transform", strange)
-    (found,) = verify(pipeline.settings, Window(day(30), day(31)), [FACT.name], engine=engine)
+    (found,) = verify(
+        pipeline.settings,
+        engine,
+        Window(day(30), day(31)),
+        [FACT.name],
+    )
     assert found.outcome is Outcome.DIFFERS
     assert found.why.startswith("nothing that it is made of has changed since")
     assert found.published.totals == found.now.totals
     assert "; now as many rows with the same totals, but other values: nothing" in str(found)
 
 
-def test_days_that_are_in_no_calendar(pipeline, tmp_path):
+def test_days_that_are_in_no_calendar(pipeline, tmp_path, engine):
     for spelled, said in (
         ("2024-02-08...2024-02-10", "is not in the calendar, which is 2024-01-01...2024-02-09"),
         ("2023-12-31", "is not in the calendar"),
         ("2024-01-05...2024-01-01", "is not in the calendar"),
     ):
         with pytest.raises(ValueError, match=said):
-            verify(pipeline.settings, Window.parse(spelled))
+            verify(pipeline.settings, engine, Window.parse(spelled))
     empty = pipeline.settings.model_copy(update={"warehouse": str(tmp_path)})
     with pytest.raises(ValueError, match="nothing has been published at"):
-        verify(empty, LOADED)
+        verify(empty, engine, LOADED)
 
 
 # why, from numbers alone

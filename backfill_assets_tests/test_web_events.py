@@ -14,19 +14,18 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from backfill_assets.comparison import Outcome
+from backfill_assets.backfills.comparison import Outcome
+from backfill_assets.backfills.planning import make_plan
+from backfill_assets.backfills.plans import Parameters
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.examples import web_events
 from backfill_assets.examples.web_events import VISITS, active_users_7d
-from backfill_assets.look import Look
+from backfill_assets.monitoring.look import Look
+from backfill_assets.monitoring.states import State, day_states
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import ORDERS
-from backfill_assets.partitions import DAY, Window
-from backfill_assets.planning import make_plan
-from backfill_assets.plans import Parameters
-from backfill_assets.reading import read_ledgers
-from backfill_assets.states import State, day_states
-from backfill_assets.verification import verify
-from backfill_assets_tests.pipeline import START, Pipeline, day, order
+from backfill_assets_tests.pipeline import START, Pipeline, day, order, verify
 
 PLACE = "backfill_assets.examples.web_events:TABLES"
 TABLES = [*VISITS.tables, active_users_7d]
@@ -228,7 +227,10 @@ def test_backfill_nights_plan_verify_and_undo(engine, tmp_path):
     )
     assert {name: outlook.why for name, outlook in plan.tables.items() if outlook.left} == {}
     found = verify(
-        pipeline.settings, Window(day(1), day(14)), [active_users_7d.name], engine=engine
+        pipeline.settings,
+        engine,
+        Window(day(1), day(14)),
+        [active_users_7d.name],
     )
     assert {one.outcome for one in found} == {Outcome.MATCHES}
 

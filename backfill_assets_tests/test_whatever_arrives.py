@@ -13,11 +13,11 @@ from decimal import Decimal
 
 import pytest
 
-from backfill_assets import publisher
-from backfill_assets.commits import Writer
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.delta.commits import Writer
 from backfill_assets.orders.facts import CURRENT
 from backfill_assets.orders.tables import RAW, REJECTED, TABLES
-from backfill_assets.partitions import Window
+from backfill_assets.publish import publisher
 from backfill_assets_tests.arriving import DAY, Source, Truth
 from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, order
 from backfill_assets_tests.whatever import differences

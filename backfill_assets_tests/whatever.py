@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
-from backfill_assets.arrivals import arrivals
-from backfill_assets.backlog import backlog
-from backfill_assets.finality import final_days
-from backfill_assets.lateness import Policy
-from backfill_assets.listing import list_landing
-from backfill_assets.logs import load_log
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.delta.logs import load_log
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.landing.listing import list_landing
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import RAW, REJECTED
-from backfill_assets.reading import read_ledgers
 from backfill_assets.settings import Settings
+from backfill_assets.staleness.arrivals import arrivals
+from backfill_assets.staleness.backlog import backlog
+from backfill_assets.staleness.finality import final_days
 from backfill_assets_tests.arriving import Sums, Truth
 
 _NOTHING = (0, Decimal(0))

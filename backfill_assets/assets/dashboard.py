@@ -5,13 +5,13 @@ In a module of its own, so that the code of the page is none of the table's: see
 
 import dagster as dg
 
-from backfill_assets.advice import key_figures
-from backfill_assets.dashboard import page, write
-from backfill_assets.lateness import Policy
-from backfill_assets.logs import load_log
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.delta.logs import load_log
+from backfill_assets.engine.stores import folder_of
+from backfill_assets.monitoring.advice import key_figures
+from backfill_assets.monitoring.dashboard import page, write
 from backfill_assets.settings import Settings
-from backfill_assets.sources import Source
-from backfill_assets.stores import folder_of
+from backfill_assets.tables.sources import Source
 
 
 def build(settings: Settings, source: Source) -> dg.AssetsDefinition:

@@ -9,17 +9,17 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.assets.publishing import delta_assets, plan_of, publish
-from backfill_assets.audit import Book, Verdict
-from backfill_assets.candidates import Built, Candidate, Input, Plan, Remarks, Snapshot
-from backfill_assets.catalog import tables_of
-from backfill_assets.codes import Code
-from backfill_assets.derived import FOR_DAY, Derived
-from backfill_assets.graph import Graph
-from backfill_assets.lateness import Policy
-from backfill_assets.partitions import Window
-from backfill_assets.reach import SAME_DAY, Reach
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.calendar.reach import SAME_DAY, Reach
+from backfill_assets.engine.spark import keeping
+from backfill_assets.publish.candidates import Built, Candidate, Input, Plan, Remarks, Snapshot
+from backfill_assets.quality.audit import Book, Verdict
 from backfill_assets.settings import Settings
-from backfill_assets.spark import keeping
+from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.codes import Code
+from backfill_assets.tables.derived import FOR_DAY, Derived
+from backfill_assets.tables.graph import Graph
 
 #: By name, some numbers of a day.
 Sums = dict[str, int | Decimal]

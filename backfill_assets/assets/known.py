@@ -10,16 +10,16 @@ from pyspark.sql import functions as F
 
 from backfill_assets.assets.derived import Sums, for_days, sums_by_day
 from backfill_assets.assets.publishing import delta_assets, plan_of, publish
-from backfill_assets.assets.versions import SUPERSEDED, in_time, known, staged, with_event_day
-from backfill_assets.audit import Book
-from backfill_assets.candidates import Built, Candidate, Input, Plan
-from backfill_assets.codes import Code
-from backfill_assets.known import Corrections, Current
-from backfill_assets.lateness import Policy
-from backfill_assets.partitions import Window, any_of, windows
-from backfill_assets.reach import SAME_DAY, Known
+from backfill_assets.calendar.partitions import Window, any_of, windows
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.calendar.reach import SAME_DAY, Known
+from backfill_assets.engine.spark import keeping
+from backfill_assets.publish.candidates import Built, Candidate, Input, Plan
+from backfill_assets.quality.audit import Book
 from backfill_assets.settings import Settings
-from backfill_assets.spark import keeping
+from backfill_assets.tables.codes import Code
+from backfill_assets.tables.known import Corrections, Current
+from backfill_assets.tables.versions import SUPERSEDED, in_time, known, staged, with_event_day
 
 
 def current_rows(table: Current, rows: DataFrame, days: Window) -> DataFrame:

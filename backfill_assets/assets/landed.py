@@ -14,7 +14,6 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.arrivals import manifests, targets
 from backfill_assets.assets.landed_books import Limits, raw_books, rejected_books
 from backfill_assets.assets.landed_rows import (
     Kept,
@@ -27,23 +26,24 @@ from backfill_assets.assets.landed_rows import (
     selected_rows,
 )
 from backfill_assets.assets.lines import read_versions
-from backfill_assets.audit import Verdict
-from backfill_assets.candidates import Built, Plan, Remarks, Snapshot
-from backfill_assets.finality import settled_days
-from backfill_assets.landing import read_lines, readable, survey
-from backfill_assets.landing_files import Landing
-from backfill_assets.lateness import Policy
-from backfill_assets.ledgers import Ledger
-from backfill_assets.listing import Entry, Listing, list_landing
-from backfill_assets.manifests import Loaded, Manifest, Target, due, news
-from backfill_assets.partitions import DAY, Window, packed
-from backfill_assets.reading import read_ledger
+from backfill_assets.calendar.partitions import DAY, Window, packed
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.reading import read_ledger
+from backfill_assets.delta.snapshots import rows_as_of
+from backfill_assets.engine.spark import Engine, Keep
+from backfill_assets.landing.files import Landing
+from backfill_assets.landing.lines import read_lines, readable, survey
+from backfill_assets.landing.listing import Entry, Listing, list_landing
+from backfill_assets.landing.manifests import Loaded, Manifest, Target, due, news
+from backfill_assets.publish.candidates import Built, Plan, Remarks, Snapshot
+from backfill_assets.quality.audit import Verdict
 from backfill_assets.settings import Settings
-from backfill_assets.snapshots import rows_as_of
-from backfill_assets.sources import Source
-from backfill_assets.spark import Engine, Keep
-from backfill_assets.tables import Table
-from backfill_assets.touched import touched
+from backfill_assets.staleness.arrivals import manifests, targets
+from backfill_assets.staleness.finality import settled_days
+from backfill_assets.staleness.touched import touched
+from backfill_assets.tables.sources import Source
+from backfill_assets.tables.table import Table
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from datetime import date
 from statistics import median
 
 from backfill_assets.assets.landed_rows import Kept, Lines, Reading, Targets
-from backfill_assets.audit import ENOUGH_DAYS, ENOUGH_ROWS, TRAILING_DAYS, Book, Severity
-from backfill_assets.landing_files import Landing
-from backfill_assets.ledgers import Ledger
-from backfill_assets.listing import CONTROL_FILE, folder_name, folder_of
-from backfill_assets.manifests import Target
-from backfill_assets.partitions import DAY, Window
-from backfill_assets.run_tags import ACCEPT_TAG
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.landing.files import Landing
+from backfill_assets.landing.listing import CONTROL_FILE, folder_name, folder_of
+from backfill_assets.landing.manifests import Target
+from backfill_assets.publish.run_tags import ACCEPT_TAG
+from backfill_assets.quality.audit import ENOUGH_DAYS, ENOUGH_ROWS, TRAILING_DAYS, Book, Severity
 from backfill_assets.settings import Settings
-from backfill_assets.sources import Source
+from backfill_assets.tables.sources import Source
 
 #: What a person may agree to by `ACCEPT_TAG`, besides the names of files.
 FEWER_ROWS, MANY_REJECTED = "rows", "rejected"

@@ -11,12 +11,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.assets.lines import REASON, accepted, rejected
-from backfill_assets.assets.versions import business_day
-from backfill_assets.landing_files import Landing
-from backfill_assets.manifests import Target
-from backfill_assets.partitions import Window
-from backfill_assets.sources import Source
-from backfill_assets.tables import Table
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.landing.files import Landing
+from backfill_assets.landing.manifests import Target
+from backfill_assets.tables.sources import Source
+from backfill_assets.tables.table import Table
+from backfill_assets.tables.versions import business_day
 
 Targets = Mapping[date, Target]
 

@@ -10,17 +10,17 @@ from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
 from backfill_assets.assets.publishing import delta_assets, plan_of, publish
-from backfill_assets.assets.versions import in_time, money, with_event_day
-from backfill_assets.audit import Book
-from backfill_assets.candidates import Built, Candidate, Input, Plan
-from backfill_assets.codes import Code
-from backfill_assets.delays import COMPARED, lines_within
-from backfill_assets.lateness import Policy
-from backfill_assets.partitions import Window
+from backfill_assets.calendar.delays import COMPARED, lines_within
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.engine.spark import keeping
+from backfill_assets.publish.candidates import Built, Candidate, Input, Plan
+from backfill_assets.quality.audit import Book
 from backfill_assets.settings import Settings
-from backfill_assets.sources import Source
-from backfill_assets.spark import keeping
-from backfill_assets.tables import Lineage
+from backfill_assets.tables.codes import Code
+from backfill_assets.tables.sources import Source
+from backfill_assets.tables.table import Lineage
+from backfill_assets.tables.versions import in_time, money, with_event_day
 
 
 def lateness_figures(

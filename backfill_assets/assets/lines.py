@@ -10,9 +10,9 @@ import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.versions import business_day
-from backfill_assets.landing_text import PROBLEM, TEXT, identifiers
-from backfill_assets.sources import Source
+from backfill_assets.landing.text import PROBLEM, TEXT, identifiers
+from backfill_assets.tables.sources import Source
+from backfill_assets.tables.versions import business_day
 
 #: Why a line is rejected; null for an accepted one. As `TEXT` no field of a source.
 REASON = "_reason"

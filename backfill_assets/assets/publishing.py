@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import dagster as dg
-from dagster._core.definitions.source_asset import (
+
+from backfill_assets.calendar.partitions import Window, backfill_policy, daily_partitions
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.dagster_ext.events import (
     SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION as EVENTS_ARE_OURS,
 )
-
-from backfill_assets.candidates import Built, Candidate, Plan, Snapshot
-from backfill_assets.checks import check_specs
-from backfill_assets.codes import Code
-from backfill_assets.lateness import Policy
-from backfill_assets.partitions import Window, backfill_policy, daily_partitions
-from backfill_assets.recipes import made_of
+from backfill_assets.publish.candidates import Built, Candidate, Plan, Snapshot
+from backfill_assets.quality.checks import check_specs
 from backfill_assets.settings import Settings
-from backfill_assets.tables import Lineage, Table
+from backfill_assets.staleness.recipes import made_of
+from backfill_assets.tables.codes import Code
+from backfill_assets.tables.table import Lineage, Table
 
 
 def delta_assets(

@@ -7,12 +7,12 @@ import dagster as dg
 
 from backfill_assets.assets.landed import Work
 from backfill_assets.assets.publishing import delta_assets, publish
-from backfill_assets.candidates import Candidate
-from backfill_assets.codes import Code
-from backfill_assets.run_tags import ACCEPT_TAG, CLOSE_TAG
+from backfill_assets.engine.spark import Engine, keeping
+from backfill_assets.publish.candidates import Candidate
+from backfill_assets.publish.run_tags import ACCEPT_TAG, CLOSE_TAG
 from backfill_assets.settings import Settings
-from backfill_assets.sources import Source
-from backfill_assets.spark import Engine, keeping
+from backfill_assets.tables.codes import Code
+from backfill_assets.tables.sources import Source
 
 
 def build(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:

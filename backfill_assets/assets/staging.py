@@ -12,7 +12,17 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.assets.publishing import delta_assets, plan_of, publish
-from backfill_assets.assets.versions import (
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.engine.spark import keeping
+from backfill_assets.publish.candidates import Built, Candidate, Input, Plan, Remarks, Snapshot
+from backfill_assets.quality.audit import Book, Severity, Verdict
+from backfill_assets.settings import Settings
+from backfill_assets.staleness.finality import closings
+from backfill_assets.tables.codes import Code
+from backfill_assets.tables.sources import Source
+from backfill_assets.tables.table import Lineage
+from backfill_assets.tables.versions import (
     SUPERSEDED,
     in_time,
     money,
@@ -20,16 +30,6 @@ from backfill_assets.assets.versions import (
     staged,
     with_event_day,
 )
-from backfill_assets.audit import Book, Severity, Verdict
-from backfill_assets.candidates import Built, Candidate, Input, Plan, Remarks, Snapshot
-from backfill_assets.codes import Code
-from backfill_assets.finality import closings
-from backfill_assets.lateness import Policy
-from backfill_assets.partitions import Window
-from backfill_assets.settings import Settings
-from backfill_assets.sources import Source
-from backfill_assets.spark import keeping
-from backfill_assets.tables import Lineage
 
 
 def late_lines(raw: DataFrame, source: Source, window_days: int, *, keep: bool = True) -> DataFrame:

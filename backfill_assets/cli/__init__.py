@@ -88,8 +88,9 @@ def _expected(error: Exception) -> bool:
         return True
     if type(error).__module__.startswith("backfill_assets."):
         return True
-    from dagster._core.errors import DagsterError
     from deltalake.exceptions import DeltaError
+
+    from backfill_assets.dagster_ext.internals import DagsterError
 
     return isinstance(error, (DagsterError, DeltaError))
 

@@ -33,7 +33,7 @@ def ui(out: Output, port: int) -> Status:
     home()
     refuse_used_port(port)
     _fetch_jars(out, settings)
-    from backfill_assets.deployment import deploy
+    from backfill_assets.dagster_ext.deployment import deploy
 
     if status := deploy(settings, port, out.say):
         raise CannotRunError(f"`dagster dev` ended with status {status}; what it says is above")
@@ -68,7 +68,7 @@ def _fetch_jars(out: Output, settings: Settings) -> None:
     if settings.spark_remote:
         out.note("SPARK_REMOTE is set: the server has the Delta jars, none are needed here.")
         return
-    from backfill_assets.jars import delta_coordinate, delta_jars, fetch_delta_jars
+    from backfill_assets.engine.jars import delta_coordinate, delta_jars, fetch_delta_jars
 
     if not delta_jars(settings.jars):
         out.note(f"Downloading the Delta jars ({delta_coordinate()}) ...")

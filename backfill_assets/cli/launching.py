@@ -19,9 +19,9 @@ from backfill_assets.settings import Settings, load_settings
 if TYPE_CHECKING:
     import dagster as dg
 
-    from backfill_assets.partitions import Window
-    from backfill_assets.plans import BackfillPlan
-    from backfill_assets.undertakings import Undertaking
+    from backfill_assets.backfills.plans import BackfillPlan
+    from backfill_assets.backfills.undertakings import Undertaking
+    from backfill_assets.calendar.partitions import Window
 
 _LOOK_EVERY = 2  # seconds
 
@@ -81,7 +81,7 @@ def _refuse_options(ctx: click.Context, what: str) -> None:
 
 
 def _kept(dagster: dg.DagsterInstance, id_: str) -> Undertaking:
-    from backfill_assets import undertakings
+    from backfill_assets.backfills import undertakings
 
     try:
         return undertakings.find(dagster, id_)
@@ -111,8 +111,8 @@ def _confirm_final(made: BackfillPlan, yes: bool) -> None:
 
 
 def _launched(settings: Settings, dagster: dg.DagsterInstance, made: BackfillPlan) -> Undertaking:
-    from backfill_assets import jobs
-    from backfill_assets.codes import running_code
+    from backfill_assets.backfills import jobs
+    from backfill_assets.tables.codes import running_code
 
     code = running_code(settings)
     return jobs.launch(settings, graph(settings), dagster, code, made.id)
@@ -120,7 +120,8 @@ def _launched(settings: Settings, dagster: dg.DagsterInstance, made: BackfillPla
 
 def _watched(out: Output, dagster: dg.DagsterInstance, it: Undertaking) -> Undertaking:
     """Tell how it comes along, until it has ended."""
-    from backfill_assets import backfills, undertakings
+    from backfill_assets.backfills import stages as backfills
+    from backfill_assets.backfills import undertakings
 
     id_, said = it.plan.id, ""
     how = "`backfill-assets plans` tells how far it is"

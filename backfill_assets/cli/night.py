@@ -21,8 +21,8 @@ from backfill_assets.cli.parameters import Day, home
 from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
-    from backfill_assets.night import Night, Result
-    from backfill_assets.run_requests import Request
+    from backfill_assets.monitoring.night import Night, Result
+    from backfill_assets.monitoring.run_requests import Request
 
 
 @command("night", "night --run --as-of 2024-01-22")
@@ -36,8 +36,8 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
     settings = load_settings()
     import dagster as dg
 
-    from backfill_assets.backfills import lacking_daemons
-    from backfill_assets.night import Night, busy, run_night
+    from backfill_assets.backfills.stages import lacking_daemons
+    from backfill_assets.monitoring.night import Night, busy, run_night
 
     nights = Night(settings)
     today = as_of or datetime.now(settings.zone).date()
@@ -54,7 +54,7 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
 def _print_commands(
     out: Output, nights: Night, today: date, kind: str, requests: Sequence[Request]
 ) -> None:
-    from backfill_assets.night import UNLIMITED
+    from backfill_assets.monitoring.night import UNLIMITED
 
     out.say(_outlook(today, kind, requests))
     given = [f"{k}={v}" for k, v in UNLIMITED.items()] if nights.settings.partitions_per_run else []
@@ -64,7 +64,7 @@ def _print_commands(
 
 def _outlook(today: date, kind: str, requests: Sequence[Request]) -> str:
     """What the commands are that follow, as a shell's comment."""
-    from backfill_assets.night import LOAD
+    from backfill_assets.monitoring.night import LOAD
 
     if not requests:
         return f"# As of {today} all that has landed is loaded, and every open day is built."
@@ -103,7 +103,7 @@ def _home_or_none() -> Iterator[str]:
 def _run_one(out: Output, nights: Night, folder: str, kind: str, request: Request) -> bool:
     """Run a request as a process of its own; whether it succeeded."""
     from backfill_assets.cli.progress import condense
-    from backfill_assets.night import LOAD, UNLIMITED
+    from backfill_assets.monitoring.night import LOAD, UNLIMITED
 
     doing = "Loading" if kind == LOAD else "Building"
     out.note(f"{doing} {', '.join(request.tables)} for {request.window} ...")

@@ -15,9 +15,9 @@ from backfill_assets.settings import Settings, load_settings
 if TYPE_CHECKING:
     import dagster as dg
 
-    from backfill_assets.accounts import Account
-    from backfill_assets.ledgers import Ledgers
-    from backfill_assets.partitions import Window
+    from backfill_assets.backfills.accounts import Account
+    from backfill_assets.calendar.partitions import Window
+    from backfill_assets.delta.ledgers import Ledgers
 
 
 @command("reconcile aecrkdop", "reconcile aecrkdop --summary", "reconcile aecrkdop-pilot --json")
@@ -42,9 +42,9 @@ def reconcile(out: Output, backfill: str, summary: bool, as_json: bool) -> Statu
 
 
 def _account(settings: Settings, dagster: dg.DagsterInstance, name: str) -> Account:
-    from backfill_assets import jobs
+    from backfill_assets.backfills import jobs
     from backfill_assets.definitions import build_defs
-    from backfill_assets.spark import Engine
+    from backfill_assets.engine.spark import Engine
 
     graph = build_defs(settings).get_repository_def().asset_graph
     spark = Engine.of(settings).spark_session
@@ -61,7 +61,7 @@ def _verdict(found: Account) -> dict[str, Any]:
 
 
 def _whole(found: Account) -> dict[str, Any]:
-    from backfill_assets.reports import as_json
+    from backfill_assets.backfills.reports import as_json
 
     return {
         "code": sorted(found.certificate.commits),
@@ -71,8 +71,8 @@ def _whole(found: Account) -> dict[str, Any]:
 
 
 def _show_account(out: Output, found: Account, summary: bool) -> None:
-    from backfill_assets.accounts import in_lines
-    from backfill_assets.reports import as_grid
+    from backfill_assets.backfills.accounts import in_lines
+    from backfill_assets.backfills.reports import as_grid
 
     verdict, *rest = in_lines(found)
     out.facts([verdict])
@@ -115,7 +115,8 @@ def _undone(dagster: dg.DagsterInstance, said: dict[str, str], log_level: str) -
         ValueError: why it was refused, or failed.
     """
     import dagster as dg
-    from dagster._core.definitions.reconstruct import ReconstructableRepository
+
+    from backfill_assets.dagster_ext.internals import ReconstructableRepository
 
     repository = ReconstructableRepository.for_module("backfill_assets.definitions", "defs")
     result = dg.execute_job(
@@ -142,9 +143,9 @@ def refuse_unknown(settings: Settings, dagster: dg.DagsterInstance, name: str) -
     Raises:
         click.UsageError: it is not, with the nearest names.
     """
-    from backfill_assets import undertakings
-    from backfill_assets.footprints import belongs
-    from backfill_assets.reading import read_ledgers
+    from backfill_assets.backfills import undertakings
+    from backfill_assets.backfills.footprints import belongs
+    from backfill_assets.delta.reading import read_ledgers
 
     ledgers = read_ledgers(settings)
     plan = name.partition("-")[0]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from backfill_assets.calendars import days_asked, one_day
+from backfill_assets.calendar.days import days_asked, one_day
 from backfill_assets.cli.output import CannotRunError
 from backfill_assets.settings import load_settings
 
@@ -50,7 +50,7 @@ class Partitions(click.ParamType):
             first, last = days_asked(value, settings)
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        from backfill_assets.partitions import DAY, Window
+        from backfill_assets.calendar.partitions import DAY, Window
 
         return Window(first, last + DAY)
 
@@ -100,7 +100,7 @@ class Tables(click.ParamType):
 
 def _tables() -> Iterable[str]:
     """The deployment's tables, inputs first."""
-    from backfill_assets.catalog import tables_of
+    from backfill_assets.tables.catalog import tables_of
 
     return tables_of(load_settings())
 

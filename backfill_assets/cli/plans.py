@@ -15,8 +15,8 @@ from backfill_assets.settings import Settings, load_settings
 if TYPE_CHECKING:
     import dagster as dg
 
-    from backfill_assets.partitions import Window
-    from backfill_assets.plans import BackfillPlan, Parameters
+    from backfill_assets.backfills.plans import BackfillPlan, Parameters
+    from backfill_assets.calendar.partitions import Window
 
 
 def parameters(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,9 +99,9 @@ def plan_anew(
     Raises:
         click.UsageError: what is asked for cannot be planned.
     """
-    from backfill_assets import jobs
-    from backfill_assets.codes import running_code
-    from backfill_assets.plans import Parameters
+    from backfill_assets.backfills import jobs
+    from backfill_assets.backfills.plans import Parameters
+    from backfill_assets.tables.codes import running_code
 
     asked = Parameters(days=str(days), **given)
     _refuse_impossible(settings, asked)
@@ -110,7 +110,7 @@ def plan_anew(
 
 
 def _refuse_impossible(settings: Settings, asked: Parameters) -> None:
-    from backfill_assets.planning import refuse_impossible
+    from backfill_assets.backfills.planning import refuse_impossible
 
     try:
         refuse_impossible(settings, asked)
@@ -129,7 +129,7 @@ def show_plan(out: Output, made: BackfillPlan) -> None:
     """Print what becomes of each day, and what it costs."""
     from rich.table import Table as Grid
 
-    from backfill_assets import plans
+    from backfill_assets.backfills import plans
 
     grid = Grid(title=f"Plan {made.id}", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in ("table", "what becomes of them", "why", "days"):
@@ -142,7 +142,7 @@ def show_plan(out: Output, made: BackfillPlan) -> None:
 
 def final_days_of(made: BackfillPlan) -> str:
     """The final days that a plan rewrites, for a reader."""
-    from backfill_assets.partitions import spelled
+    from backfill_assets.calendar.partitions import spelled
 
     return ", ".join(f"{name} [{spelled(days)}]" for name, days in made.rewrites_final.items())
 
@@ -154,7 +154,7 @@ def plans(out: Output, as_json: bool) -> None:
 
     The newest comes last.
     """
-    from backfill_assets import undertakings
+    from backfill_assets.backfills import undertakings
 
     with instance() as dagster:
         lines = [_line(dagster, id_) for id_ in undertakings.kept(dagster)]
@@ -180,7 +180,8 @@ def plans(out: Output, as_json: bool) -> None:
 
 
 def _line(dagster: dg.DagsterInstance, id_: str) -> dict[str, Any]:
-    from backfill_assets import backfills, undertakings
+    from backfill_assets.backfills import stages as backfills
+    from backfill_assets.backfills import undertakings
 
     try:
         it = undertakings.find(dagster, id_)

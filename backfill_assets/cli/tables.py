@@ -21,8 +21,8 @@ from backfill_assets.cli.parameters import (
 from backfill_assets.settings import PREFIX, Settings, load_settings
 
 if TYPE_CHECKING:
-    from backfill_assets.partitions import Window
-    from backfill_assets.states import Situation, State
+    from backfill_assets.calendar.partitions import Window
+    from backfill_assets.monitoring.states import Situation, State
 
 _VERDICTS = ("ok", "warn", "alert")
 
@@ -55,9 +55,9 @@ def show(out: Output, tables: Sequence[str], as_json: bool) -> None:
 
 def _published(settings: Settings, tables: Sequence[str]) -> Iterator[dict[str, Any]]:
     """What is published of each table, from its log."""
-    from backfill_assets.catalog import tables_of
-    from backfill_assets.partitions import windows
-    from backfill_assets.reading import read_ledger
+    from backfill_assets.calendar.partitions import windows
+    from backfill_assets.delta.reading import read_ledger
+    from backfill_assets.tables.catalog import tables_of
 
     known = tables_of(settings)
     for name in tables or known:
@@ -77,8 +77,8 @@ def _published(settings: Settings, tables: Sequence[str]) -> Iterator[dict[str, 
 
 
 def _cells(one: dict[str, Any]) -> list[str]:
-    from backfill_assets.history import spans
-    from backfill_assets.partitions import Window
+    from backfill_assets.calendar.partitions import Window
+    from backfill_assets.delta.history import spans
 
     if one["version"] is None:
         return [one["table"], "0", "no table yet"]
@@ -93,7 +93,7 @@ def refuse_no_warehouse(settings: Settings) -> None:
     Raises:
         CannotRunError: there is none where the settings say.
     """
-    from backfill_assets.stores import open_store
+    from backfill_assets.engine.stores import open_store
 
     filesystem, path = open_store(settings.warehouse)
     if filesystem.get_file_info(path).type.name == "NotFound":
@@ -114,7 +114,7 @@ def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
     """
     settings = load_settings()
     refuse_no_warehouse(settings)
-    from backfill_assets.states import MEANING, day_states
+    from backfill_assets.monitoring.states import MEANING, day_states
 
     now = _situation(settings)
     found = {name: _by_state(day_states(name, now)) for name in tables or now.ledgers}
@@ -138,15 +138,15 @@ def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
 def _situation(settings: Settings) -> Situation:
     import dagster as dg
 
-    from backfill_assets.look import situation
+    from backfill_assets.monitoring.look import situation
 
     with instance() if home() else dg.DagsterInstance.ephemeral() as found:
         return situation(settings, found, datetime.now(settings.zone))
 
 
 def _by_state(states: Any) -> dict[State, list[Window]]:
-    from backfill_assets.partitions import windows
-    from backfill_assets.states import State
+    from backfill_assets.calendar.partitions import windows
+    from backfill_assets.monitoring.states import State
 
     days = {state: [day for day, of in states.items() if of is state] for state in State}
     return {state: windows(of) for state, of in days.items() if of}
@@ -155,7 +155,7 @@ def _by_state(states: Any) -> dict[State, list[Window]]:
 def _show_states(out: Output, found: dict[str, dict[State, list[Window]]]) -> None:
     from rich.table import Table as Grid
 
-    from backfill_assets.history import spans
+    from backfill_assets.delta.history import spans
 
     grid = Grid(box=None, padding=(0, 2, 0, 0))
     for heading in ("table", "state", "days", "which"):
@@ -181,7 +181,7 @@ def history(out: Output, table: str, partitions: Window | None, as_json: bool) -
     """
     settings = load_settings()
     refuse_no_warehouse(settings)
-    from backfill_assets import history as told
+    from backfill_assets.delta import history as told
 
     try:
         if as_json:

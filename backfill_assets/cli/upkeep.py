@@ -13,7 +13,7 @@ from backfill_assets.cli.tables import refuse_no_warehouse
 from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
-    from backfill_assets.partitions import Window
+    from backfill_assets.calendar.partitions import Window
 
 
 @command("verify 2024-01-10...2024-01-14", "verify 2024-01-12 --select fact_daily_orders --json")
@@ -27,11 +27,12 @@ def verify(out: Output, partitions: Window, tables: Sequence[str], as_json: bool
     """
     settings = load_settings()
     refuse_no_warehouse(settings)
-    from backfill_assets import verification
-    from backfill_assets.catalog import tables_of
-    from backfill_assets.other_engine import read_test
+    from backfill_assets.backfills import verification
+    from backfill_assets.definitions import build_defs
+    from backfill_assets.delta.other_engine import read_test
+    from backfill_assets.tables.catalog import tables_of
 
-    found = verification.verify(settings, partitions, tables)
+    found = verification.verify(settings, build_defs(settings), partitions, tables)
     looked_at, known = dict.fromkeys(one.table for one in found), tables_of(settings)
     reads = [read_test(settings, known[name], partitions) for name in looked_at]
     if as_json:
@@ -54,8 +55,8 @@ def maintain(out: Output, more: Sequence[str], tables: Sequence[str], dry_run: b
     """
     settings = load_settings()
     refuse_no_warehouse(settings)
-    from backfill_assets import maintained, maintenance
-    from backfill_assets.spark import Engine
+    from backfill_assets.delta import maintained, maintenance
+    from backfill_assets.engine.spark import Engine
 
     names: list[Any] = [*tables, *(name for name in more if name not in tables)]
     spark = Engine.of(settings).spark_session

@@ -10,9 +10,9 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.derived import FOR_DAY, Reads, conserves, table
-from backfill_assets.known import corrections, current
 from backfill_assets.orders.lines import ORDER_LINES
+from backfill_assets.tables.derived import FOR_DAY, Reads, conserves, table
+from backfill_assets.tables.known import corrections, current
 
 _STAGED = ORDER_LINES.staged
 UNKNOWN_CUSTOMER = "unknown"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT, DailyOrders
 from backfill_assets.orders.lines import ORDER_LINES, OrderLine
-from backfill_assets.tables import Table
+from backfill_assets.tables.table import Table
 
 __all__ = [
     "CORRECTIONS",

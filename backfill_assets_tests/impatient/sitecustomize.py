@@ -22,7 +22,7 @@ class _Clocked(importlib.abc.MetaPathFinder):
     """Gives the automation a clock that a test moves."""
 
     def find_spec(self, name, path=None, target=None):
-        if name != "backfill_assets.automation":
+        if name != "backfill_assets.monitoring.automation":
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         execute = spec.loader.exec_module

@@ -1,0 +1,1 @@
+"""Backfills: plans and their stages, what came of them, reconciliation, undo, verification."""

@@ -1,0 +1,110 @@
+"""What becomes of each day of a plan: its recipe now, and if what it is made of changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import date
+from typing import NamedTuple
+
+from backfill_assets.backfills.plan_landing import Landed
+from backfill_assets.backfills.plans import Expected, Parameters
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.publish.reasons import new_input, why
+from backfill_assets.settings import Settings
+from backfill_assets.staleness.recipes import made_of
+from backfill_assets.staleness.supposed import Supposed
+from backfill_assets.tables.catalog import config_digests
+from backfill_assets.tables.codes import Code
+from backfill_assets.tables.graph import graph_of
+from backfill_assets.tables.table import Inputs
+
+#: What is work: the day is computed, or may be.
+WORK = (Expected.COMPUTED, Expected.DEPENDS)
+
+
+class Fate(NamedTuple):
+    """What will become of a day; and why, if that is work."""
+
+    expected: Expected
+    why: str = ""
+
+
+def fates_of(
+    settings: Settings,
+    parameters: Parameters,
+    days: Mapping[str, Sequence[date]],
+    ledgers: Ledgers,
+    code: Code,
+    landed: Mapping[str, Landed],
+) -> dict[str, dict[date, Fate]]:
+    """What becomes of each day: its recipe as it is now, and as it is if its inputs change.
+
+    Args:
+        settings: the deployment's settings.
+        parameters: what is asked for.
+        days: the days of each table, inputs first.
+        ledgers: those of all tables.
+        code: the code that is to compute it.
+        landed: by raw log, what its days are to be loaded from.
+    """
+    policy, digests = Policy.of(settings), config_digests(settings)
+    supposed: dict[str, Ledger] = dict(ledgers)
+    unlike = {name: ledgers[name].under_other_settings(digests[name]) for name in ledgers}
+    found, graph = {}, graph_of(ledgers, policy)
+    for name, wanted in days.items():
+        ledger, by = ledgers[name], (code.of(name), digests[name])
+        loads = [landed[log] for log in graph.logs(name)] if name in graph.landed else []
+        now = loads[0].recipes if loads else made_of(graph.inputs[name], ledgers, wanted)
+        may_change = _may_change(graph.inputs[name], now, ledgers, supposed)
+        inputs = graph.made_from(name)
+        reads = {
+            of.source.name: of.reach.deciding(supposed[of.source.name])
+            for of in graph.inputs[name]
+            if unlike[of.source.name]
+        }
+        of, fates = [ledgers[input_] for input_ in inputs], {}
+        for day in wanted:
+            said = loads[0].news.get(day, "") if loads else ""
+            reason = why(ledger, day, now[day], *by, parameters.rewrite, inputs=of, news=said)
+            if not all(day in supposed[input_].published for input_ in inputs):
+                fates[day] = Fate(Expected.LACKING)
+            elif any(not unlike[of].isdisjoint(deciding(day)) for of, deciding in reads.items()):
+                fates[day] = Fate(Expected.OTHER_SETTINGS)
+            elif parameters.rewrite or not _made_by(ledger, day, by):
+                fates[day] = Fate(Expected.COMPUTED, reason or "")
+            elif changing := may_change[day]:
+                fates[day] = Fate(Expected.DEPENDS, new_input(changing))
+            elif reason is not None:
+                fates[day] = Fate(Expected.COMPUTED, reason)
+            else:
+                fates[day] = Fate(Expected.IDENTICAL)
+        found[name] = fates
+        if moving := {day for day, fate in fates.items() if fate.expected in WORK}:
+            unlike[name] -= moving
+            supposed[name] = Supposed.of(ledger, moving)
+    return found
+
+
+def _may_change(
+    inputs: Inputs,
+    now: Mapping[date, str],
+    ledgers: Ledgers,
+    supposed: Ledgers,
+) -> dict[date, list[str]]:
+    """By day, the inputs that change what it is made of, if they change where they may."""
+    found: dict[date, list[str]] = {day: [] for day in now}
+    for input_ in (of.source.name for of in inputs):
+        if not isinstance(supposed[input_], Supposed):
+            continue
+        then = made_of(inputs, {**ledgers, input_: supposed[input_]}, now)
+        for day in now:
+            if then[day] != now[day]:
+                found[day].append(input_)
+    return found
+
+
+def _made_by(ledger: Ledger, day: date, by: tuple[str, str]) -> bool:
+    """Whether a day stands as this code and configuration published it."""
+    record = ledger.latest.get(day) if ledger.stands(day) else None
+    return record is not None and (record.code_version, record.made_under(day)) == by

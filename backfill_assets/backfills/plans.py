@@ -1,0 +1,221 @@
+"""The plan of a backfill as data: what is asked for, and what becomes of each day."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from datetime import date, timedelta
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from backfill_assets.calendar.partitions import DAY, Window, unpacked, windows
+from backfill_assets.delta.history import spans
+
+
+class Expected(enum.Enum):
+    """What will become of a day."""
+
+    #: Published as it would be made: no commit speaks of it.
+    IDENTICAL = "identical"
+    #: It is computed, and a commit speaks of it, also if it finds the rows that are there.
+    COMPUTED = "computed"
+    #: It is computed if what it is made of turns out to be other than now.
+    DEPENDS = "depends on its input"
+    #: It cannot be built: an input day has never been published, and is not in the plan.
+    LACKING = "input missing"
+    #: It cannot be built: an input day was made under other settings, and is not in the plan.
+    OTHER_SETTINGS = "input made under other settings"
+
+
+class Parameters(BaseModel, frozen=True):
+    """What a person asks for.
+
+    Attributes:
+        days: the days, as `FIRST...LAST`; they are those of the tables that the others are made
+            of, whose days follow from them as when they are launched in the UI.
+        tables: the tables to build; all if none is named.
+        pilot_days: so many of the first days are built and reconciled before the rest.
+        chunk_days: stages of so many days, each built and reconciled before the next; none for
+            all of the rest in one stage.
+        max_parallel: at most so many runs at a time; none for what the run queue allows.
+        write_mode: as the run tag of that name.
+        rewrite: compute and write also what would be identical.
+        accept: what is agreed to: names of landing files that take orders away, and more; see
+            `io_manager.ACCEPT_TAG`.
+        reason: why.
+    """
+
+    days: str
+    tables: tuple[str, ...] = ()
+    pilot_days: int = Field(default=0, ge=0)
+    chunk_days: int | None = Field(default=None, ge=1)
+    max_parallel: int | None = Field(default=None, ge=1, le=7)
+    write_mode: Literal["overwrite", "merge"] = "overwrite"
+    rewrite: bool = False
+    accept: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def window(self) -> Window:
+        """The days asked for."""
+        return Window.parse(self.days)
+
+    def stages(self) -> Iterator[tuple[str, Window]]:
+        """The stages, one after another: a name and the days of each."""
+        window = self.window
+        if 0 < self.pilot_days < len(window):
+            rest = window.start + self.pilot_days * DAY
+            yield "pilot", Window(window.start, rest)
+            window = Window(rest, window.end)
+        chunks = window.split(self.chunk_days)
+        for n, chunk in enumerate(chunks, 1):
+            yield (f"{n:03d}" if len(chunks) > 1 else "rest"), chunk
+
+
+class Outlook(BaseModel, frozen=True):
+    """What will become of the days of one table, by ranges.
+
+    Attributes:
+        identical: see `Expected`.
+        computed: see `Expected`.
+        depends: see `Expected`.
+        lacking: see `Expected`.
+        final: those of them that are final.
+        why: by reason, the days that are computed, or may be.
+    """
+
+    identical: tuple[str, ...] = ()
+    computed: tuple[str, ...] = ()
+    depends: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
+    other_settings: tuple[str, ...] = ()
+    final: tuple[str, ...] = ()
+    why: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
+
+    def by_reason(self) -> Iterator[tuple[Expected, str, list[date]]]:
+        """The days, by what will become of them and why; without a reason where none is due."""
+        reasons = {day: reason for reason, of in self.why.items() for day in unpacked(of)}
+        for expected, days in self.by_expectation():
+            found: dict[str, list[date]] = {}
+            for day in days:
+                found.setdefault(reasons.get(day, ""), []).append(day)
+            for reason, of in found.items():
+                yield expected, reason, of
+
+    def by_expectation(self) -> Iterator[tuple[Expected, list[date]]]:
+        """The days, by what will become of them."""
+        for expected in Expected:
+            if days := unpacked(getattr(self, expected.name.lower())):
+                yield expected, days
+
+    @property
+    def left(self) -> list[date]:
+        """The days that can be published, and are not as they should be now."""
+        return unpacked([*self.computed, *self.depends])
+
+
+class BackfillPlan(BaseModel, frozen=True):
+    """A backfill that has not been launched, and what it was planned on.
+
+    Attributes:
+        id: of the plan, and of the backfill that comes of it.
+        parameters: what was asked for.
+        code_version: of the code that is to compute it.
+        code_versions: the same by table.
+        code: the same in words, with the git commit.
+        config_digest: of the settings that decide what is in the tables.
+        versions: by table that it reads or writes, the version of the last commit that changed it.
+        landing: digest of the contents that raw days are loaded from; empty if none are.
+        held: landing files that wait for a person to accept that they take orders away.
+        replaced: landing files with other content than was loaded; they will wait as well if they
+            turn out to lack orders.
+        tables: what will become of the days.
+        files: data files and landing files to read at most.
+        size: of these, in bytes.
+        commits: at most so many are made.
+        runs: so many runs, if none is split further.
+        seconds: expected duration, from past runs; none without any.
+    """
+
+    id: str
+    parameters: Parameters
+    code_version: str
+    code: str
+    config_digest: str
+    versions: Mapping[str, int | None]
+    landing: str
+    code_versions: Mapping[str, str] = Field(default_factory=dict)
+    held: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+    tables: Mapping[str, Outlook]
+    files: int
+    size: int
+    commits: int
+    runs: int
+    seconds: float | None
+
+    @property
+    def rewrites_final(self) -> dict[str, list[date]]:
+        """The final days that it computes, or may, by table."""
+        found = {
+            name: sorted({*unpacked(outlook.final)} & {*outlook.left})
+            for name, outlook in self.tables.items()
+        }
+        return {name: days for name, days in found.items() if days}
+
+    def moved(self, now: BackfillPlan) -> list[str]:
+        """What has changed since the plan was made, in words."""
+        found = []
+        if self.code_version != now.code_version:
+            found.append(f"the code was {self.code} and is {now.code}")
+        if self.config_digest != now.config_digest:
+            found.append(f"the configuration was {self.config_digest} and is {now.config_digest}")
+        found += [
+            f"{name} was at version {version} and is at {now.versions.get(name)}"
+            for name, version in self.versions.items()
+            if now.versions.get(name) != version
+        ]
+        if self.landing != now.landing:
+            found.append("files have landed (or gone) for the days that are to be loaded")
+        return found
+
+
+def in_lines(plan: BackfillPlan) -> Iterator[tuple[str, str, str, str]]:
+    """The plan's days for a reader: table, what becomes of them, why, and which they are."""
+    for name, outlook in plan.tables.items():
+        for expected, because, days in outlook.by_reason():
+            yield name, f"{len(days)} {expected.value}", because, spans(windows(days))
+        if outlook.final:
+            days = unpacked(outlook.final)
+            yield name, f"of these, {len(days)} final", "", spans(windows(days))
+
+
+def in_numbers(plan: BackfillPlan) -> Iterator[tuple[str, str]]:
+    """The rest of the plan for a reader."""
+    asked = plan.parameters
+    stages = [f"{name} {window}" for name, window in asked.stages()]
+    yield "stages", ", ".join(stages[:4]) + (f" and {len(stages) - 4} more" if stages[4:] else "")
+    yield (
+        "runs",
+        f"about {plan.runs}"
+        + (f", at most {asked.max_parallel} at a time" if asked.max_parallel else ""),
+    )
+    yield "commits", f"at most {plan.commits}"
+    yield "reads", f"at most {plan.files:,} files, {plan.size / 1e6:,.1f} MB"
+    yield (
+        "expected",
+        "no past run to judge from"
+        if plan.seconds is None
+        else f"{timedelta(seconds=round(plan.seconds))} if one run comes after another",
+    )
+    yield "code", plan.code
+    yield "configuration", plan.config_digest
+    yield "writes by", asked.write_mode + (", whatever is published" if asked.rewrite else "")
+    if plan.held:
+        yield "files waiting", f"{', '.join(plan.held)}: accept them by name, or put the old back"
+    if plan.replaced:
+        yield "files replaced", ", ".join(plan.replaced)
+    if asked.accept:
+        yield "accepted", ", ".join(asked.accept)
+    yield "reason", asked.reason or "none given"

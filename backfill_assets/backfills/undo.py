@@ -1,0 +1,323 @@
+"""Undo: the days that one backfill wrote are put back to what they were before it, they alone.
+
+With them goes what was made of them since, by whichever run. The old rows go through the same audit
+and the same commit as new ones, one commit a table, so that the undo is in the trail like
+everything else and can be undone itself. Inputs come first: a day that has not been put back yet is
+then behind its input for all to see, and is put back when the undo is asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import reduce
+from typing import Any
+
+from deltalake.exceptions import DeltaError
+from pyspark.sql import DataFrame
+
+from backfill_assets.backfills.dependents import Extent, extents
+from backfill_assets.backfills.footprints import AS_OF, Change, footprint, part_of, put_back
+from backfill_assets.calendar.partitions import DAY, Window, packed, spelled
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.delta.records import Record
+from backfill_assets.delta.snapshots import data_files, rows_as_of
+from backfill_assets.engine.stores import open_store
+from backfill_assets.landing.manifests import Manifest, after_undo
+from backfill_assets.publish.candidates import Built, Candidate, Done, Plan, Remarks, Snapshot
+from backfill_assets.publish.io_manager import DeltaIOManager
+from backfill_assets.quality.audit import Verdict
+from backfill_assets.settings import Settings
+from backfill_assets.staleness.arrivals import manifests
+from backfill_assets.staleness.touched import touched
+from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.sources import Role, SourceTable
+from backfill_assets.tables.table import Table
+
+#: What the record of an undo calls the backfill that it undoes.
+_UNDOES = "undoes"
+
+
+class UndoRefusedError(ValueError):
+    """A backfill cannot be undone as asked; nothing was written, or the message says what was."""
+
+
+def take_back(
+    io: DeltaIOManager,
+    settings: Settings,
+    name: str,
+    run_id: str,
+    tags: Mapping[str, str],
+    days: Container[date] | None = None,
+) -> Iterator[tuple[Table, list[Done]]]:
+    """Put back the days that a backfill wrote and what was made of them, table after table.
+
+    One that was killed halfway is finished by asking again: what is put back already stays so.
+
+    Args:
+        io: reads and publishes.
+        settings: the deployment's settings.
+        name: the backfill, as `footprints.belongs` takes it.
+        run_id: of the run that undoes.
+        tags: of that run.
+        days: only these of those that it wrote, and what was made of them; all if not given.
+
+    Raises:
+        UndoRefusedError: the backfill wrote nothing; or a day has been written since, was made of
+            what others wrote as well, its old files are gone, or what was there would not pass the
+            audit. Found before anything is written, unless another run comes in between.
+    """
+    asked = _Asked(io, settings, name, days)
+    found = asked.extents()
+    if problems := [
+        text for table in asked.tables.values() for text in asked.problems(table, found)
+    ]:
+        raise UndoRefusedError(
+            f"{name} was not undone, and nothing was written: " + "; ".join(problems)
+        )
+    if not any(extent.changes or extent.unchanged for extent in found.values()):
+        done = any(extent.done for extent in found.values())
+        state = "is undone already" if done else "has written no such day in any table"
+        raise UndoRefusedError(f"{name} {state} at {settings.warehouse}; nothing was written.")
+    for table in asked.tables.values():
+        # Another run may have followed what is undone since the first look.
+        extent = asked.extents()[table.name]
+        if todo := {**extent.unchanged, **extent.changes}:
+            record = io.record(table, run_id, tags)
+            candidate = Candidate(table, _Undo(asked, table, record).plan)
+            hull = Window(min(todo), max(todo) + DAY)
+            yield table, io.publish(candidate, hull, record, rewrite=extent.changes)
+
+
+def undone(ledgers: Ledgers, name: str) -> dict[str, dict[date, Record]]:
+    """The days that a backfill wrote and that have been put back, each with its commit, by table.
+
+    Args:
+        ledgers: those of all tables.
+        name: the backfill, as `footprints.belongs` takes it.
+    """
+    found = {}
+    for table, ledger in ledgers.items():
+        changes = footprint(ledger, part_of(name))
+        found[table] = {day: changes[day].last for day in put_back(ledger, changes)}
+    return found
+
+
+class _Asked:
+    """What a person asks to be undone."""
+
+    def __init__(
+        self, io: DeltaIOManager, settings: Settings, name: str, days: Container[date] | None
+    ) -> None:
+        self.io, self.settings, self.name, self.days = io, settings, name, days
+        self.tables = tables_of(settings)
+        self._known: tuple[dict[str, int | None], dict[str, Extent]] = ({}, {})
+
+    def extents(self) -> dict[str, Extent]:
+        """What that is about as of now, by table."""
+        ledgers = read_ledgers(self.settings)
+        versions = {name: ledger.version for name, ledger in ledgers.items()}
+        if versions != self._known[0]:
+            found = extents(ledgers, self.name, Policy.of(self.settings), self.days)
+            self._known = versions, found
+        return self._known[1]
+
+    def problems(self, table: Table, found: Mapping[str, Extent]) -> list[str]:
+        """Why days of a table cannot be put back, each with their names."""
+        extent = found[table.name]
+        problems = list(extent.problems)
+        for version, of in _by_version(extent.changes).items():
+            try:
+                lost = _as_of(self.io.url(table), table, version, of).lost
+            except (DeltaError, OSError) as error:
+                problems.append(f"{table.name} cannot be read as of version {version} ({error})")
+                continue
+            if lost:
+                problems.append(
+                    f"the files that {table.name} [{spelled(lost)}] had in version "
+                    f"{version} are gone: VACUUM takes them when the time to undo is over; "
+                    "mend the input and launch these days again instead"
+                )
+        return problems
+
+
+def _by_version(changes: Mapping[date, Change]) -> dict[int, list[date]]:
+    found: dict[int, list[date]] = {}
+    for day, change in changes.items():
+        found.setdefault(change.before, []).append(day)
+    return found
+
+
+@dataclass(frozen=True)
+class _AsOf:
+    """Days at an old version: those that had files, and those whose files are not all there now."""
+
+    there: frozenset[date]
+    lost: frozenset[date]
+
+
+def _as_of(url: str, table: Table, version: int, days: Iterable[date]) -> _AsOf:
+    files = data_files(url, table, days, version).to_pylist()
+    filesystem, base = open_store(url)
+    infos = filesystem.get_file_info([f"{base}/{file['path']}" for file in files])
+    lost = {file["day"] for file, info in zip(files, infos, strict=True) if not info.is_file}
+    return _AsOf(frozenset(file["day"] for file in files), frozenset(lost))
+
+
+@dataclass(frozen=True)
+class _Undo:
+    """How one table is put back."""
+
+    asked: _Asked
+    table: Table
+    record: Mapping[str, Any]
+
+    def plan(self, _: Window) -> Plan:
+        """What is to be put back as of now.
+
+        Raises:
+            UndoRefusedError: another run has written one of the days meanwhile.
+        """
+        io, table = self.asked.io, self.table
+        url, ledger = io.url(table), io.ledger(table)
+        found = self.asked.extents()
+        if problems := self.asked.problems(table, found):
+            raise UndoRefusedError(
+                f"{table.name} was not undone: {'; '.join(problems)}. Tables that were put "
+                "back before it stay so; when the days are free, ask again for the rest."
+            )
+        changes, unchanged = found[table.name].changes, found[table.name].unchanged
+        todo = {**unchanged, **changes}
+        if not todo:
+            return Plan({}, lambda _: Built(self._rows(ledger.version or 0, ()), {}))
+        there = {
+            day
+            for version, of in _by_version(changes).items()
+            for day in _as_of(url, table, version, of).there
+        }
+        withdrawn = {d for d, c in changes.items() if c.previous is None and d not in there}
+        last = max(todo.values(), key=lambda change: change.after).last
+        tables = self.asked.tables
+        sources = [io.source(io.ledger(tables[name]), by_day=False) for name in last.inputs]
+
+        def build(_days: Window) -> Built:
+            as_of = {**_by_version(changes), ledger.version or 0: list(unchanged)}
+            rows = reduce(
+                DataFrame.unionByName,
+                (self._rows(version, of) for version, of in as_of.items() if of),
+            )
+
+            def remarks(before: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
+                assert before is not None
+                return self._remarks(before, rows, verdicts, todo, changes, withdrawn)
+
+            # They were made under the settings of then, whatever those of now are.
+            under = {d: c.previous.made_under(d) for d, c in changes.items() if c.previous}
+            return Built(rows, {}, remarks=remarks, made_under=under)
+
+        return Plan(
+            {day: self._recipe(ledger, day, todo[day]) for day in sorted(todo)},
+            build,
+            sources,
+            dict.fromkeys(todo, f"undo of {self.asked.name}"),
+        )
+
+    def _recipe(self, ledger: Ledger, day: date, change: Change) -> str:
+        """What the old rows were made of; empty if they would not come of it again.
+
+        As when other code made them, or another writer; or from the landing, which is not put
+        back.
+        """
+        old = change.previous
+        if old is None or not self.table.inputs(Policy.of(self.asked.settings)):
+            return ""
+        others = (other.version for other in ledger.foreign if day in other.days)
+        if any(old.vouches(day) < version <= change.before for version in others):
+            return ""
+        by = (old.code_version, old.made_under(day))
+        now = (self.record["code_version"], self.record["config_digest"])
+        return old.days[day].made_of if by == now else ""
+
+    def _rows(self, version: int, days: Collection[date]) -> DataFrame:
+        io = self.asked.io
+        spark, url = io.engine.spark_session, io.url(self.table)
+        return rows_as_of(spark, url, self.table, version, days)
+
+    def _remarks(
+        self,
+        before: Snapshot,
+        rows: DataFrame,
+        verdicts: Sequence[Verdict],
+        todo: Mapping[date, Change],
+        changes: Mapping[date, Change],
+        withdrawn: Collection[date],
+    ) -> Remarks:
+        """What the commit is to say of itself.
+
+        Raises:
+            UndoRefusedError: what was there would not pass the audit.
+        """
+        if failed := [v for v in verdicts if not v.passed]:
+            why = "; ".join(f"{self.table.name}[{v.day}] {v.reasons}" for v in failed)
+            raise UndoRefusedError(
+                f"{self.table.name} was not undone, as what was there before would not pass the "
+                f"audit: {why}. Tables that were put back before it stay so; leave these days "
+                "out, or mend the input and launch them again."
+            )
+        said = {
+            _UNDOES: self.asked.name,
+            AS_OF: {str(v): packed(of) for v, of in _by_version(changes).items()},
+            **self._told(before, rows, verdicts, todo),
+        }
+        final = {d for d, c in todo.items() if c.previous and d in c.previous.final}
+        gone = f"taken back by the undo of {self.asked.name}: it counts as never published"
+        return Remarks(final, dict.fromkeys(withdrawn, gone), said)
+
+    def _told(
+        self,
+        before: Snapshot,
+        rows: DataFrame,
+        verdicts: Sequence[Verdict],
+        changes: Mapping[date, Change],
+    ) -> dict[str, Any]:
+        """What those who follow this table read from its commits, as the assets themselves say it.
+
+        An undo holds until somebody decides otherwise or something new lands: what has landed by
+        now counts as known.
+        """
+        days = [v.day for v in verdicts]
+        table = self.table
+        if not isinstance(table, SourceTable):
+            return {}
+        if table.role is Role.LOG:
+            loaded = manifests(before.ledger)
+            settings = self.asked.settings
+            policy = table.source.under(Policy.of(settings))
+            moved = touched(table.source, before, rows, verdicts, policy, settings.timezone)
+            return {
+                "landing": {
+                    str(day): _put_back(changes[day].previous, day, loaded[day]).said
+                    for day in days
+                    if day in loaded
+                },
+                **moved.said,
+            }
+        if table.role is Role.LATE:
+            olds = {
+                str(day): c.previous.said.get("late", {})
+                for day, c in changes.items()
+                if c.previous
+            }
+            return {"late": {day: old[day] for day, old in olds.items() if day in old}}
+        return {}
+
+
+def _put_back(previous: Record | None, day: date, undone: Manifest) -> Manifest:
+    """What a log day is made of once the commit before stands again; see `after_undo`."""
+    before = Manifest.of(previous.said.get("landing", {}).get(str(day))) if previous else None
+    if previous and before is None:
+        return undone  # a commit of an earlier release did not record it
+    return after_undo(before, undone)

@@ -1,0 +1,245 @@
+"""Proof by re-running: days computed anew and compared with what is published; nothing is written.
+
+What a day is computed from and how it is judged is the assets' and `publisher`'s part, as in any
+run; how it compares is for `comparison`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import date
+from itertools import groupby
+from typing import Any, TypeVar
+
+import dagster as dg
+from pydantic import PrivateAttr
+from rich.table import Table as Grid
+from rich.text import Text
+
+from backfill_assets.backfills.comparison import Content, Outcome, Verified, compare
+from backfill_assets.calendar.days import days_asked
+from backfill_assets.calendar.partitions import DAY, Window, any_of, windows
+from backfill_assets.dagster_ext.retries import engine_lost
+from backfill_assets.delta.commits import gist
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.other_engine import ReadTest
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.engine.spark import SPARK_ERRORS
+from backfill_assets.publish.candidates import Candidate, Done, Plan
+from backfill_assets.publish.computing import compute
+from backfill_assets.publish.io_manager import DeltaIOManager
+from backfill_assets.publish.refusals import lacking
+from backfill_assets.quality.audit import Measured, RefusedError, Verdict, empty_day, judge, measure
+from backfill_assets.settings import Settings
+from backfill_assets.tables.codes import Code
+from backfill_assets.tables.table import SchemaError, Table
+
+_Found = TypeVar("_Found")
+
+
+def verify(
+    settings: Settings,
+    defs: dg.Definitions,
+    window: Window,
+    tables: Sequence[str] = (),
+) -> list[Verified]:
+    """Compute days anew by the assets themselves, and compare them with what is published.
+
+    Every table is computed from the published versions of its inputs, raw from the landing, all
+    as of one moment. So if every day matches in every table, and so do the log days beyond these
+    that they are made of, by induction a rebuild of the whole chain from the landing would end in
+    what is published. Days that are final are no exception: computed from the published log, they
+    give the same rows on any later date.
+
+    Nothing is written: no commit, no data file, no event in the deployment's Dagster instance.
+
+    Args:
+        settings: the deployment's settings.
+        defs: its assets and resources.
+        window: the days.
+        tables: names of tables; all that there are, if none is given.
+
+    Returns:
+        What was found, table by table as they are declared, days in ascending order.
+
+    Raises:
+        ValueError: days outside of the calendar, or no table at all.
+        LandingError: the landing is not where the settings say.
+        EngineError: no Spark session can be had.
+    """
+    days_asked(str(window), settings)
+    ledgers = read_ledgers(settings)
+    there = [name for name in ledgers if ledgers[name].version is not None]
+    if not tables and not there:
+        raise ValueError(f"nothing has been published at {settings.warehouse}")
+    names = [name for name in ledgers if name in (tables or there)]
+    resources = dict(defs.resources or {})
+    verifier = _Verifier.like(resources["io_manager"], ledgers)
+    with dg.DagsterInstance.ephemeral() as instance:
+        # Without the check on the states of the days: it is about what runs have published.
+        for part in window.split(settings.partitions_per_run):
+            dg.materialize(
+                [asset for asset in defs.assets or () if isinstance(asset, dg.AssetsDefinition)],
+                selection=names,
+                instance=instance,
+                # As it is: of a resource that is configurable, Dagster would make a copy.
+                resources={
+                    **resources,
+                    "io_manager": dg.IOManagerDefinition.hardcoded_io_manager(verifier),
+                },
+                tags={
+                    "dagster/asset_partition_range_start": str(part.start),
+                    "dagster/asset_partition_range_end": str(part.end - DAY),
+                },
+                run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+            )
+    return sorted(verifier.found, key=lambda one: (names.index(one.table), one.day))
+
+
+class _Verifier(DeltaIOManager):
+    """Takes the days up to where they would be committed, and compares them instead."""
+
+    _ledgers: dict[str, Ledger] = PrivateAttr(default_factory=dict)
+    _found: list[Verified] = PrivateAttr(default_factory=list)
+
+    @classmethod
+    def like(cls, publisher: DeltaIOManager, ledgers: Mapping[str, Ledger]) -> _Verifier:
+        """One for the same tables by the same code, which sees them as of these ledgers."""
+        verifier = cls(**{name: getattr(publisher, name) for name in type(publisher).model_fields})
+        verifier._ledgers.update(ledgers)
+        return verifier
+
+    @property
+    def found(self) -> list[Verified]:
+        """All that was compared so far."""
+        return self._found
+
+    def ledger(self, table: Table) -> Ledger:
+        """What the table's log said when verification began."""
+        return self._ledgers[table.name]
+
+    def publish(
+        self,
+        candidate: Candidate,
+        window: Window,
+        record: Mapping[str, Any],
+        *,
+        rewrite: Container[date] = (),
+        merge: bool = False,
+    ) -> list[Done]:
+        """Compute and audit all days, compare them, and publish none."""
+        table, ledger = candidate.table, self.ledger(candidate.table)
+        plan = candidate.plan(window)
+        refused = lacking(plan.sources, window, self.config_of, self.failed(record["run_id"]))
+
+        def anew(days: Sequence[date]) -> dict[date, Verdict]:
+            wanted = {day: plan.made_of[day] for day in days}
+            verdicts = compute(table, plan, wanted, ledger).verdicts
+            return {day: verdicts[day] for day in days}
+
+        def look(days: Sequence[date]) -> dict[date, Measured]:
+            rows = self.source(ledger, by_day=False).whole
+            found = measure(rows.where(any_of(windows(days), table.partition)), table)
+            return {day: found.get(day, empty_day(table)) for day in days}
+
+        now, broken = _each_day([day for day in window if day not in refused], anew)
+        held, unreadable = _each_day([day for day in window if day in ledger.published], look)
+        failed = judge(table, sorted(refused), {}, refused, {})
+        broken |= {v.day: v.reasons for v in [*failed, *now.values()] if not v.passed}
+        self._found += [
+            compare(
+                ledger,
+                day,
+                now=Content.of(now[day].measured) if day in now else None,
+                failing=broken.get(day, ""),
+                held=Content.of(held[day]) if day in held else None,
+                unreadable=unreadable.get(day, ""),
+                moved=self._moved(ledger, day, plan),
+            )
+            for day in window
+        ]
+        return []
+
+    def _moved(self, ledger: Ledger, day: date, plan: Plan) -> list[str]:
+        """What is no longer as it was when the day was published."""
+        record = ledger.latest.get(day)
+        if record is None:
+            return []
+        moved = []
+        recipe = record.days[day].made_of
+        if not recipe:
+            moved.append("what it was made of is not on record")
+        elif recipe != plan.made_of[day]:
+            versions = {source.table.name: source.ledger.version for source in plan.sources}
+            newer = [name for name, at in versions.items() if record.inputs.get(name) != at]
+            what = ", ".join(newer) or "what it is made of" if plan.sources else "the landing"
+            moved.append(f"{what} has changed since")
+        if record.code_version != self.code_versions[ledger.table.name]:
+            was = Code(record.code_version, record.git_commit, record.git_dirty)
+            moved.append(f"it was computed by other code: {was}")
+        if (under := record.made_under(day)) != self.config_digests[ledger.table.name]:
+            moved.append(f"it was computed under another configuration: {under}")
+        return moved
+
+
+def _each_day(
+    days: Sequence[date], look: Callable[[Sequence[date]], dict[date, _Found]]
+) -> tuple[dict[date, _Found], dict[date, str]]:
+    """What is found of each day, and why of those where nothing can be.
+
+    Where Spark fails the days are looked at in halves, so that one bad file hides no other day.
+    """
+    if not days:
+        return {}, {}
+    try:
+        return look(days), {}
+    except (RefusedError, SchemaError, dg.Failure) as error:
+        return {}, dict.fromkeys(days, str(error))
+    except SPARK_ERRORS as error:
+        if engine_lost(error):
+            raise
+        if len(days) == 1:
+            return {}, {days[0]: gist(error)}
+    half = len(days) // 2
+    (found, failed), (more, too) = (_each_day(part, look) for part in (days[:half], days[half:]))
+    return found | more, failed | too
+
+
+def good(found: Iterable[Verified], reads: Iterable[ReadTest]) -> bool:
+    """Whether all days match, and other engines read what was published."""
+    return all(one.outcome is Outcome.MATCHES for one in found) and not any(
+        test.problems for test in reads
+    )
+
+
+def as_grid(found: Iterable[Verified]) -> Grid:
+    """The days as a console table: those that match as ranges, the others one by one."""
+    grid = Grid(box=None, padding=(0, 2, 0, 0))
+    for heading in ("table", "days", "outcome"):
+        grid.add_column(heading, no_wrap=True)
+    grid.add_column("rows", justify="right", no_wrap=True)
+    grid.add_column("what there is to say")
+    for one, alike in groupby(found, _line):
+        days = list(alike)
+        rows = sum(day.published.rows for day in days if day.published)
+        shown = Window(days[0].day, days[-1].day + DAY)
+        cells = (one[0], str(shown), days[0].outcome.value, f"{rows:,}", str(days[0]))
+        # As text: what a file is called must not be taken for markup.
+        grid.add_row(*map(Text, cells))
+    return grid
+
+
+def _line(one: Verified) -> tuple[str, date | str]:
+    """What days that share a line of the table have in common."""
+    return one.table, f"matches {one.why}" if one.outcome is Outcome.MATCHES else one.day
+
+
+def as_json(found: Iterable[Verified], reads: Iterable[ReadTest]) -> dict[str, Any]:
+    """All that was found, for a program."""
+    found, reads = list(found), list(reads)
+    return {
+        "good": good(found, reads),
+        "days": [{**asdict(one), "outcome": one.outcome.value} for one in found],
+        "reads": [asdict(test) for test in reads],
+    }

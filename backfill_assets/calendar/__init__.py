@@ -1,0 +1,1 @@
+"""Days: partitions, windows, how a person says them, reaches, and the late-data policy."""

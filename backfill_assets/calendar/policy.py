@@ -1,0 +1,91 @@
+"""The late-data policy, as pure functions over dates: what may change which day, and until when.
+
+Nothing here reads a clock, a table or a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.reach import Reach, next_days
+from backfill_assets.settings import Settings
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How late data is treated.
+
+    Attributes:
+        start: the first day of all.
+        end: the day after the last one; none if the calendar goes on.
+        window_days: the reprocessing window W: lines logged up to W days after the day that they
+            tell of still change it.
+        lag_days: day D is first published by a scheduled run on D + lag.
+        corrects: whether lines beyond the window become corrections (`correct`); otherwise they
+            are counted and in no total (`drop`).
+        only_touched: whether a scheduled run rebuilds just the days that new lines change
+            (`touched`); otherwise all that they may change (`window`).
+        absent_days: a folder is waited for until one of so many days later was loaded; then its
+            day counts as one on which nothing came.
+    """
+
+    start: date
+    end: date | None
+    window_days: int
+    lag_days: int
+    corrects: bool
+    only_touched: bool
+    absent_days: int = 30
+
+    @classmethod
+    def of(cls, settings: Settings) -> Policy:
+        """The policy that the settings ask for."""
+        return cls(
+            start=settings.start,
+            end=settings.end,
+            window_days=settings.window_days,
+            lag_days=settings.lag_days,
+            corrects=settings.late_lines == "correct",
+            only_touched=settings.reprocess == "touched",
+            absent_days=settings.absent_days,
+        )
+
+    @property
+    def reach(self) -> Reach:
+        """The reprocessing window: which log days decide an event day."""
+        return next_days(self.window_days)
+
+    def logged(self, today: date) -> Window:
+        """The log days that are over on a day, so that they can be loaded."""
+        return self._calendar(today)
+
+    def due(self, today: date) -> Window:
+        """The days that should have been published by the end of a day's nightly run.
+
+        With a lag of 1, yesterday is the last of them.
+        """
+        return self._calendar(today - (self.lag_days - 1) * DAY)
+
+    def _calendar(self, end: date) -> Window:
+        return Window(self.start, max(self.start, end if self.end is None else min(end, self.end)))
+
+    def may_touch(self, log_day: date) -> Window:
+        """The event days that a line logged on a day may change: itself and the W days before."""
+        return self.reach.touched(Window(log_day, log_day + DAY))
+
+    def log_days(self, event_day: date) -> Window:
+        """The log days that an event day's window has: none before it, as no line comes before."""
+        return self.reach.read(Window(event_day, event_day + DAY))
+
+
+def widest(policies: Sequence[Policy]) -> Policy:
+    """The policy of what is made of several sources: the last start, the longest window."""
+    return replace(
+        policies[0],
+        start=max(policy.start for policy in policies),
+        window_days=max(policy.window_days for policy in policies),
+        corrects=all(policy.corrects for policy in policies),
+    )

@@ -1,0 +1,138 @@
+"""Reaches: which days of an input decide a day of a table.
+
+A reach gives the days to read, the days touched (its inverse), and the partition mapping that
+Dagster is told. The window in which a day takes late data, and the days that a rolling table reads,
+are both reaches; but they are two settings.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, ClassVar
+
+import dagster as dg
+
+from backfill_assets.calendar.partitions import DAY, Window, unpacked
+
+if TYPE_CHECKING:
+    from backfill_assets.delta.ledgers import Ledger
+
+
+@dataclass(frozen=True)
+class Reach:
+    """A day is decided by its own day of the input, and so many days before it and after it.
+
+    Attributes:
+        before: so many days before.
+        after: so many days after. So an `after` of 7 spans 8 days, and with 0 only what is logged
+            on the very day counts.
+        stays_open: whether the days after are a window for late data: a day of the table is built
+            when its own day has come, and again as long as the window is open.
+    """
+
+    before: int = 0
+    after: int = 0
+    stays_open: bool = False
+    #: Whether how many input days there are differs by day, so that they must be told by date.
+    varies: ClassVar[bool] = False
+
+    def read(self, days: Window) -> Window:
+        """The input days that decide some days."""
+        return days.widened(before=self.before, after=self.after)
+
+    def touched(self, days: Window) -> Window:
+        """The days that some input days decide: the inverse of `read`."""
+        return days.widened(before=self.after, after=self.before)
+
+    def deciding(self, _source: Ledger) -> Callable[[date], Collection[date]]:
+        """By day, the input days that decide it, in ascending order."""
+        return lambda day: tuple(self.read(Window(day, day + DAY)))
+
+    def changed(self, days: Collection[date], _source: Ledger) -> Iterable[date]:
+        """The days that changes of some input days may change."""
+        if self == SAME_DAY:
+            return days
+        offsets = [n * DAY for n in range(-self.after, self.before + 1)]
+        return {day + offset for day in days for offset in offsets}
+
+    @property
+    def mapping(self) -> dg.PartitionMapping | None:
+        """The reach as Dagster sees it; none for the same day, which is its own default.
+
+        The last days of a range reach for input days that do not exist yet; they are open, not
+        broken.
+        """
+        if self == SAME_DAY:
+            return None
+        with warnings.catch_warnings():
+            # The parameter is beta; the exact pin of Dagster is what makes it safe to use.
+            warnings.simplefilter("ignore", dg.BetaWarning)
+            return dg.TimeWindowPartitionMapping(
+                start_offset=-self.before,
+                end_offset=self.after,
+                allow_nonexistent_upstream_partitions=True,
+            )
+
+
+SAME_DAY = Reach()
+
+
+def next_days(n: int) -> Reach:
+    """The day itself and the `n` days after it, as a window for late data."""
+    return Reach(after=n, stays_open=True)
+
+
+def last_days(n: int) -> Reach:
+    """The `n` days that end with the day itself."""
+    return Reach(before=n - 1)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A day is decided by all input days that hold something of it, however late they came.
+
+    Which they are is what the input's commits recorded under `spans`: by input day, the days that
+    it tells of. No input day tells of a later one.
+    """
+
+    stays_open: ClassVar[bool] = True
+    varies: ClassVar[bool] = True
+
+    def deciding(self, source: Ledger) -> Callable[[date], Collection[date]]:
+        """By day, the input days that decide it, in ascending order.
+
+        Of input days that somebody else changed, and of those that were published when no spans
+        were recorded, anything is possible.
+        """
+        found: dict[date, set[date]] = defaultdict(set)
+        unknown = {day for other in source.foreign for day in other.days} | source.uncertain
+        unknown |= source.unrecorded | (source.published - source.latest.keys())
+        for record in source.records:
+            spans = record.said.get("spans")
+            if spans is None:
+                unknown |= record.wrote
+                continue
+            for input_day, told in spans.items():
+                for day in unpacked(told):
+                    found[day].add(date.fromisoformat(input_day))
+        there = source.published
+
+        def days_of(day: date) -> Collection[date]:
+            of = {d for d in found.get(day, set()) | unknown if d in there and d >= day}
+            return sorted(of | {day})
+
+        return days_of
+
+    def changed(self, days: Collection[date], source: Ledger) -> Iterable[date]:
+        """The days that changes of some input days may change, if nobody recorded which."""
+        last = max(days, default=date.min)
+        return {day for day in source.published if day <= last}
+
+    @property
+    def mapping(self) -> dg.PartitionMapping:
+        """The reach as Dagster sees it: any day may decide any."""
+        return dg.AllPartitionMapping()

@@ -1,0 +1,1 @@
+"""What extends Dagster: executor, launcher, retries, storage; and all of its private names."""

@@ -1,0 +1,1 @@
+"""Delta tables: their log as ledgers of days, commits, versions, maintenance."""

@@ -1,0 +1,77 @@
+"""Whether a table on disk is the one that its model describes; if not, what can be done.
+
+A column that may be null is added by itself, as nothing that is there changes by it. All else asks
+for other rows than there are, which only a rebuild can give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyspark.sql.types as T
+
+from backfill_assets.delta.ledgers import Ledger, Metadata
+from backfill_assets.tables.table import SchemaError, Table
+
+
+def lacking(table: Table, metadata: Metadata) -> list[T.StructField]:
+    """The columns of the model that the table has not and that may be null, in their order."""
+    there = set(metadata.struct.names)
+    return [column for column in table.struct if column.nullable and column.name not in there]
+
+
+def differences(table: Table, metadata: Metadata) -> list[str]:
+    """What keeps the table from taking rows of the model, one sentence each."""
+    there = {column.name: column for column in metadata.struct}
+    wanted = {column.name: column for column in table.struct}
+    said = []
+    if metadata.partitioned_by != (table.partition,):
+        columns = ", ".join(metadata.partitioned_by) or "nothing"
+        said.append(f"it is partitioned by {columns}, not by {table.partition}")
+    for name, column in wanted.items():
+        type_ = column.dataType.simpleString()
+        if name not in there:
+            if not column.nullable:
+                said.append(f"column {name} ({type_}, required) is missing")
+        elif (has := there[name].dataType.simpleString()) != type_:
+            said.append(f"column {name} is {has}, not {type_}")
+        elif column.nullable and (
+            not there[name].nullable or f"delta.constraints.{name}_required" in metadata.properties
+        ):
+            said.append(f"column {name} is required there, and may be null in the model")
+    return said + [f"column {name} is not in the model" for name in there if name not in wanted]
+
+
+def refuse(ledger: Ledger, url: str, made_from: Sequence[str] | None = None) -> None:
+    """Refuse to go on with a table that is not the one of its model.
+
+    Args:
+        ledger: the table's.
+        url: where it lives.
+        made_from: the tables that it is made from, none if from the landing; not given if that
+            does not matter here.
+
+    Raises:
+        SchemaError: what is different, and what to do.
+    """
+    table = ledger.table
+    if ledger.metadata is None or not (said := differences(table, ledger.metadata)):
+        return
+    raise SchemaError(
+        f"{table.name}: the table at {url} is not the one that this code writes: "
+        f"{'; '.join(said)}. Nothing was written; the table is as it was. {way(table, made_from)}"
+    )
+
+
+def way(table: Table, made_from: Sequence[str] | None) -> str:
+    """What to do about a table that is not the one of its model; see `refuse`."""
+    source = "what it is made from" if made_from is None else " and ".join(made_from)
+    source = source or (
+        "the landing, as far as its files are still there (keep the folder that you moved: what "
+        "is no longer in the landing is only in it)"
+    )
+    return (
+        "Only columns that may be null are added by themselves. Put back the code that wrote the "
+        f"table; or move its folder away and materialize all days of {table.name}: they are "
+        f"rebuilt from {source}."
+    )

@@ -1,0 +1,175 @@
+"""The history of a table, and the life of one day of it: every commit, from the log alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from datetime import date
+from typing import Any
+
+from rich.table import Table as Grid
+
+from backfill_assets.calendar.partitions import DAY, Window, windows
+from backfill_assets.delta.reading import read_ledger
+from backfill_assets.delta.records import Foreign, Record
+from backfill_assets.settings import Settings
+from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.codes import Code
+
+_MOST_SPANS = 5
+
+
+def history(settings: Settings, name: str, days: Window | None = None) -> Grid:
+    """The commits of a table, oldest first, as a console table.
+
+    A day that a commit found with the rows that it was to write is *unchanged*: the commit speaks
+    of the day, and the files are older. Maintenance that changes no row (`OPTIMIZE`) is left out.
+
+    Args:
+        settings: the deployment's settings.
+        name: the table.
+        days: only the commits that speak of one of these days; all if not given.
+
+    Raises:
+        ValueError: there is no such commit.
+    """
+    grid = Grid(box=None, padding=(0, 2, 0, 0))
+    grid.add_column("version", justify="right", no_wrap=True)
+    for heading in ("at (UTC)", "days", "run", "backfill", "by"):
+        grid.add_column(heading, no_wrap=True)
+    for commit in _commits(settings, name, days):
+        grid.add_row(str(commit.version), _at(commit), *_cells(commit))
+    return grid
+
+
+def life(settings: Settings, name: str, day: date) -> Grid:
+    """What became of one day in each commit that speaks of it: who, what, when, why, by which code.
+
+    Args:
+        settings: the deployment's settings.
+        name: the table.
+        day: the day.
+
+    Raises:
+        ValueError: there is no such commit.
+    """
+    grid = Grid(box=None, padding=(0, 2, 0, 0), show_header=False)
+    grid.add_column("what", no_wrap=True)
+    grid.add_column("text")
+    for commit in _commits(settings, name, Window(day, day + DAY)):
+        for row in _told(commit, day):
+            grid.add_row(*row)
+        grid.add_row("", "")
+    return grid
+
+
+def as_json(settings: Settings, name: str, days: Window | None = None) -> list[dict[str, Any]]:
+    """The commits of a table, oldest first, for a program.
+
+    Args:
+        settings: the deployment's settings.
+        name: the table.
+        days: only what the commits say of these days; of all if not given.
+
+    Raises:
+        ValueError: there is no such commit.
+    """
+    return [_said(commit, days) for commit in _commits(settings, name, days)]
+
+
+def _said(commit: Record | Foreign, days: Window | None) -> dict[str, Any]:
+    head = {"version": commit.version, "at": commit.at.isoformat() if commit.at else None}
+    spoken = sorted(day for day in _spoken(commit) if days is None or day in days)
+    if isinstance(commit, Foreign):
+        by = {"by": "another writer", "operation": commit.operation}
+        return {**head, **by, "days": {str(day): {"what": "changed"} for day in spoken}}
+    return {
+        **head,
+        "run": commit.run_id,
+        "backfill": commit.backfill_id,
+        "undoes": commit.said.get("undoes"),
+        "by": commit.launched_by,
+        "reason": commit.reason,
+        "code": commit.code_version,
+        "git_commit": commit.git_commit,
+        "git_dirty": commit.git_dirty,
+        "configuration": commit.config_digest,
+        "inputs": dict(commit.inputs),
+        "days": {str(day): _day_said(commit, day) for day in spoken},
+    }
+
+
+def _day_said(commit: Record, day: date) -> dict[str, Any]:
+    if day in commit.withdrawn:
+        return {"what": "taken back"}
+    said = commit.days[day]
+    what = "written" if day in commit.wrote else "unchanged"
+    figures = {"rows": said.rows, "digest": said.digest, "verdict": said.verdict}
+    return {"what": what, **figures, "because": commit.why(day)}
+
+
+def _commits(settings: Settings, name: str, days: Window | None) -> list[Record | Foreign]:
+    ledger = read_ledger(settings.table(name), tables_of(settings)[name])
+    found = [commit for commit in ledger.commits if days is None or days.within(_spoken(commit))]
+    if not found:
+        what = name if days is None else f"{name}[{days}]"
+        raise ValueError(f"{what} has never been published at {settings.table(name)}")
+    return found
+
+
+def _spoken(commit: Record | Foreign) -> Set[date]:
+    """The days that a commit speaks of."""
+    if isinstance(commit, Foreign):
+        return commit.days
+    return commit.days.keys() | commit.withdrawn
+
+
+def _at(commit: Record | Foreign) -> str:
+    return f"{commit.at:%Y-%m-%d %H:%M}" if commit.at else ""
+
+
+def _cells(commit: Record | Foreign) -> list[str]:
+    if isinstance(commit, Foreign):
+        return [spans(windows(commit.days)), "", "", f"another writer: {commit.operation}"]
+    written = commit.wrote - commit.withdrawn
+    days = [spans(windows(written))] if written else []
+    for what, others in (
+        ("unchanged", commit.days.keys() - written),
+        ("taken back", commit.withdrawn),
+    ):
+        if others:
+            lines = spans(windows(others)).splitlines()
+            days.append("\n".join(f"{line} {what}" for line in lines))
+    by = commit.launched_by
+    if undone := commit.said.get("undoes"):
+        by = f"undo of {undone} by {by}"
+    return ["\n".join(days), commit.run_id[:8], (commit.backfill_id or "none")[:17], by]
+
+
+def _told(commit: Record | Foreign, day: date) -> Iterator[tuple[str, str]]:
+    head = f"version {commit.version}"
+    if isinstance(commit, Foreign):
+        yield head, f"{_at(commit)} UTC, changed by another writer: {commit.operation}"
+        return
+    what = "written" if day in commit.wrote else "computed, and unchanged"
+    if undone := commit.said.get("undoes"):
+        what = f"put back to what it was before {undone}"
+        if day in commit.withdrawn:
+            what = f"taken back: before {undone} it had never been published"
+    yield head, f"{_at(commit)} UTC, {what}"
+    if said := commit.days.get(day):
+        yield "rows", f"{said.rows:,}, digest {said.digest}, verdict {said.verdict}"
+    if because := commit.why(day):
+        yield "because", because
+    yield "run", f"{commit.run_id}, backfill {commit.backfill_id or 'none'}"
+    yield "launched by", commit.launched_by + (f": {commit.reason}" if commit.reason else "")
+    yield "code", str(Code(commit.code_version, commit.git_commit, commit.git_dirty))
+    yield "configuration", commit.config_digest
+    inputs = ", ".join(f"{name} version {version}" for name, version in commit.inputs.items())
+    yield "made from", inputs or "the landing"
+
+
+def spans(found: Sequence[Window]) -> str:
+    """One line for each gapless range; of many, the last."""
+    more = len(found) - _MOST_SPANS
+    head = [f"{more} range(s) before"] if more > 0 else []
+    return "\n".join([*head, *map(str, found[-_MOST_SPANS:])]) or "none"

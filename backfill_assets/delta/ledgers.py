@@ -1,0 +1,235 @@
+"""The ledger of a table: all that its log says, and what follows from it for each day.
+
+Later decisions rest on it, those of `reprocessing` among them; how it is read is known to
+`reading`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from functools import cached_property
+from typing import NamedTuple
+
+import pyspark.sql.types as T
+
+from backfill_assets.delta.records import Foreign, Published, Record
+from backfill_assets.quality.audit import Measured
+from backfill_assets.tables.table import Table
+
+
+class Stored(NamedTuple):
+    """The data files of a day: how many, their bytes, and when the newest was made."""
+
+    files: int
+    size: int
+    newest: int = 0
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a table's log says of the table itself.
+
+    Attributes:
+        struct: its columns.
+        partitioned_by: the partition columns.
+        properties: Delta's properties by name, constraints included.
+    """
+
+    struct: T.StructType
+    partitioned_by: tuple[str, ...]
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All that a table's log says.
+
+    Attributes:
+        table: the table.
+        version: its latest version; none while there is no table.
+        records: our commits in ascending order of their versions.
+        foreign: commits of others that may have changed rows, in ascending order.
+        measured: rows and nulls by day as the data files have them, whoever wrote them.
+        stored: the data files by day.
+        rows: rows by day as the data files' statistics count them; days with a file that has no
+            statistics are left out. None if nobody has looked at the files.
+        transaction: the number of our last commit, as Delta keeps it; none if there was none.
+        lost: versions of which nothing is known any more: the log was cut.
+        metadata: the table's own; none while there is no table.
+        added: columns that the table did not have from the beginning, with the version since when.
+    """
+
+    table: Table
+    version: int | None = None
+    records: Sequence[Record] = ()
+    foreign: Sequence[Foreign] = ()
+    measured: Mapping[date, Measured] = field(default_factory=dict)
+    stored: Mapping[date, Stored] = field(default_factory=dict)
+    rows: Mapping[date, int] | None = None
+    transaction: int | None = None
+    lost: Sequence[int] = ()
+    metadata: Metadata | None = None
+    added: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def uncertain(self) -> frozenset[date]:
+        """The days that may come to hold anything; none of what is published."""
+        return frozenset()
+
+    @cached_property
+    def latest(self) -> dict[date, Record]:
+        """The record that speaks of each published day, empty ones included."""
+        found: dict[date, Record] = {}
+        for record in self.records:
+            found |= dict.fromkeys(record.days, record)
+            for day in record.withdrawn:
+                found.pop(day, None)
+        return found
+
+    @cached_property
+    def withdrawals(self) -> Mapping[date, Record]:
+        """The days that were taken back and that nobody has published since, each with by which."""
+        taken = {day: record for record in self.records for day in record.withdrawn}
+        return {day: record for day, record in taken.items() if day not in self.latest}
+
+    @cached_property
+    def published(self) -> frozenset[date]:
+        """The days that have been published, empty ones included."""
+        return frozenset(self.latest).union(self.measured)
+
+    @cached_property
+    def final(self) -> frozenset[date]:
+        """The days whose latest record calls them final."""
+        return frozenset(day for day, record in self.latest.items() if day in record.final)
+
+    def under_other_settings(self, config_digest: str) -> frozenset[date]:
+        """The published days that were made under other settings than these."""
+        return frozenset(
+            day for day, record in self.latest.items() if record.made_under(day) != config_digest
+        )
+
+    @cached_property
+    def unrecorded(self) -> frozenset[date]:
+        """Days of which no commit tells any more who published them, as the log was cut."""
+        if not self.lost:
+            return frozenset()
+        return frozenset(
+            day
+            for day in self.published
+            if self._foreign.get(day, -1) < self._cut
+            and (day not in self.latest or self.latest[day].vouches(day) < self._cut)
+        )
+
+    @cached_property
+    def _foreign(self) -> dict[date, int]:
+        """The last version of each day's files that is not ours."""
+        return {day: other.version for other in self.foreign for day in other.days}
+
+    @cached_property
+    def _anywhere(self) -> int:
+        """The last version that took files of unknown days away; -1 if none did."""
+        return max((other.version for other in self.foreign if other.anywhere), default=-1)
+
+    @cached_property
+    def _cut(self) -> int:
+        """The last version of which nothing is known; -1 if all is."""
+        return max(self.lost, default=-1)
+
+    def stands(self, day: date) -> Published | None:
+        """The day as it was last published; none if never, or if others have changed it since."""
+        record = self.latest.get(day)
+        if record is None:
+            return None
+        since = record.vouches(day)
+        if self._foreign.get(day, -1) > since or self._cut > since:
+            return None
+        published = record.days[day]
+        if self.rows is not None:
+            if day in self.measured and day not in self.rows:
+                # Nobody has counted them: this day's files may be those that were taken away.
+                return None if self._anywhere > since else published
+            # Others may have changed a day without a word of it in the log.
+            if self.rows.get(day, 0) != published.rows:
+                return None
+        return published
+
+    def content(self, day: date) -> str:
+        """What a day holds, as text: days with equal texts have equal rows."""
+        published = self.stands(day)
+        if published is not None:
+            return published.digest
+        record = self.latest.get(day)
+        counted = self.rows is not None
+        if record is None and day not in self.measured and (counted or day not in self._foreign):
+            return "nothing"
+        last = max(self._foreign.get(day, -1), self._anywhere)
+        if last > max(self._cut, record.vouches(day) if record else -1):
+            ours = record.version if record and day in record.wrote else -1
+            return f"version {max(last, ours)}"
+        rows = (self.rows or {}).get(day, 0 if day not in self.measured else "unknown")
+        files = self.stored.get(day, Stored(0, 0))
+        return (
+            f"unrecorded {rows} rows in {files.files} file(s) of {files.size} bytes, "
+            f"the newest of {files.newest}"
+        )
+
+    def as_of(self, version: int) -> Ledger:
+        """What the commits up to a version say; what the data files held then is not known."""
+        return replace(
+            self,
+            version=version,
+            records=[record for record in self.records if record.version <= version],
+            foreign=[other for other in self.foreign if other.version <= version],
+            lost=[lost for lost in self.lost if lost <= version],
+            measured={},
+            stored={},
+            rows=None,
+        )
+
+    def lacked(self, record: Record) -> frozenset[str]:
+        """The columns that the table has got since a commit: its figures do not speak of them."""
+        return frozenset(name for name, since in self.added.items() if since > record.version)
+
+    @property
+    def commits(self) -> list[Record | Foreign]:
+        """Ours and those of others, in ascending order of their versions."""
+        found: list[Record | Foreign] = [*self.records, *self.foreign]
+        return sorted(found, key=lambda commit: commit.version)
+
+    @cached_property
+    def changed(self) -> Mapping[int, frozenset[date]]:
+        """By version of our commits, the days that have held something else since."""
+        held: dict[date, str] = {}
+        others: dict[date, int] = {}
+        found = {}
+        cut = self._cut
+        for commit in self.commits:
+            if commit.version > cut >= 0:
+                held.clear()  # whatever it was, it may have become something else
+                cut = -1
+            if isinstance(commit, Foreign):
+                if commit.anywhere:
+                    held.clear()
+                held |= dict.fromkeys(commit.days, f"version {commit.version}")
+                others |= dict.fromkeys(commit.days, commit.version)
+            else:
+                new = {day: published.digest for day, published in commit.days.items()}
+                for day in new.keys() & others.keys():
+                    if others[day] > commit.vouches(day):
+                        written = day in commit.wrote
+                        new[day] = f"version {commit.version if written else others[day]}"
+                new |= dict.fromkeys(commit.withdrawn, "nothing")
+                found[commit.version] = frozenset(d for d in new if held.get(d) != new[d])
+                held |= new
+        return found
+
+    @cached_property
+    def moved(self) -> int:
+        """The last version that made a day hold something else; -1 if there is none."""
+        ours = [version for version, days in self.changed.items() if days]
+        return max([*ours, *(other.version for other in self.foreign)], default=-1)
+
+
+Ledgers = Mapping[str, Ledger]

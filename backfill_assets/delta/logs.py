@@ -1,0 +1,130 @@
+"""A table's log as delta-rs has it: the handle, the table's metadata, the data files by day."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from datetime import date
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyspark.sql.types as T
+from dagster_deltalake import DeltaTableResource
+from dagster_deltalake.config import AzureConfig, GcsConfig, LocalConfig, S3Config
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from backfill_assets.delta.ledgers import Metadata, Stored
+from backfill_assets.quality.audit import Measured
+from backfill_assets.tables.table import Table
+
+#: Delta knows the number of the last commit of each writing application: this is ours.
+APPLICATION = "backfill_assets"
+
+
+def load_log(url: str) -> DeltaTable | None:
+    """A table's transaction log; none while there is no table."""
+    try:
+        return delta_log(url).load()
+    except TableNotFoundError:
+        return None
+
+
+def delta_log(url: str, version: int | None = None) -> DeltaTableResource:
+    """dagster-deltalake's handle on a table's log, with credentials from the environment."""
+    scheme = url.partition("://")[0] if "://" in url else ""
+    options: Any = LocalConfig()
+    if scheme in ("s3", "s3a"):
+        options = S3Config()
+    elif scheme in ("abfs", "abfss", "az"):
+        options = AzureConfig(account_name="")
+    elif scheme == "gs":
+        options = GcsConfig()
+    return DeltaTableResource(url=url, storage_options=options, version=version)
+
+
+def metadata_of(log: DeltaTable) -> Metadata:
+    """What a log says of the table itself."""
+    said = log.metadata()
+    struct = T.StructType.fromJson(json.loads(log.schema().to_json()))
+    return Metadata(struct, tuple(said.partition_columns), dict(said.configuration))
+
+
+def by_day(
+    log: DeltaTable, table: Table
+) -> tuple[Mapping[date, Measured], Mapping[date, Stored], Mapping[date, int] | None]:
+    """What the log says of each day's files: their statistics; themselves; and rows alone.
+
+    No row is read. Digest and totals are not in the log and are left empty.
+    """
+    actions = pa.table(log.get_add_actions(flatten=True))
+    day = f"partition.{table.partition}"
+    if not actions.num_rows:
+        return {}, {}, {}
+    rows = "num_records"
+    if rows not in actions.column_names:
+        actions = actions.append_column(rows, pa.nulls(actions.num_rows, pa.int64()))
+    for name in table.nullable:
+        # A file from before the column was added has a null in each row, and says nothing of it.
+        count = f"null_count.{name}"
+        if count not in actions.column_names:
+            actions = actions.append_column(count, actions[rows])
+        else:
+            filled = pc.coalesce(actions[count], actions[rows])
+            actions = actions.set_column(actions.column_names.index(count), count, filled)
+    nulls = [f"null_count.{name}" for name in table.columns]
+    counts = [n for n in ("size_bytes", *nulls) if n in actions.column_names]
+    sums = actions.group_by(day).aggregate(
+        [
+            ("path", "count"),
+            (rows, "sum"),
+            (rows, "count"),
+            ("modification_time", "max"),
+            *((n, "sum") for n in counts),
+        ]
+    )
+
+    def measured(row: Mapping[str, Any]) -> Measured:
+        nulls = {name: row.get(f"null_count.{name}_sum") or 0 for name in table.columns}
+        return Measured(row["num_records_sum"] or 0, nulls, 0, {}, "")
+
+    def stored(row: Mapping[str, Any]) -> Stored:
+        return Stored(row["path_count"], row["size_bytes_sum"], row["modification_time_max"])
+
+    at = {day: n for n, day in enumerate(sums.column(day).to_pylist())}
+    counted = None
+    # A deletion vector takes rows away that the statistics of its file go on counting.
+    if "deletionVectors" not in (log.protocol().reader_features or ()):
+        whole = sums.filter(pc.equal(sums["path_count"], sums["num_records_count"]))
+        pairs = (whole.column(name).to_pylist() for name in (day, "num_records_sum"))
+        counted = dict(zip(*pairs, strict=True))
+    return _Rows(at, sums, measured), _Rows(at, sums, stored), counted
+
+
+_Value = TypeVar("_Value")
+
+
+class _Rows(Mapping[date, _Value]):
+    """By day, what is made of a row of a table when somebody asks for it."""
+
+    def __init__(
+        self, at: Mapping[date, int], rows: pa.Table, make: Callable[[Mapping[str, Any]], _Value]
+    ) -> None:
+        self._at, self._rows, self._make = at, rows, make
+
+    def __getitem__(self, day: date) -> _Value:
+        (row,) = self._rows.slice(self._at[day], 1).to_pylist()
+        return self._make(row)
+
+    def __contains__(self, day: object) -> bool:
+        return day in self._at
+
+    def __iter__(self) -> Iterator[date]:
+        return iter(self._at)
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))

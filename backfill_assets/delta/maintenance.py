@@ -1,0 +1,244 @@
+"""Maintenance: many small files become few, files past the time to undo go, and no row changes.
+
+How long replaced files are kept is the setting `undo_days`, which each table carries as a property,
+so that a VACUUM by anybody keeps them as well. This module alone compacts and takes files away.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+
+import dagster as dg
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from pydantic import Field
+from pyspark.sql import SparkSession
+
+from backfill_assets.calendar.partitions import any_of, windows
+from backfill_assets.dagster_ext.retries import engine_lost
+from backfill_assets.delta.commits import gist, in_sql, is_conflict, table_properties
+from backfill_assets.delta.evolution import differences, way
+from backfill_assets.delta.logs import load_log, metadata_of
+from backfill_assets.delta.maintained import Files, Maintained, as_markdown, cells, sentences
+from backfill_assets.delta.reading import read_ledger
+from backfill_assets.delta.snapshots import rows_as_of
+from backfill_assets.engine.spark import SPARK_ERRORS
+from backfill_assets.engine.stores import open_store
+from backfill_assets.quality.audit import measure
+from backfill_assets.settings import PREFIX, Settings
+from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.table import Table
+
+
+def maintain(
+    spark: SparkSession, settings: Settings, names: Sequence[str] = (), *, dry_run: bool = False
+) -> Iterator[Maintained]:
+    """Maintain tables, one after the other.
+
+    Days with files that fit into fewer are compacted; each such day must then hold what it held,
+    by its digest. Files that no version of the last `undo_days` days has are taken away, those that
+    killed runs left behind included. The log is kept whole. A run that writes the same days at the
+    same time is not disturbed: one of the two commits second, a run then commits once more, and
+    maintenance leaves the table to the next time.
+
+    Args:
+        spark: the session.
+        settings: the deployment's settings.
+        names: which tables; all if none is given. One that does not exist yet is left out.
+        dry_run: tell what would be done, and do nothing.
+
+    Raises:
+        ValueError: there is no table of such a name.
+    """
+    tables = tables_of(settings)
+    if unknown := sorted(set(names) - tables.keys()):
+        raise ValueError(f"no such table: {', '.join(unknown)}; there are {', '.join(tables)}")
+    for name, table in tables.items():
+        url = settings.table(name)
+        log = load_log(url) if name in names or not names else None
+        if log is not None and log.metadata().partition_columns != [table.partition]:
+            none = Files(log.version(), Counter(), Counter())
+            said = differences(table, metadata_of(log))
+            problem = f"{name}: {'; '.join(said)}. It was left as it is. {way(table, None)}"
+            yield Maintained(name, none, none, problems=[problem])
+        elif log is not None:
+            one = _Maintenance(spark, url, table, settings.undo_days, dry_run)
+            yield one.run(log)
+
+
+@dataclass
+class _Maintenance:
+    """The maintenance of one table."""
+
+    spark: SparkSession
+    url: str
+    table: Table
+    undo_days: int
+    dry_run: bool
+    compacted: list[date] = field(default_factory=list)
+    removed: int | None = None
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def run(self, log: DeltaTable) -> Maintained:
+        """All of it, or up to what failed."""
+        before = Files.of(log, self.table)
+        try:
+            changed = self._set_properties(log.metadata().configuration)
+            self._compact(before)
+            if not changed and not self.problems:
+                self._take_away()
+        except (DeltaError, OSError, *SPARK_ERRORS) as error:
+            if engine_lost(error):
+                raise
+            if is_conflict(error):
+                self.notes.append(
+                    f"{self.table.name}: a run published at the same time and went first; what is "
+                    "left to do is done by the next maintenance"
+                )
+            else:
+                self.problems.append(
+                    f"{self.table.name}: maintenance failed ({gist(error)}); all days hold what "
+                    "they held. Run it again"
+                )
+        after = Files.of(load_log(self.url) or log, self.table)
+        return Maintained(
+            self.table.name,
+            before,
+            after,
+            self.compacted,
+            self.removed,
+            self.notes,
+            self.problems,
+        )
+
+    def _set_properties(self, there: dict[str, str]) -> bool:
+        """Bring the table's properties up to date; whether they were not."""
+        wanted = table_properties(self.undo_days)
+        if wanted.items() <= there.items():
+            return False
+        if not self.dry_run:
+            self._sql(f"ALTER TABLE {self._target} SET TBLPROPERTIES ({in_sql(wanted)})")
+        was = [f"{name} was {there.get(name, 'not set')}" for name in wanted]
+        # What is gone is gone: a shell without the deployment's settings must not decide that.
+        self.notes.append(
+            f"{self.table.name}: replaced files are kept for {self.undo_days} days from now on "
+            f"({PREFIX}UNDO_DAYS; {', '.join(was)}); the next maintenance takes older ones away"
+        )
+        return True
+
+    def _compact(self, before: Files) -> None:
+        days = before.scattered
+        if self.dry_run or not days:
+            self.compacted = days
+            return
+        condition = any_of(windows(days), self.table.partition)
+        self._sql(f"OPTIMIZE {self._target} WHERE {condition}")
+        log = load_log(self.url)
+        assert log is not None
+        for version in range(before.version + 1, log.version() + 1):
+            if compacted := self._days_of_compaction(version):
+                self.compacted = sorted({*self.compacted, *compacted})
+                self._verify(version, compacted)
+
+    def _days_of_compaction(self, version: int) -> list[date]:
+        filesystem, path = open_store(self.url)
+        with filesystem.open_input_stream(f"{path}/_delta_log/{version:020d}.json") as stream:
+            actions = [json.loads(line) for line in stream.read().splitlines()]
+        infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
+        if not any(info.get("operation") == "OPTIMIZE" for info in infos):
+            return []
+        files = [action[kind] for action in actions for kind in ("add", "remove") if kind in action]
+        days = {(file.get("partitionValues") or {}).get(self.table.partition) for file in files}
+        return sorted(date.fromisoformat(day) for day in days if day)
+
+    def _verify(self, version: int, days: Sequence[date]) -> None:
+        """See that a compaction has changed no row.
+
+        Its days must hold what their records say. Where a record says something else, or there is
+        none, they must hold what they held before.
+        """
+        ledger = read_ledger(self.url, self.table).as_of(version - 1)
+        held = self._digests(version, days)
+        unlike = [day for day in days if ledger.content(day) != held.get(day)]
+        if not unlike:
+            return
+        held_before = self._digests(version - 1, unlike)
+        changed = [day for day in unlike if held.get(day) != held_before.get(day)]
+        if changed:
+            self.problems.append(
+                f"{self.table.name} [{', '.join(map(str, windows(changed)))}]: the compaction of "
+                f"version {version} changed what these days hold. Version {version - 1} has the "
+                "rows as they were and no file was taken away: launch these days with the tag "
+                "backfill_assets/rewrite = true"
+            )
+        # Nobody vouches for days that other writers have changed; that is on record elsewhere.
+        # Nor do records from before a column was added speak of what the rows hold with it.
+        strange = [
+            day
+            for day in unlike
+            if ledger.stands(day) and day not in changed and not ledger.lacked(ledger.latest[day])
+        ]
+        if strange:
+            self.problems.append(
+                f"{self.table.name} [{', '.join(map(str, windows(strange)))}]: these days hold "
+                "other rows than their records say, before the compaction and after it: run "
+                "backfill-assets verify"
+            )
+
+    def _digests(self, version: int, days: Sequence[date]) -> dict[date | None, str]:
+        rows = rows_as_of(self.spark, self.url, self.table, version, days)
+        return {day: measured.digest for day, measured in measure(rows, self.table).items()}
+
+    def _take_away(self) -> None:
+        # First what there is to do: a VACUUM makes two commits even if there is nothing.
+        old = self.spark.sql(f"VACUUM {self._target} DRY RUN").collect()
+        if old and not self.dry_run:
+            self._sql(f"VACUUM {self._target}")
+        self.removed = len(old)
+
+    @property
+    def _target(self) -> str:
+        return f"delta.`{self.url}`"
+
+    def _sql(self, statement: str) -> None:
+        self.spark.sql(statement).collect()
+
+
+class MaintenanceConfig(dg.Config):
+    """What to maintain."""
+
+    tables: list[str] = Field([], description="Only these tables; all of them if empty.")
+    dry_run: bool = Field(False, description="Tell what would be done, and do nothing.")
+
+
+def job(settings: Settings) -> dg.JobDefinition:
+    """Maintenance as a job, for the UI and for a schedule of the deployment's own."""
+
+    @dg.op(name="maintain_tables", required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
+    def maintain_tables(context: dg.OpExecutionContext, config: MaintenanceConfig) -> None:
+        spark = context.resources.engine.spark_session
+        found = []
+        for one in maintain(spark, settings, config.tables, dry_run=config.dry_run):
+            context.log.info(", ".join(cells(one)))
+            found.append(one)
+        said = sentences(found, dry_run=config.dry_run)
+        metadata = {
+            "maintenance": dg.MetadataValue.md(as_markdown(found)),
+            "notes": dg.MetadataValue.md("\n".join(f"- {text}" for text in said) or "none"),
+        }
+        if problems := [text for one in found for text in one.problems]:
+            raise dg.Failure("; ".join(problems), metadata, allow_retries=False)
+        context.add_output_metadata(metadata)
+
+    @dg.job(
+        name="maintenance",
+        description="Puts small files together and takes those away that are past the time to "
+        "undo. No row changes; the digests of the days are compared.",
+    )
+    def maintenance() -> None:
+        maintain_tables()
+
+    return maintenance

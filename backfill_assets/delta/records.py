@@ -1,0 +1,213 @@
+"""What one commit of a table says: ours of itself, and what is to be known of those of others.
+
+What is written there is decided by `publisher` and by the assets; what follows from it by `backlog`
+and `finality`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from backfill_assets.calendar.partitions import Window, unpacked
+from backfill_assets.quality.audit import Book, Finding, Measured, Severity, Verdict
+from backfill_assets.tables.table import Table
+
+
+class Published(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One day of a commit, as the audit found it: all that Dagster is told of it.
+
+    Attributes:
+        rows: number of rows.
+        digest: of the rows.
+        verdict: the worst that any check found.
+        totals: sums by column, as text.
+        made_of: digest of what the inputs held, as `recipes` says it; empty if nobody recorded it.
+        nulls: nulls by column, where there are any.
+        entries: the counts behind the expectation, by name; sums of money as text.
+        findings: what was not in order, as severity and text by check.
+        numbers: further figures for the UI.
+        made_under: digest of the settings that it was made under, where these are not those of the
+            commit: an undo puts rows back as they were.
+    """
+
+    rows: int
+    digest: str
+    verdict: str
+    totals: Mapping[str, str] = msgspec.field(default_factory=dict)
+    made_of: str = ""
+    nulls: Mapping[str, int] = msgspec.field(default_factory=dict)
+    entries: Mapping[str, int | str] = msgspec.field(default_factory=dict)
+    findings: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
+    numbers: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    made_under: str = ""
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """What one commit of ours says of itself.
+
+    Attributes:
+        version: the table's version that it made.
+        run_id: the Dagster run.
+        backfill_id: the Dagster backfill that the run belongs to, if any.
+        launched_by: `schedule <name>`, `sensor <name>`, or `person`.
+        code_version: of the code that computed it, as far as that makes the table.
+        config_digest: of the settings that decide what is in the table.
+        inputs: the version of each table that it was computed from.
+        days: what was published, by day.
+        final: those of the days that will not change any more unless a person rebuilds them.
+        said: what the asset itself added, by name.
+        commit_id: tells this commit from every other.
+        since: the version that it was compared with; none if there was no table.
+        written: those of the days whose files it wrote; the others had these rows already.
+        at: when it was made, in UTC.
+        reason: why, as whoever launched it put it.
+        git_commit: of the code that computed it; empty if unknown.
+        git_dirty: whether that code differed from the commit; none if unknown.
+        withdrawn: days that it took back: they count as never published.
+        because: why its days were computed: the days, as ranges, by reason; see `why`.
+        merged: whether it changed rows of the days that it wrote, rather than replace all of them.
+        failed: days that its run could not publish, each with the reason.
+        release: version of the code of all tables together; empty if nobody recorded it.
+    """
+
+    version: int
+    run_id: str
+    backfill_id: str | None
+    launched_by: str
+    code_version: str
+    config_digest: str
+    inputs: Mapping[str, int]
+    days: Mapping[date, Published]
+    final: frozenset[date]
+    said: Mapping[str, Any]
+    commit_id: str = ""
+    since: int | None = None
+    written: frozenset[date] | None = None
+    at: datetime | None = None
+    reason: str = ""
+    git_commit: str = ""
+    git_dirty: bool | None = None
+    withdrawn: frozenset[date] = frozenset()
+    because: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
+    merged: bool = False
+    failed: Mapping[date, str] = msgspec.field(default_factory=dict)
+    release: str = ""
+
+    def why(self, day: date) -> str:
+        """Why a day was computed; empty if nobody recorded it."""
+        for reason, ranges in self.because.items():
+            if any(day in Window.parse(text) for text in ranges):
+                return reason
+        return ""
+
+    @property
+    def wrote(self) -> frozenset[date]:
+        """The days whose files it wrote; where nobody recorded which, all that it speaks of."""
+        return frozenset(self.days) if self.written is None else self.written
+
+    def vouches(self, day: date) -> int:
+        """The version as of which the day is what the record says.
+
+        Overwriting a day replaces whatever was there until then. A merge leaves rows, of which only
+        those of the version that it was compared with were looked at.
+        """
+        if self.written is None or (day in self.written and not self.merged):
+            return self.version
+        return -1 if self.since is None else self.since
+
+    @property
+    def code(self) -> str:
+        """The version of the code of all tables together, as far as it is on record."""
+        return self.release or self.code_version
+
+    def made_under(self, day: date) -> str:
+        """Digest of the settings that a day of it was made under."""
+        return self.days[day].made_under or self.config_digest
+
+    def days_said(self, name: str) -> frozenset[date]:
+        """Days that the asset recorded under a name."""
+        return frozenset(unpacked(self.said.get(name, ())))
+
+    @property
+    def by_person(self) -> bool:
+        """Whether a person launched the run, rather than a schedule or a sensor."""
+        return self.launched_by == PERSON
+
+
+PERSON = "person"
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A commit that is not ours.
+
+    Attributes:
+        version: the table's version that it made.
+        operation: what it was, in Delta's words.
+        days: the days whose files it changed.
+        at: when it was made, in UTC.
+        anywhere: whether it took files away of which it does not say whose days they were.
+    """
+
+    version: int
+    operation: str
+    days: frozenset[date]
+    at: datetime | None = field(default=None, compare=False)
+    anywhere: bool = False
+
+
+def published(
+    verdict: Verdict, made_of: str, numbers: Mapping[str, Any], made_under: str = ""
+) -> Published:
+    """What a commit is to say of a day that passed."""
+    measured = verdict.measured
+    return Published(
+        rows=measured.rows,
+        digest=measured.digest,
+        verdict=verdict.severity.value,
+        totals={name: str(total) for name, total in measured.totals.items()},
+        made_of=made_of,
+        nulls={name: count for name, count in measured.nulls.items() if count},
+        entries={
+            name: count if isinstance(count, int) else str(count)
+            for name, count in verdict.book.entries.items()
+        },
+        findings={
+            finding.check: [finding.severity.value, finding.text]
+            for finding in verdict.findings
+            if finding.severity is not Severity.OK
+        },
+        numbers=numbers,
+        made_under=made_under,
+    )
+
+
+def verdict_of(table: Table, day: date, said: Published) -> Verdict:
+    """The verdict on a day, from what its commit says."""
+    entries = {
+        name: count if isinstance(count, int) else Decimal(count)
+        for name, count in said.entries.items()
+    }
+    totals = {
+        name: type(zero)(said.totals[name]) if name in said.totals else zero
+        for name, zero in table.zeros.items()
+    }
+    nulls = {name: said.nulls.get(name, 0) for name in table.columns}
+    fine = [Severity.OK.value, "in order when it was published"]
+    findings = [
+        Finding(check, Severity(severity), text)
+        for check in table.checks
+        for severity, text in [said.findings.get(check, fine)]
+    ]
+    return Verdict(
+        day,
+        Measured(said.rows, nulls, 0, totals, said.digest),
+        Book(entries=entries, notices=dict.fromkeys(table.notices, (Severity.OK, ""))),
+        findings,
+    )

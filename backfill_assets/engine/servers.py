@@ -1,0 +1,208 @@
+"""Servers of a deployment: watched, and restarted at the same address when they die or hang.
+
+Among them is Spark's engine, a Spark Connect server. How a session attaches to it is for `spark`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from backfill_assets.engine.jars import EngineError
+from backfill_assets.engine.process_groups import Group
+
+#: Seconds between two probes of a server, and until one failed.
+_PROBE_EVERY = 10.0
+_PATIENCE = 3.0
+#: So many failed probes in a row (more than three minutes) are a server that hangs. A busy one
+#: takes a connection at once, as that needs none of Spark's threads.
+_MOST_UNHEARD = 60
+#: A server that does not answer for so many seconds died right after its start.
+_STEADY = 60.0
+_MOST_DEATHS = 3
+#: Spark's own name; both its server and its client read the token from there.
+_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
+_NO_PROXY = "no_grpc_proxy"
+
+Say = Callable[[str], None]
+
+
+class Server:
+    """A gRPC server that is watched, and restarted at the same address.
+
+    Attributes:
+        ready: whether it has answered since it was last started.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        address: str | tuple[str, int],
+        environment: Mapping[str, str],
+        say: Say,
+        log: Path | None = None,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            name: what to call it.
+            command: the command that serves.
+            address: where it serves: a socket's path, or a host and a port.
+            environment: that of the command.
+            say: prints a line for the person at the terminal.
+            log: the file that takes its output, rather than the terminal; it runs in that folder.
+        """
+        self.ready = False
+        self._name, self._command, self._address = name, command, address
+        self._environment, self._say, self._log = environment, say, log
+        self._group: Group | None = None
+        self._left: list[Group] = []
+        self._deaths = 0
+
+    def tend(self) -> None:
+        """See whether it runs and answers; if not, start it.
+
+        Raises:
+            EngineError: it died too often right after its start.
+        """
+        for group in [group for group in self._left if not group.lives()]:
+            group.end()
+            self._left.remove(group)
+        if self._group is None:
+            log = f", its log is {self._log}" if self._log else ""
+            self._say(f"Starting the {self._name}{log} ...")
+            self._start()
+        elif (status := self._group.status()) is not None:
+            self._restart(f"ended with status {status}")
+        elif time.monotonic() >= self._probe_at:
+            self._probe()
+
+    def end(self) -> None:
+        """Stop it and what it started, and wait until that has ended."""
+        while self._left:
+            self._left.pop().end()
+        if self._group is not None:
+            self._group.end()
+
+    def _start(self) -> None:
+        self.ready = False
+        self._unheard = 0
+        self._probe_at = 0.0
+        self._group = Group(self._command, self._environment, self._log)
+
+    def _probe(self) -> None:
+        if not _answers(self._address, _PATIENCE):
+            # How long a start takes is the machine's affair: it ends with an answer or a death.
+            self._unheard += self.ready
+            if self._unheard >= _MOST_UNHEARD:
+                self._restart("does not answer any more")
+            return
+        now = time.monotonic()
+        self._unheard = 0
+        self._probe_at = now + _PROBE_EVERY
+        if not self.ready:
+            self.ready, self._ready_at = True, now
+            self._say(f"The {self._name} is ready.")
+        if now - self._ready_at >= _STEADY:
+            self._deaths = 0
+
+    def _restart(self, why: str) -> None:
+        self._deaths += 1
+        group, self._group = self._group, None
+        assert group is not None
+        # What it started lives on: runs need no code server to get to their end.
+        group.kill_command()
+        self._left.append(group)
+        if self._deaths >= _MOST_DEATHS:
+            raise EngineError(
+                f"the {self._name} {why}, {self._deaths} times in a row right after its start: see "
+                f"{self._log or 'what it says above'}"
+            )
+        self._say(f"The {self._name} {why}: restarting it ...")
+        self._start()
+
+
+class SparkServer(Server):
+    """A Spark Connect server on loopback that answers only those who show its token.
+
+    Attributes:
+        url: where it is.
+        token: what a client must show. It is no part of the URL, which Dagster shows.
+    """
+
+    def __init__(self, command: Callable[[int], Sequence[str]], log: Path, say: Say) -> None:
+        """Nothing is started yet.
+
+        Args:
+            command: the command that serves on a port; it finds the token in its environment.
+            log: the file that takes its output; it runs in that folder.
+            say: prints a line for the person at the terminal.
+        """
+        port, self._held = _free_port()
+        self.url = f"sc://localhost:{port}"
+        self.token = secrets.token_urlsafe(32)
+        # To Spark, a SPARK_REMOTE that is empty is a server, too.
+        own = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
+        own[_TOKEN] = self.token
+        super().__init__("Spark engine", command(port), ("127.0.0.1", port), own, say, log)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a client needs to attach to it."""
+        return {
+            "SPARK_REMOTE": self.url,
+            _TOKEN: self.token,
+            # Spark's client leaves its session to a timeout of an hour otherwise.
+            "SPARK_CONNECT_RELEASE_SESSION_ON_EXIT": "true",
+            # Where the machine has a proxy, gRPC would ask that even for a server on the machine.
+            _NO_PROXY: os.environ.get(_NO_PROXY) or "localhost",
+        }
+
+
+#: What an HTTP/2 client begins with (RFC 9113, 3.4): the preface, and settings that set nothing.
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+
+
+def _answers(address: str | tuple[str, int], seconds: float) -> bool:
+    """Whether a gRPC server answers a greeting with its own settings.
+
+    Without a gRPC client: its threads do not go together with the processes started here, and now
+    and then one would wait for ever for its own end.
+    """
+    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+    try:
+        with socket.socket(family) as connection:
+            connection.settimeout(seconds)
+            connection.connect(address)
+            connection.sendall(_HELLO)
+            return connection.recv(9)[3:4] == b"\x04"
+    except OSError:
+        return False
+
+
+def _free_port() -> tuple[int, socket.socket | None]:
+    """A port that is free on loopback, and what keeps it free on that of IPv6, where there is one.
+
+    `localhost` means ::1 first: nobody else is to listen there, and be shown the token.
+    """
+    while True:
+        # Below the range that outgoing connections take theirs of: one of those could have the port
+        # when the server is restarted, even a client's own attempt to reach it.
+        port = random.randint(15002, 32767)
+        held = None
+        try:
+            with socket.socket() as candidate:
+                candidate.bind(("127.0.0.1", port))
+            held = socket.socket(socket.AF_INET6)
+            held.bind(("::1", port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                continue
+        return port, held

@@ -1,0 +1,248 @@
+"""Landing files of a source: whether each can be read, and their lines as fields of text.
+
+Which files there are is told by `listing`; each format has a module of its own. What a field
+*means* (a timestamp, money, a log day) is decided in `assets.lines`; here every field is text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.dagster_ext.retries import engine_lost
+from backfill_assets.engine.spark import SPARK_ERRORS
+from backfill_assets.engine.stores import open_store
+from backfill_assets.landing.csv import csv_records, header_of
+from backfill_assets.landing.files import Landing, LandingFile, literal, read_control
+from backfill_assets.landing.json import json_lines
+from backfill_assets.landing.listing import (
+    CONTROL_FILE,
+    NAMELESS,
+    Entry,
+    LandingError,
+    Listing,
+    folder_name,
+    list_landing,
+)
+from backfill_assets.landing.parquet import (
+    Columns,
+    columns_of,
+    decoded,
+    parquet_fields,
+    parquet_rows,
+)
+from backfill_assets.landing.text import lines_schema, origin, text_lines
+from backfill_assets.tables.sources import Source
+
+Result = TypeVar("Result")
+
+
+def survey(
+    spark: SparkSession,
+    landing: str,
+    source: Source,
+    days: Window,
+    listing: Listing | None = None,
+) -> Landing:
+    """See that each file of the arrival days can be read to its end, and count its lines.
+
+    Args:
+        spark: the session.
+        landing: the landing folder.
+        source: whose files they are.
+        days: the arrival days.
+        listing: of these days at least; made now if not given.
+
+    Raises:
+        LandingError: the source has no folder at all: a wrong setting, not an empty day.
+    """
+    listing = listing or list_landing(landing, source.name, days)
+    found = _look(landing, source, days, listing)
+    found.counts = readable(found, lambda part: _count(spark, part))
+    return found
+
+
+def readable(found: Landing, work: Callable[[Landing], Result]) -> Result:
+    """Do something with the files, without those that make Spark fail.
+
+    Such a file is taken out and named, and the others are tried again; so one broken file never
+    hides the rest. Where Spark does not say which one it is, it is found by halves: N files take
+    log2(N) + 1 attempts besides the first and the last.
+
+    Args:
+        found: the files; those that cannot be read are dropped from it.
+        work: anything that reads them all.
+
+    Raises:
+        Exception: what failed is not the files' doing.
+    """
+    while True:
+        try:
+            return work(found)
+        except SPARK_ERRORS as error:
+            if not found.files or engine_lost(error):
+                raise
+            file = _named_in(str(error), found.files) or _poisoned(found, work)
+            if file is None:
+                raise
+            found.drop(file, _cause(str(error)))
+
+
+def _poisoned(found: Landing, work: Callable[[Landing], Any]) -> LandingFile | None:
+    """The first of the files that make the work fail; none if it is not one of them by itself.
+
+    So it is when all of them are too much, or when there is no space left.
+    """
+
+    def fails(files: list[LandingFile]) -> bool:
+        try:
+            work(replace(found, files=files))
+        except SPARK_ERRORS as error:
+            if engine_lost(error):
+                raise
+            return True
+        return False
+
+    files, alone = sorted(found.files, key=lambda file: file.source_file), False
+    while len(files) > 1:
+        half, rest = files[: len(files) // 2], files[len(files) // 2 :]
+        alone = fails(half)
+        files = half if alone else rest
+    return files[0] if alone or fails(files) else None
+
+
+def _look(landing: str, source: Source, days: Window, listing: Listing) -> Landing:
+    filesystem, _ = open_store(landing)
+    found = Landing()
+    for day in days:
+        folder = listing.folders.get(day)
+        if folder is None:
+            continue
+        within = f"{landing}/{source.name}/{folder_name(day)}"
+        if folder.nameless:
+            url = f"{within}/{NAMELESS}"
+            found.broken[LandingFile(day, NAMELESS, url, 0)] = "rename it"
+        if folder.unknown:
+            found.unknown[day] += folder.unknown
+        for entry in folder.files.values():
+            if entry.name == CONTROL_FILE:
+                read_control(filesystem, entry.path, source, day, found)
+            elif entry.size:
+                file = LandingFile(day, entry.name, literal(f"{within}/{entry.name}"), entry.size)
+                _look_into(filesystem, entry, file, source, found)
+    return found
+
+
+def _look_into(
+    filesystem: pafs.FileSystem, entry: Entry, file: LandingFile, source: Source, found: Landing
+) -> None:
+    """Read what must be known before Spark reads the file: Parquet types, the CSV header."""
+    try:
+        if file.format == "parquet":
+            footer = pq.read_metadata(entry.path, filesystem=filesystem)
+            found.columns[file] = columns_of(footer, source)
+        elif file.format == "csv":
+            header = header_of(filesystem, entry.path, source)
+            if header is None:
+                return
+            found.headers[file] = header
+    except (OSError, pa.ArrowException, EOFError, LandingError) as error:
+        found.broken[file] = f"{type(error).__name__}: {(str(error) or '?').splitlines()[0][:200]}"
+        return
+    found.files.append(file)
+
+
+def _named_in(message: str, files: Iterable[LandingFile]) -> LandingFile | None:
+    """The file that Spark cannot read, or cannot find."""
+    if "FAILED_READ_FILE" not in message and "PATH_NOT_FOUND" not in message:
+        return None
+    plain = unquote(message)
+    named = [file for file in files if f"/{file.source_file}" in plain]
+    # `a.json` is also the beginning of `a.jsonl`.
+    return max(named, key=lambda file: len(file.name), default=None)
+
+
+def _cause(message: str) -> str:
+    causes = re.findall(r"Caused by: (?:[\w.$]+\.)?([\w$]+(?:: [^\n]+)?)", message)
+    return causes[-1][:200] if causes else message.splitlines()[0][:200]
+
+
+def _union(frames: Sequence[DataFrame]) -> DataFrame:
+    return reduce(DataFrame.unionByName, frames)
+
+
+def _json_files(found: Landing) -> list[LandingFile]:
+    return [file for file in found.files if file.format == "json"]
+
+
+def _by_header(found: Landing) -> Mapping[str, list[LandingFile]]:
+    grouped: dict[str, list[LandingFile]] = defaultdict(list)
+    for file, header in found.headers.items():
+        if file in found.files:
+            grouped[header].append(file)
+    return grouped
+
+
+def _by_columns(found: Landing) -> Mapping[Columns, list[LandingFile]]:
+    grouped: dict[Columns, list[LandingFile]] = defaultdict(list)
+    for file, columns in found.columns.items():
+        if file in found.files:
+            grouped[columns].append(file)
+    return grouped
+
+
+def _urls(files: Iterable[LandingFile]) -> list[str]:
+    return [file.url for file in files]
+
+
+def _count(spark: SparkSession, found: Landing) -> dict[str, int]:
+    """Lines by file, from a scan of its own that knows nothing of how lines are parsed.
+
+    Conservation is measured against these counts. Every byte is read, so a file that breaks off in
+    the middle is found here.
+    """
+    frames = []
+    if json_files := _json_files(found):
+        lines = text_lines(spark, _urls(json_files))
+        frames.append(lines.select("source_file", F.lit(0).alias("touched")))
+    for header, files in _by_header(found).items():
+        lines = text_lines(spark, _urls(files), header)
+        frames.append(lines.select("source_file", F.lit(0).alias("touched")))
+    for columns, files in _by_columns(found).items():
+        rows = parquet_rows(spark, _urls(files), columns)
+        frames.append(rows.select(origin()[1], decoded(columns).alias("touched")))
+    if not frames:
+        return {}
+    by_file = _union(frames).groupBy("source_file")
+    counts = by_file.agg(F.count(F.lit(1)).alias("lines"), F.max("touched")).collect()
+    return {row["source_file"]: row["lines"] for row in counts}
+
+
+def read_lines(spark: SparkSession, found: Landing, source: Source) -> DataFrame:
+    """Every line of the surveyed files, with its fields as text.
+
+    Columns: `arrival_date`, `source_file`, `_text` (the line; a Parquet row as JSON), the fields
+    of the source as text, and `_problem` (why the line has no fields, or null).
+    """
+    frames = []
+    if json_files := _json_files(found):
+        frames.append(json_lines(text_lines(spark, _urls(json_files)), source))
+    for header, files in _by_header(found).items():
+        frames.append(csv_records(text_lines(spark, _urls(files), header), header, source))
+    for columns, files in _by_columns(found).items():
+        frames.append(parquet_fields(parquet_rows(spark, _urls(files), columns), columns, source))
+    if not frames:
+        return spark.createDataFrame([], lines_schema(source))
+    return _union(frames)

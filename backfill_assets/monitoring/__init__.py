@@ -1,0 +1,1 @@
+"""What runs by itself and what a person is told: states, incidents, alerts, nights, the page."""

@@ -1,0 +1,193 @@
+"""Alerts that reach a person: failed runs and incidents, each posted once to a webhook.
+
+What was told and what still has to be is kept in the sensor's cursor and nowhere else, so that a
+restart neither loses nor repeats an alert. Killed between a post and the saving of the cursor, or
+left without an answer by a server that took the text all the same, it tells an alert twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import dagster as dg
+
+from backfill_assets.dagster_ext.internals import AUTO_RETRY_RUN_ID_TAG, WILL_RETRY_TAG
+from backfill_assets.monitoring.messages import (
+    ALL_TABLES,
+    DETAIL_CHARS,
+    cut,
+    incident_alerts,
+    run_alert,
+)
+from backfill_assets.monitoring.outbox import Alert, Incident, Outbox
+from backfill_assets.monitoring.webhook import TIMEOUT, post, within
+from backfill_assets.settings import PREFIX, Settings
+
+# A tick of a sensor is cut off after 60 s, and its cursor with it: a look at the tables, the posts
+# and the last post begun in time stay below that together.
+LOOK_SECONDS = 20.0
+POST_SECONDS = 20.0
+MESSAGES = 5  # a tick
+
+# An event may be stored later than it says, by the clock of another machine: so far back each tick
+# looks again for failed runs, and knows by their ids which ones it has met.
+OVERLAP = 3600.0
+# Dagster says within seconds whether it retries a run, and starts the retry within a minute or two.
+RETRY_SECONDS = 600.0
+# One tick that cannot look at the tables is a hiccup of the storage.
+BLIND_TICKS = 3
+PAGE = 500  # events
+
+
+def build(
+    settings: Settings,
+    find_incidents: Callable[[dg.SensorEvaluationContext], Sequence[Incident]],
+    *,
+    timeout: float = TIMEOUT,
+) -> dg.SensorDefinition:
+    """The sensor that posts alerts, of failed runs of the whole instance and of incidents.
+
+    It is not one of Dagster's run failure sensors, as those move their cursor past a failed run
+    also when their function raised: an alert that could not be delivered would be lost.
+
+    Args:
+        settings: the deployment's settings.
+        find_incidents: all the incidents that there are, at every tick as long as they last. It
+            may raise or hang: that becomes an incident itself, and failed runs are told anyhow.
+        timeout: how many seconds a server may take to connect, and to answer.
+    """
+
+    @dg.sensor(
+        name="alerts",
+        description="Posts failed runs and incidents to the webhook, each of them once.",
+        minimum_interval_seconds=60,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+    )
+    def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        if settings.webhook is None:
+            return dg.SkipReason(f"no webhook is set: {PREFIX}WEBHOOK")
+        outbox = Outbox.from_text(context.cursor)
+        now = time.time()
+        failed = _failed_runs(context.instance, min(outbox.looked or now, now) - OVERLAP)
+        outbox = outbox.having_looked(failed, now)
+        found, trouble = _look(find_incidents, context)
+        outbox = outbox.facing(found)
+        outbox, runs = _runs_to_tell(outbox, context.instance, now)
+        pending = [
+            *incident_alerts(_to_tell(outbox, found, trouble), settings.ui_url),
+            *(run_alert(run, context.instance, settings.ui_url) for run in runs),
+        ]
+        outbox = outbox.counting(pending)
+        # The least tried first: one that the server never takes must not hold up the others.
+        pending.sort(key=lambda alert: outbox.attempts.get(alert.name, 0))
+        # All that can raise has to come before the first post: a tick that raises loses its cursor,
+        # and would tell again what it has told.
+        messages = [(alert, alert.text()) for alert in pending[:MESSAGES]]
+        outbox, delivered, error = _deliver(outbox, messages, settings.webhook, timeout)
+        context.update_cursor(outbox.to_text())
+        return dg.SkipReason(_summary(delivered, len(pending) - delivered, error, trouble))
+
+    return alerts
+
+
+def _deliver(
+    outbox: Outbox, messages: Sequence[tuple[Alert, str]], webhook: str, timeout: float
+) -> tuple[Outbox, int, str | None]:
+    """Post messages, as many as there is time for; how many were, and what went wrong with one."""
+    delivered, error = 0, None
+    until = time.monotonic() + POST_SECONDS
+    for alert, text in messages:
+        if time.monotonic() > until:
+            break
+        error = post(webhook, text.replace(webhook, "(hidden)"), timeout)
+        if error:
+            outbox = outbox.failed(alert)
+            error += f", attempt {outbox.attempts[alert.name]}"
+            break  # the server is down: the others would only take their time as well
+        outbox = outbox.delivered(alert)
+        delivered += 1
+    return outbox, delivered, error
+
+
+def _look(
+    find_incidents: Callable[[dg.SensorEvaluationContext], Sequence[Incident]],
+    context: dg.SensorEvaluationContext,
+) -> tuple[Sequence[Incident] | None, str | None]:
+    """The incidents; or none, and why they could not be found."""
+    found = within(LOOK_SECONDS, partial(find_incidents, context))
+    if not found.done():
+        return None, f"looking at the tables took longer than {LOOK_SECONDS:g} s"
+    if error := found.exception():
+        context.log.error("the tables could not be looked at", exc_info=error)
+        return None, cut(f"{type(error).__name__}: {error}", DETAIL_CHARS)
+    return found.result(), None
+
+
+def _to_tell(
+    outbox: Outbox, found: Sequence[Incident] | None, trouble: str | None
+) -> list[Incident]:
+    if trouble and outbox.blind >= BLIND_TICKS:
+        detail = f"{trouble}. Checks, holes and delays go unnoticed until this is mended."
+        found = [Incident("days cannot be checked", ALL_TABLES, "", detail)]
+    return [incident for incident in found or () if incident.key not in outbox.told]
+
+
+def _failed_runs(instance: dg.DagsterInstance, since: float) -> dict[str, float]:
+    """The runs that failed since a time, by when they did.
+
+    Their events tell: the time of the last update, which a run record has, changes with any tag.
+    """
+    after = dg.RunStatusChangeRecordsFilter(dg.DagsterEventType.RUN_FAILURE, after_timestamp=since)
+    found: dict[str, float] = {}
+    cursor, more = None, True
+    while more:
+        page = instance.fetch_run_status_changes(after, limit=PAGE, cursor=cursor, ascending=True)
+        found.update({record.run_id: record.timestamp for record in page.records})
+        cursor, more = page.cursor, page.has_more
+    return found
+
+
+def _runs_to_tell(
+    outbox: Outbox, instance: dg.DagsterInstance, now: float
+) -> tuple[Outbox, list[dg.DagsterRun]]:
+    """The waiting runs that a person must know of now; the others are dropped or held back."""
+    if not outbox.waiting:
+        return outbox, []
+    runs = {run.run_id: run for run in instance.get_runs(dg.RunsFilter(list(outbox.waiting)))}
+    told, dropped = [], set(outbox.waiting) - set(runs)
+    for run_id, failed_at in outbox.waiting.items():
+        run = runs.get(run_id)
+        if run is None:
+            continue
+        will_retry = run.tags.get(WILL_RETRY_TAG)
+        retried = will_retry == "true" and AUTO_RETRY_RUN_ID_TAG in run.tags
+        if retried or run.status is dg.DagsterRunStatus.SUCCESS:
+            # The retry speaks for itself; a run taken for dead may still have come to its end.
+            dropped.add(run_id)
+            continue
+        # The event of the failure is stored first, the status after it and the tag last. A retry
+        # that was said to come and does not, such as one of a canceled backfill, ends the waiting.
+        last = will_retry == "false" or (will_retry is None and not instance.run_retries_enabled)
+        settled = run.status is dg.DagsterRunStatus.FAILURE and last
+        if settled or now - failed_at > RETRY_SECONDS:
+            told.append(run)
+    return outbox.without(dropped), told
+
+
+def _summary(delivered: int, waiting: int, error: str | None, trouble: str | None) -> str:
+    parts = []
+    if delivered:
+        parts.append(f"{_count(delivered)} delivered")
+    if error:
+        parts.append(f"could not deliver ({error}): {_count(waiting)} waiting")
+    elif waiting:
+        parts.append(f"{_count(waiting)} waiting for the next tick")
+    if trouble:
+        parts.append(f"days cannot be checked: {trouble}")
+    return "; ".join(parts) or "nothing new to tell"
+
+
+def _count(alerts: int) -> str:
+    return "1 alert" if alerts == 1 else f"{alerts} alerts"

@@ -1,0 +1,139 @@
+"""The lateness page: one HTML file with pictures, for people, from a source's figures.
+
+Nothing here knows Spark or Dagster. The same rows give the same page, byte for byte: it has no
+clock and no random ids. What the page looks like is in `templates/lateness.html.j2`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from backfill_assets.calendar.delays import COMPARED, lines_within, within
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.engine.stores import open_store
+from backfill_assets.monitoring.advice import Rows, arrived, smallest_window
+from backfill_assets.monitoring.charts import (
+    DRAWN,
+    SPREAD,
+    counts_chart,
+    delays_chart,
+    down,
+    late_chart,
+    longest_delay,
+    many,
+    up,
+    windows_chart,
+)
+from backfill_assets.settings import Settings
+from backfill_assets.tables.sources import Source
+
+_PAGES = Environment(
+    loader=PackageLoader("backfill_assets"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_PAGES.filters |= {"many": many, "were": lambda count: "was" if count == 1 else "were"}
+
+
+def page(table: pa.Table, source: Source, settings: Settings, version: int) -> str:
+    """The dashboard as one HTML page that needs nothing from elsewhere.
+
+    Args:
+        table: rows of the table with the source's figures of lateness, at least one.
+        source: the source.
+        settings: the window that is configured, the business time zone, and where the UI is.
+        version: of the table that the rows are from.
+    """
+    rows = sorted(table.to_pylist(), key=lambda row: row["log_date"])
+    window_days = source.under(Policy.of(settings)).window_days
+    known = arrived(rows, window_days)
+    drawn = rows[-DRAWN:]
+    return _PAGES.get_template("lateness.html.j2").render(
+        assets=f"{settings.ui_url}/assets",
+        source=source,
+        timezone=settings.timezone,
+        version=version,
+        window_days=window_days,
+        first=rows[0]["log_date"],
+        last=rows[-1]["log_date"],
+        totals=_totals(rows, window_days),
+        known=known,
+        lines=_caught(known.lines, window_days),
+        money=_caught(known.cents, window_days),
+        longest_window=COMPARED[-1],
+        longest_delay=longest_delay(drawn),
+        spread=SPREAD,
+        drawn=len(drawn),
+        windows=windows_chart(known, window_days) if any(known.lines.values()) else None,
+        late=late_chart(drawn, window_days),
+        delays=delays_chart(drawn, window_days),
+        superseded=counts_chart(drawn, "superseded", "superseded versions", "blue"),
+        rejected=counts_chart(drawn, "rejected", "rejected lines", "orange"),
+    )
+
+
+def _totals(rows: Rows, window_days: int) -> dict[str, Any]:
+    """Sums over all log days, and what a reader must know before believing them."""
+    # Whatever window was configured when a row was made.
+    missed = [row["lines"] - lines_within(row, window_days) for row in rows]
+    lines = sum(row["lines"] for row in rows)
+    late = sum(row["late_lines"] for row in rows)
+    return {
+        "days": len(rows),
+        "lines": lines,
+        "late": late,
+        "late_share": up(late, lines) if lines else "",
+        "missed": sum(missed),
+        "missed_share": up(sum(missed), lines) if lines else "",
+        "missed_amount": f"{sum(row['beyond_amount'] for row in rows):,.2f}",
+        "superseded": sum(row["superseded_lines"] for row in rows),
+        "rejected": sum(row["rejected_lines"] for row in rows),
+        "not_measured": (rows[-1]["log_date"] - rows[0]["log_date"]).days + 1 - len(rows),
+        "other_window": sum(n != row["beyond_lines"] for n, row in zip(missed, rows, strict=True)),
+    }
+
+
+def _caught(of: Mapping[int, int], window_days: int) -> dict[str, Any] | None:
+    """What windows take in of the lines, or of the money; none of nothing.
+
+    Args:
+        of: lines or cents by delay in days.
+        window_days: the reprocessing window W that is configured.
+    """
+    whole = sum(of.values())
+    if not whole:
+        return None
+    return {
+        "whole": whole,
+        "enough": smallest_window(of, 999),
+        "most": smallest_window(of, 990),
+        "by_longest": down(within(of, COMPARED[-1]), whole),
+        "by_configured": down(within(of, window_days), whole),
+        "missed": whole - within(of, window_days),
+    }
+
+
+def write(text: str, folder: str, run_id: str) -> str:
+    """Put the page in place at once, so that nobody reads half of it.
+
+    Args:
+        text: the page.
+        folder: path or URL, made if need be.
+        run_id: of the Dagster run: two that write at once must not write to one file.
+
+    Returns:
+        Where it is.
+    """
+    filesystem, root = open_store(folder)
+    filesystem.create_dir(root, recursive=True)
+    unfinished = f"{root}/.index.html.{run_id}"
+    with filesystem.open_output_stream(unfinished) as stream:
+        stream.write(text.encode())
+    filesystem.move(unfinished, f"{root}/index.html")
+    return f"{folder}/index.html"

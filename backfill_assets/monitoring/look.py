@@ -1,0 +1,94 @@
+"""Tables, landing and Dagster's instance as of now: what all automation starts from."""
+
+from collections.abc import Callable
+from datetime import date, datetime
+
+import dagster as dg
+from dagster import AssetKey
+
+from backfill_assets.calendar.partitions import daily_partitions
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.dagster_ext.internals import (
+    AssetCheckExecutionRecordStatus,
+    AssetCheckKey,
+    AssetPartitionStatus,
+)
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.monitoring.incidents import incidents
+from backfill_assets.monitoring.night import Night, landed
+from backfill_assets.monitoring.outbox import Incident
+from backfill_assets.monitoring.states import Situation
+from backfill_assets.settings import Settings
+from backfill_assets.staleness.backlog import backlog
+from backfill_assets.tables.catalog import config_digests, tables_of
+from backfill_assets.tables.graph import graph_of
+from backfill_assets.tables.table import Table
+
+Clock = Callable[[], datetime]
+
+
+class Look:
+    """Looks at tables, landing and Dagster's instance, as of now."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self.settings = settings
+        self.tables = tables_of(settings)
+        self.clock = clock
+        self.night = Night(settings)
+
+    @property
+    def today(self) -> date:
+        """The business day."""
+        return self.clock().astimezone(self.settings.zone).date()
+
+    def situation(self, instance: dg.DagsterInstance) -> Situation:
+        """All that the states of the days follow from."""
+        return situation(self.settings, instance, self.clock())
+
+    def incidents(self, context: dg.SensorEvaluationContext) -> list[Incident]:
+        """What a person must be told."""
+        return incidents(self.situation(context.instance))
+
+
+def situation(settings: Settings, instance: dg.DagsterInstance, now: datetime) -> Situation:
+    """All that the states of the days follow from.
+
+    Args:
+        settings: the deployment's settings.
+        instance: knows the runs whose checks failed.
+        now: the moment.
+
+    Raises:
+        LandingError: the landing is not where the settings say.
+    """
+    policy, now = Policy.of(settings), now.astimezone(settings.zone)
+    ledgers = read_ledgers(settings)
+    return Situation(
+        ledgers=ledgers,
+        backlog=backlog(ledgers, policy, now.date()),
+        arrivals=landed(settings, ledgers, graph_of(ledgers, policy), now.date()),
+        failed={name: _failed(settings, of.table, instance) for name, of in ledgers.items()},
+        policy=policy,
+        config_digests=config_digests(settings),
+        today=now.date(),
+        in_time=now.strftime("%H:%M") < settings.deadline,
+    )
+
+
+def _failed(settings: Settings, table: Table, instance: dg.DagsterInstance) -> set[date]:
+    """The days that the last run over them did not publish because of a check."""
+    key, partitions = AssetKey(table.name), daily_partitions(settings)
+    keys = partitions.get_partition_keys()
+    statuses = instance.get_status_by_partition(key, keys, partitions) or {}
+    failed = [day for day, status in statuses.items() if status is AssetPartitionStatus.FAILED]
+    if not failed:
+        return set()
+    checks = [AssetCheckKey(key, check) for check in table.checks]
+    return {
+        date.fromisoformat(info.partition_key)
+        for info in instance.event_log_storage.get_asset_check_partition_info(
+            checks, partition_keys=failed
+        )
+        if info.partition_key
+        and info.latest_execution_status is AssetCheckExecutionRecordStatus.FAILED
+    }

@@ -1,0 +1,175 @@
+"""What a person is to be told, and the sensor's memory of what was told, as values."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from datetime import date
+
+from backfill_assets.calendar.partitions import Window, windows
+
+Key = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Incident:
+    """Something that a person must know, for as long as it is found.
+
+    Attributes:
+        kind: what is wrong, such as `check failed`, `hole` or `stale`.
+        subject: the asset.
+        item: the day as YYYY-MM-DD; empty for the asset as a whole.
+        detail: one line for a reader: what state the table is in, what to do.
+    """
+
+    kind: str
+    subject: str
+    item: str
+    detail: str
+
+    @property
+    def key(self) -> Key:
+        """What makes it this incident: the detail may change from tick to tick."""
+        return self.kind, self.subject, self.item
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One message that has to be delivered.
+
+    Attributes:
+        name: the same at every tick, so that attempts can be counted.
+        text: composes the message.
+        incidents: the keys of the incidents that it tells.
+        runs: the ids of the failed runs that it tells.
+    """
+
+    name: str
+    text: Callable[[], str]
+    incidents: frozenset[Key] = frozenset()
+    runs: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Outbox:
+    """The memory of the sensor from tick to tick: its cursor as a value.
+
+    Attributes:
+        looked: when failed runs were last looked for; none on a fresh start, which takes the runs
+            that have failed before as known.
+        seen: the failed runs found then, told or not.
+        waiting: the failed runs that nobody was told of yet, by when they failed.
+        told: the incidents that a person was told of and that are still there. One that goes away
+            is forgotten, so that it alerts again when it comes back.
+        attempts: how often each alert that waits was posted in vain.
+        blind: for how many ticks in a row the tables could not be looked at.
+    """
+
+    looked: float | None = None
+    seen: frozenset[str] = frozenset()
+    waiting: Mapping[str, float] = field(default_factory=dict)
+    told: frozenset[Key] = frozenset()
+    attempts: Mapping[str, int] = field(default_factory=dict)
+    blind: int = 0
+
+    @classmethod
+    def from_text(cls, text: str | None) -> Outbox:
+        """The outbox of a cursor; an empty one if there is none or it cannot be read."""
+        try:
+            saved = json.loads(text or "")
+            return cls(
+                looked=None if saved["looked"] is None else float(saved["looked"]),
+                seen=frozenset(map(str, saved["seen"])),
+                waiting={str(run): float(at) for run, at in saved["waiting"].items()},
+                told=frozenset(key for group in saved["told"] for key in _keys(*group)),
+                attempts={str(name): int(n) for name, n in saved["attempts"].items()},
+                blind=int(saved["blind"]),
+            )
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+            return cls()
+
+    def to_text(self) -> str:
+        """The cursor, with days as ranges: years of them must not make it long."""
+        groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for kind, subject, item in sorted(self.told):
+            groups[kind, subject].append(item)
+        told = []
+        for (kind, subject), items in groups.items():
+            days, others = sorted_out(items)
+            told.append([kind, subject, [[str(w.start), str(w.end)] for w in days], others])
+        return json.dumps(
+            {
+                "looked": self.looked,
+                "seen": sorted(self.seen),
+                "waiting": dict(self.waiting),
+                "told": told,
+                "attempts": dict(self.attempts),
+                "blind": self.blind,
+            }
+        )
+
+    def having_looked(self, failed: Mapping[str, float], now: float) -> Outbox:
+        """With the runs that failed since a while before the last look."""
+        fresh = self.looked is None
+        new = {run: at for run, at in failed.items() if not fresh and run not in self.seen}
+        return replace(self, looked=now, seen=frozenset(failed), waiting={**self.waiting, **new})
+
+    def facing(self, found: Sequence[Incident] | None) -> Outbox:
+        """With what was found in the tables; none if they could not be looked at."""
+        if found is None:
+            return replace(self, blind=self.blind + 1)
+        return replace(self, blind=0, told=self.told & {incident.key for incident in found})
+
+    def without(self, runs: Set[str]) -> Outbox:
+        """With these runs no longer waiting."""
+        waiting = {run: at for run, at in self.waiting.items() if run not in runs}
+        return replace(self, waiting=waiting)
+
+    def counting(self, alerts: Sequence[Alert]) -> Outbox:
+        """With attempts only of the alerts that there still are."""
+        names = {alert.name for alert in alerts}
+        return replace(self, attempts={a: n for a, n in self.attempts.items() if a in names})
+
+    def delivered(self, alert: Alert) -> Outbox:
+        """With an alert delivered."""
+        attempts = {name: n for name, n in self.attempts.items() if name != alert.name}
+        told = self.told | alert.incidents
+        return replace(self.without(alert.runs), told=told, attempts=attempts)
+
+    def failed(self, alert: Alert) -> Outbox:
+        """With one more attempt to deliver an alert in vain."""
+        attempts = {**self.attempts, alert.name: self.attempts.get(alert.name, 0) + 1}
+        return replace(self, attempts=attempts)
+
+
+def sorted_out(items: Iterable[str]) -> tuple[list[Window], list[str]]:
+    """Items as windows of days, and those that are no days."""
+    days, others = [], []
+    for item in items:
+        day = _day(item)
+        if day is None:
+            others.append(item)
+        else:
+            days.append(day)
+    return windows(days), others
+
+
+def _day(item: str) -> date | None:
+    try:
+        day = date.fromisoformat(item)
+    except ValueError:
+        return None
+    return day if str(day) == item else None  # other spellings are read since Python 3.11
+
+
+def _keys(
+    kind: str, subject: str, days: Iterable[Sequence[str]], others: Iterable[str]
+) -> Iterator[Key]:
+    """The keys of a group in the cursor."""
+    for start, end in days:
+        for day in Window(date.fromisoformat(start), date.fromisoformat(end)):
+            yield str(kind), str(subject), str(day)
+    for item in others:
+        yield str(kind), str(subject), str(item)

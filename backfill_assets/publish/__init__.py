@@ -1,0 +1,1 @@
+"""The write path: what an asset hands over is compared, computed, audited and committed."""

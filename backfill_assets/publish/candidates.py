@@ -1,0 +1,189 @@
+"""What an asset hands over for publication, and what becomes of it.
+
+An asset gets inputs and proposes rows of days; nothing is read or computed here.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.quality.audit import Book, Verdict
+from backfill_assets.tables.table import Table
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A table at one version.
+
+    Attributes:
+        ledger: what its log says, as of the version that the rows are read at.
+        by_day: whether a day that is made of it needs the same day of it.
+        read: reads the rows of all days.
+        days_of: which days of it a day is made of; of those that are not published, nothing is
+            read. Just the same day, if not given and it is needed.
+    """
+
+    ledger: Ledger
+    by_day: bool
+    read: Callable[[], DataFrame]
+    days_of: Callable[[date], Iterable[date]] | None = None
+
+    @property
+    def table(self) -> Table:
+        """The table it comes from."""
+        return self.ledger.table
+
+    @property
+    def whole(self) -> DataFrame:
+        """The rows of all days."""
+        return self.read()
+
+    def days(self, window: Window) -> DataFrame:
+        """The rows of some days."""
+        return self.whole.where(window.predicate(self.table.partition))
+
+    def of(self, days_of: Callable[[date], Iterable[date]]) -> Snapshot:
+        """The same, for days that are made of these days of it."""
+        return replace(self, days_of=days_of)
+
+    def unlike(self, window: Window, config_digest: str) -> dict[date, list[date]]:
+        """By day of a window, the days that it is made of and that other settings made.
+
+        Args:
+            window: the days to be made.
+            config_digest: of the settings that decide this table now.
+        """
+        others = self.ledger.under_other_settings(config_digest)
+        days_of = self.days_of or (lambda day: [day] if self.by_day else [])
+        if not others:
+            return {}
+        found = {day: [of for of in days_of(day) if of in others] for day in window}
+        return {day: of for day, of in found.items() if of}
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input as an asset gets it: not yet read, see `Publisher.publish`.
+
+    Attributes:
+        now: the table as of the moment that this is called.
+    """
+
+    now: Callable[[], Snapshot]
+
+
+@dataclass(frozen=True)
+class Remarks:
+    """What an asset adds to the record of its commit.
+
+    Attributes:
+        final: days that only a person may rebuild from now on.
+        withdrawn: days, by the reason, that are to count as never published; they have no rows.
+        said: by name, anything that JSON can hold.
+    """
+
+    final: Collection[date] = ()
+    withdrawn: Mapping[date, str] = field(default_factory=dict)
+    said: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Built:
+    """The rows of some days, and what is known about them.
+
+    Attributes:
+        frame: the rows, with the partition column.
+        books: what the inputs say about each day.
+        scattered: whether each day's rows lie in many Spark partitions, as after a shuffle; they
+            are then gathered, for a file a day rather than one for each task and day.
+        numbers: figures for the UI by day, besides those of the audit.
+        remarks: what the commit is to say of itself besides, given the table as it is (none while
+            there is none) and the verdicts of all days.
+        made_of: the recipes of days that turned out to be made of something else than planned.
+        made_under: digests of the settings that days were made under, where not under those of now.
+    """
+
+    frame: DataFrame
+    books: Mapping[date, Book]
+    scattered: bool = False
+    numbers: Mapping[date, Mapping[str, Any]] = field(default_factory=dict)
+    remarks: Callable[[Snapshot | None, Sequence[Verdict]], Remarks] | None = None
+    made_of: Mapping[date, str] = field(default_factory=dict)
+    made_under: Mapping[date, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How some days are made from the inputs as they are now; nothing is computed yet.
+
+    Attributes:
+        made_of: the recipe of each day, as `recipes` says it.
+        build: computes the days of a window, which may be fewer than were planned.
+        sources: the tables that it reads.
+        news: what is new in a day's input, where the asset can say more than `new input`.
+    """
+
+    made_of: Mapping[date, str]
+    build: Callable[[Window], Built]
+    sources: Sequence[Snapshot] = ()
+    news: Mapping[date, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What an asset proposes for publication.
+
+    Attributes:
+        table: the table it is meant for.
+        plan: looks at the inputs as of now and plans the days of a window.
+    """
+
+    table: Table
+    plan: Callable[[Window], Plan]
+
+
+class Outcome(enum.Enum):
+    """What a run made of a day."""
+
+    WRITTEN = "written"
+    #: Computed anew, with the rows that are published already: no file was written.
+    UNCHANGED = "unchanged"
+    #: Made of what it was made of before, by the same code and configuration: not computed again.
+    IDENTICAL = "identical"
+    #: Taken back: it counts as never published.
+    WITHDRAWN = "withdrawn"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a run made of one day.
+
+    Attributes:
+        outcome: what became of it.
+        verdict: what the audit says of it, or said when it was published.
+        version: the commit that speaks of the day; none if there is none.
+        numbers: figures for the UI, besides those of the audit.
+        inputs: the version of each table that it was computed from.
+        why: why it was computed, as `why` says it; of an identical day, when it was published.
+    """
+
+    outcome: Outcome
+    verdict: Verdict
+    version: int | None = None
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, int] = field(default_factory=dict)
+    why: str = ""
+
+    @property
+    def day(self) -> date:
+        """The day."""
+        return self.verdict.day

@@ -1,0 +1,143 @@
+"""The IO manager: gives the assets their inputs, and tells Dagster of what is published."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from backfill_assets.calendar.partitions import one_window
+from backfill_assets.dagster_ext.events import (
+    AssetCheckEvaluationTargetMaterializationData,
+    DagsterEvent,
+)
+from backfill_assets.delta.commits import PublishError
+from backfill_assets.publish.candidates import Candidate, Done, Input, Outcome
+from backfill_assets.publish.materializations import days_told, latest_materializations
+from backfill_assets.publish.publisher import Publisher
+from backfill_assets.publish.run_tags import CODE_TAG, REWRITE_TAG, merges, pinned
+from backfill_assets.quality.checks import day_metadata, evaluations
+from backfill_assets.tables.catalog import declared
+from backfill_assets.tables.table import Table
+
+
+class DeltaIOManager(Publisher):
+    """Hands days of tables to the assets, publishes what they propose, and tells Dagster of it."""
+
+    def load_input(self, context: dg.InputContext) -> Input:
+        """The input, to be read after the ledger of the table that is made of it."""
+        table = declared(self.tables)[context.asset_key.path[-1]]
+        by_day = bool(context.asset_partition_keys)
+        return Input(lambda: self.source(self.ledger(table), by_day))
+
+    # Dagster takes a generator as well, though its base class says None.
+    def handle_output(  # type: ignore[override]
+        self, context: dg.OutputContext, obj: Candidate
+    ) -> Iterator[DagsterEvent]:
+        """Publish what has changed, and tell Dagster of every day.
+
+        Raises:
+            SchemaError: a column is missing or of another type, in the frame or in the table.
+            RefusedError: rows outside the run's days, rows without a day, or none where some are
+                due.
+            NotContiguousError: the run's days have a gap.
+            PublishError: the commit failed.
+        """
+        if not isinstance(obj, Candidate):
+            raise TypeError(
+                f"{context.asset_key}: an asset hands over a Candidate, not {type(obj)}"
+            )
+        window = one_window(context.asset_partition_keys)
+        step = context.step_context
+        run = step.dagster_run
+        record = self.record(obj.table, run.run_id, run.tags)
+        now = pinned(self.code_version, self.config_digest)
+        if (then := run.tags.get(CODE_TAG, now)) != now:
+            raise PublishError(
+                f"{obj.table.name} [{window}]: the backfill was planned with code and "
+                f"configuration {then}, and this run has {now}. Nothing was written. Put back what "
+                "was deployed and launch the backfill again, or make a new plan."
+            )
+        rewrite = window if run.tags.get(REWRITE_TAG, "").lower() == "true" else ()
+        merge = merges(run.tags)
+        done = self.publish(obj, window, record, rewrite=rewrite, merge=merge)
+        self._failed[run.run_id, obj.table.name] = {
+            d.day: d.verdict.reasons for d in done if d.outcome is Outcome.FAILED
+        }
+        said = Counter(d.outcome.value for d in done)
+        context.log.info(
+            f"{obj.table.name} [{window}]: "
+            + ", ".join(f"{n} day{'s' * (n != 1)} {outcome}" for outcome, n in said.items())
+        )
+        for event in self.told(step.instance, run.tags, obj.table, done):
+            if isinstance(event, dg.AssetMaterialization):
+                yield DagsterEvent.asset_materialization(step, event)
+            elif isinstance(event, dg.AssetObservation):
+                yield DagsterEvent.asset_observation(step, event)
+            else:
+                yield DagsterEvent.asset_check_evaluation(step, event)
+
+    def told(
+        self,
+        instance: dg.DagsterInstance,
+        tags: Mapping[str, str],
+        table: Table,
+        done: Sequence[Done],
+    ) -> Iterator[dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation]:
+        """What Dagster is to be told of the days; each event must be stored before the next.
+
+        Args:
+            instance: where it is told.
+            tags: those of the run.
+            table: the table.
+            done: what the run made of the days.
+        """
+        known = days_told(instance, table, done)
+        # The daemon waits for a materialization of every day that it asked for.
+        asked = "dagster/backfill" in tags
+        told = []
+        for one in done:
+            if one.outcome in (Outcome.FAILED, Outcome.WITHDRAWN):
+                told.append(one)
+            elif asked or one.outcome is not Outcome.IDENTICAL or one.day not in known:
+                yield self._materialization(table, one)
+                told.append(one)
+            else:
+                yield dg.AssetObservation(
+                    table.name, partition=str(one.day), metadata=_outcome_metadata(one)
+                )
+        # Afterwards, as an evaluation names the materialization that it speaks of.
+        latest = latest_materializations(instance, table.name, [d.day for d in told])
+        for one in told:
+            record = latest.get(one.day)
+            target = record and AssetCheckEvaluationTargetMaterializationData(
+                storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp
+            )
+            taken_back = one.outcome is Outcome.WITHDRAWN
+            yield from evaluations(table, one.verdict, target, blocks=not taken_back)
+
+    def _materialization(self, table: Table, one: Done) -> dg.AssetMaterialization:
+        return dg.AssetMaterialization(
+            asset_key=table.name,
+            partition=one.day.isoformat(),
+            metadata={
+                **day_metadata(one.verdict),
+                **one.numbers,
+                **_outcome_metadata(one),
+                "dagster/uri": self.url(table),
+                "code version": self.code_of(table),
+                "config digest": self.config_of(table),
+                **{f"input version {name}": version for name, version in one.inputs.items()},
+            },
+            tags={
+                "dagster/data_version": one.verdict.measured.digest,
+                "dagster/data_version_is_user_provided": "true",
+            },
+        )
+
+
+def _outcome_metadata(one: Done) -> dict[str, Any]:
+    said = {"outcome": one.outcome.value, "delta version": one.version}
+    return {**said, "computed because": one.why} if one.why else said

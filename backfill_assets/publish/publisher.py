@@ -1,0 +1,320 @@
+"""The one write path: what has changed is computed and audited, then there is one commit.
+
+Every row that reaches a table passes `Publisher.publish`. What a verdict means is `audit`'s
+business; what a table looks like is `tables`'.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Container, Mapping
+from datetime import date
+from typing import Any
+
+import dagster as dg
+from pydantic import PrivateAttr
+from pyspark.sql import DataFrame
+
+from backfill_assets.calendar.partitions import Window, packed
+from backfill_assets.delta import evolution
+from backfill_assets.delta.commits import PublishError, Writer
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.reading import read_ledger
+from backfill_assets.delta.records import verdict_of
+from backfill_assets.engine.spark import Engine
+from backfill_assets.publish.candidates import Candidate, Done, Outcome, Plan, Remarks, Snapshot
+from backfill_assets.publish.computing import Audited, compute, summary
+from backfill_assets.publish.reasons import by_reason, to_compute
+from backfill_assets.publish.refusals import lacking, refuse_other_code
+from backfill_assets.publish.run_tags import REASON_TAG, launched_by
+from backfill_assets.quality.audit import Book, judge
+from backfill_assets.settings import UNDO_DAYS
+from backfill_assets.tables.table import Table
+
+_log = logging.getLogger(__name__)
+
+_ATTEMPTS = 30
+
+
+class Publisher(dg.ConfigurableIOManager):
+    """Reads and replaces whole days of the Delta tables under one warehouse.
+
+    Attributes:
+        engine: where the Spark session comes from.
+        warehouse: each table lives at `<warehouse>/<asset name>`.
+        code_version: of the code that computes the tables, to which a backfill is pinned.
+        code_versions: the same by table, of the code that makes it, for the commit's record.
+        config_digest: of all settings that decide what is in them, to which a backfill is pinned.
+        config_digests: the same by table, each of those that decide it, for the commit's record.
+        tables: where the tables are declared, see `catalog.declared`.
+        git_commit: of that code; empty if unknown.
+        git_dirty: whether the code differs from that commit; none if unknown.
+        undo_days: for how many days a table that is created keeps the files that were replaced.
+    """
+
+    engine: Engine
+    warehouse: str
+    code_version: str
+    code_versions: dict[str, str]
+    config_digest: str
+    config_digests: dict[str, str]
+    tables: str
+    git_commit: str = ""
+    git_dirty: bool | None = None
+    undo_days: int = UNDO_DAYS
+    _failed: dict[tuple[str, str], dict[date, str]] = PrivateAttr(default_factory=dict)
+
+    def record(self, table: Table, run_id: str, tags: Mapping[str, str]) -> dict[str, Any]:
+        """What a commit says of the run that makes it: who, why, and by which code."""
+        return {
+            "run_id": run_id,
+            "backfill_id": tags.get("dagster/backfill"),
+            "launched_by": launched_by(tags),
+            "reason": tags.get(REASON_TAG, ""),
+            "asset": table.name,
+            "code_version": self.code_of(table),
+            "release": self.code_version,
+            "config_digest": self.config_of(table),
+            "git_commit": self.git_commit,
+            "git_dirty": self.git_dirty,
+        }
+
+    def failed(self, run_id: str) -> dict[str, dict[date, str]]:
+        """The days that a run of this process did not publish, with the reasons.
+
+        By table, for all tables that it has computed so far.
+        """
+        return {name: dict(days) for (run, name), days in self._failed.items() if run == run_id}
+
+    def publish(
+        self,
+        candidate: Candidate,
+        window: Window,
+        record: Mapping[str, Any],
+        *,
+        rewrite: Container[date] = (),
+        merge: bool = False,
+    ) -> list[Done]:
+        """Compute what is not published as it is, audit it, and commit what has changed.
+
+        The order of things is what keeps older input from overwriting newer, however many runs meet
+        on a day: first the table's ledger is read, then the inputs, and the commit comes about only
+        if no other of ours did meanwhile. So whatever is published was made of what is read here,
+        or of something older. A run that comes second starts over with the ledger as it is then.
+
+        Args:
+            candidate: what the asset proposes.
+            window: the run's days.
+            record: what the commit is to say of the run.
+            rewrite: days to compute and write even if nothing has changed.
+            merge: whether to change rows by their natural key rather than replace the days, if
+                the table allows it. The outcome is the same: a day with rows that a merge would
+                leave behind fails.
+
+        Returns:
+            What became of each day, in ascending order.
+
+        Raises:
+            PublishError: the commit failed, or the backfill was begun by other code.
+            SchemaError: the table, or one that it is made from, is not the one of its model.
+        """
+        table, merge = candidate.table, merge and candidate.table.merges
+        audited: Audited | None = None
+        for attempt in range(1, _ATTEMPTS + 1):
+            ledger, plan = self._look(candidate, window, record)
+            refused = lacking(plan.sources, window, self.config_of, self.failed(record["run_id"]))
+            by = (record["code_version"], record["config_digest"])
+            because = to_compute(ledger, plan, *by, rewrite)
+            done = _left(ledger, plan, because, refused)
+            because = {day: why for day, why in because.items() if day not in refused}
+            if because:
+                wanted = {day: plan.made_of[day] for day in because}
+                # What a merge would leave depends on the table as well.
+                if audited is None or merge or not audited.covers(wanted):
+                    merging = self._writer(table) if merge else None
+                    audited = compute(table, plan, wanted, ledger, merging)
+                written = self._publish(table, audited, because, ledger, plan, record, rewrite)
+                if written is None:
+                    _log.info("%s [%s]: another run was first, looking again", table.name, window)
+                    # Two that collided once must not collide for ever.
+                    time.sleep(random.uniform(0.1, 0.5) * min(attempt, 4))
+                    continue
+                done += written
+            return sorted(done, key=lambda one: one.day)
+        raise PublishError(
+            f"{table.name} [{window}]: other runs committed first {_ATTEMPTS} times in a row. The "
+            "table is as they left it. Launch these days again."
+        )
+
+    def _look(
+        self, candidate: Candidate, window: Window, record: Mapping[str, Any]
+    ) -> tuple[Ledger, Plan]:
+        """The table's ledger and, read after it, the plan; both as of now.
+
+        Raises:
+            PublishError: the backfill was begun by other code.
+            SchemaError: the table, or one that it is made from, is not the one of its model.
+        """
+        ledger = self.ledger(candidate.table)
+        plan = candidate.plan(window)
+        made_from = [source.table.name for source in plan.sources]
+        evolution.refuse(ledger, self.url(candidate.table), made_from)
+        for source in plan.sources:
+            evolution.refuse(source.ledger, self.url(source.table))
+        sources = [source.ledger for source in plan.sources]
+        refuse_other_code([ledger, *sources], window, record, self.config_of)
+        return ledger, plan
+
+    def _publish(
+        self,
+        table: Table,
+        audited: Audited,
+        because: Mapping[date, str],
+        ledger: Ledger,
+        plan: Plan,
+        record: Mapping[str, Any],
+        rewrite: Container[date],
+    ) -> list[Done] | None:
+        """Commit the days that passed; none if another commit of ours came first.
+
+        Args:
+            table: the table.
+            audited: the days, computed and judged.
+            because: the days to publish, each with why it was computed.
+            ledger: that of the table.
+            plan: what the days were made by.
+            record: what the commit is to say of the run.
+            rewrite: the days to write although they have the rows that are there already.
+        """
+        verdicts = [audited.verdicts[day] for day in because]
+        inputs = {source.table.name: source.ledger.version or 0 for source in plan.sources}
+        passed = [verdict for verdict in verdicts if verdict.passed]
+        changed = {
+            v.day for v in passed if v.day in rewrite or ledger.content(v.day) != v.measured.digest
+        }
+        version, remarks = None, Remarks()
+        if passed:
+            if audited.built.remarks:
+                before = None if ledger.version is None else self.source(ledger, False)
+                remarks = audited.built.remarks(before, verdicts)
+            said = {
+                **record,
+                "inputs": inputs,
+                "since": ledger.version,
+                **summary([v for v in verdicts if v.day not in remarks.withdrawn], audited),
+                "because": by_reason({v.day: because[v.day] for v in passed}),
+                "final": packed(remarks.final),
+                "withdrawn": packed(remarks.withdrawn),
+                "said": remarks.said,
+            }
+            version = self._writer(table).commit(
+                audited.frame,
+                sorted(changed),
+                said,
+                ledger,
+                scattered=audited.built.scattered,
+                merge=audited.merge,
+            )
+            if version is None:
+                return None
+        return _outcomes(table, audited, because, version, inputs, remarks, changed)
+
+    def url(self, table: Table) -> str:
+        """Where a table lives."""
+        return f"{self.warehouse}/{table.name}"
+
+    def ledger(self, table: Table) -> Ledger:
+        """What the table's log says, as of now."""
+        return read_ledger(self.url(table), table)
+
+    def code_of(self, table: Table) -> str:
+        """The version of the code that makes a table; of all, if the table is not declared."""
+        return self.code_versions.get(table.name, self.code_version)
+
+    def config_of(self, table: Table) -> str:
+        """The digest of the settings that decide a table; of all, if the table is not declared."""
+        return self.config_digests.get(table.name, self.config_digest)
+
+    def _writer(self, table: Table) -> Writer:
+        return Writer(self.engine.spark_session, self.url(table), table, self.undo_days)
+
+    def source(self, ledger: Ledger, by_day: bool) -> Snapshot:
+        """A table at the version of its ledger, to be read when the rows are wanted.
+
+        The version is pinned: the audit and the write evaluate a frame at different times, and a
+        commit in between must not come between them.
+        """
+        table = ledger.table
+
+        def read() -> DataFrame:
+            if ledger.version is None:
+                raise dg.Failure(
+                    f"{table.name} has no table yet at {self.url(table)}: materialize it first. "
+                    "Nothing was written.",
+                    allow_retries=False,
+                )
+            reader = self.engine.spark_session.read.format("delta")
+            rows = reader.option("versionAsOf", ledger.version).load(self.url(table))
+            return table.filled(rows)
+
+        return Snapshot(ledger, by_day, read)
+
+
+def _as_published(ledger: Ledger, day: date) -> Done:
+    """A day as the record of its commit tells of it."""
+    record = ledger.latest[day]
+    published = record.days[day]
+    verdict = verdict_of(ledger.table, day, published)
+    numbers, inputs = published.numbers, record.inputs
+    return Done(Outcome.IDENTICAL, verdict, record.version, numbers, inputs, record.why(day))
+
+
+def _left(
+    ledger: Ledger, plan: Plan, because: Container[date], refused: Mapping[date, Book]
+) -> list[Done]:
+    """The days that are not computed: as they are published already, or as an input lacks them."""
+    kept = [day for day in plan.made_of if day not in because and day not in refused]
+    failed = judge(ledger.table, sorted(refused), {}, refused, {})
+    return [
+        *(_as_published(ledger, day) for day in kept),
+        *(Done(Outcome.FAILED, verdict) for verdict in failed),
+    ]
+
+
+def _outcomes(
+    table: Table,
+    audited: Audited,
+    because: Mapping[date, str],
+    version: int | None,
+    inputs: Mapping[str, int],
+    remarks: Remarks,
+    changed: Container[date],
+) -> list[Done]:
+    """What became of the days that were computed.
+
+    Args:
+        table: the table.
+        audited: the days, computed and judged.
+        because: the days, each with why it was computed.
+        version: the commit that speaks of those that passed; none if there are none.
+        inputs: the version of each table that they were computed from.
+        remarks: what the asset added to the commit.
+        changed: the days that were written.
+    """
+    done = []
+    for day, reason in because.items():
+        verdict = audited.verdicts[day]
+        outcome, at = Outcome.UNCHANGED, version if verdict.passed else None
+        if not verdict.passed:
+            outcome = Outcome.FAILED
+        elif day in remarks.withdrawn:
+            outcome = Outcome.WITHDRAWN
+            why = Book(problems=[remarks.withdrawn[day]])
+            (verdict,) = judge(table, [day], {}, {day: why}, {})
+        elif day in changed:
+            outcome = Outcome.WRITTEN
+        numbers = audited.built.numbers.get(day, {})
+        done.append(Done(outcome, verdict, at, numbers, inputs, reason))
+    return done

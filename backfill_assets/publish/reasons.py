@@ -1,0 +1,97 @@
+"""Why a day is computed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
+from datetime import date
+
+from backfill_assets.calendar.partitions import packed
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.publish.candidates import Plan
+
+
+def why(
+    ledger: Ledger,
+    day: date,
+    recipe: str,
+    code_version: str,
+    config_digest: str,
+    rewrite: bool = False,
+    *,
+    inputs: Iterable[Ledger] = (),
+    news: str = "",
+) -> str | None:
+    """Why a day is to be computed; none if it is published as it would be made now.
+
+    Args:
+        ledger: that of the table.
+        day: the day.
+        recipe: what the day would be made of now, as `recipes` says it.
+        code_version: of the code that would compute it.
+        config_digest: of the settings that would decide what is in it.
+        rewrite: whether somebody asks for it, whatever is published.
+        inputs: the tables that it is made of, as they are now, to tell which of them is new.
+        news: what is new in its input, where somebody knows better than these tables do.
+    """
+    known, published = ledger.latest.get(day), ledger.stands(day)
+    if known is None:
+        return "rows without a record" if day in ledger.published else "never published"
+    if published is None:
+        return "external commit"
+    found = []
+    if not published.made_of:
+        found.append(news or "input not on record")
+    elif published.made_of != recipe:
+        # A table may have changed on other days only; which days count is the recipe's to know.
+        newer = [x.table.name for x in inputs if x.moved > known.inputs.get(x.table.name, -1)]
+        found.append(news or new_input(newer))
+    if known.code_version != code_version:
+        found.append("other code")
+    if known.made_under(day) != config_digest:
+        found.append("other settings")
+    if rewrite and not found:
+        found.append(news or "asked for")
+    return "; ".join(found) or None
+
+
+def new_input(names: Sequence[str]) -> str:
+    """New input as a reason, with the tables that it comes from as far as they are known."""
+    return f"new input: {', '.join(names)}" if names else "new input"
+
+
+def to_compute(
+    ledger: Ledger, plan: Plan, code_version: str, config_digest: str, rewrite: Container[date]
+) -> dict[date, str]:
+    """The days of a plan that are to be computed, each with why.
+
+    Args:
+        ledger: that of the table.
+        plan: how its days would be made now.
+        code_version: of the code that would compute them.
+        config_digest: of the settings that would decide what is in them.
+        rewrite: the days that somebody asks for, whatever is published.
+    """
+    inputs = [source.ledger for source in plan.sources]
+    found = {
+        day: why(
+            ledger,
+            day,
+            recipe,
+            code_version,
+            config_digest,
+            day in rewrite,
+            inputs=inputs,
+            news=plan.news.get(day, ""),
+        )
+        for day, recipe in plan.made_of.items()
+    }
+    return {day: reason for day, reason in found.items() if reason is not None}
+
+
+def by_reason(because: Mapping[date, str]) -> dict[str, list[str]]:
+    """The days by reason, for a record."""
+    found = defaultdict(list)
+    for day, reason in because.items():
+        found[reason].append(day)
+    return {reason: packed(days) for reason, days in found.items()}

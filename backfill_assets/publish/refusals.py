@@ -1,0 +1,89 @@
+"""What keeps days from being computed: inputs that are not as they must be, or other code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from datetime import date
+from typing import Any
+
+from backfill_assets.calendar.partitions import Window, spelled
+from backfill_assets.delta.commits import PublishError
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.publish.candidates import Snapshot
+from backfill_assets.quality.audit import Book
+from backfill_assets.tables.table import Table
+
+
+def refuse_other_code(
+    ledgers: Sequence[Ledger],
+    window: Window,
+    record: Mapping[str, Any],
+    config_of: Callable[[Table], str],
+) -> None:
+    """Keep one backfill to one code and one configuration, in a table and in those it reads.
+
+    Args:
+        ledgers: that of the table, and those of the tables that it reads.
+        window: the run's days.
+        record: what the commit is to say of the run.
+        config_of: the digest of the settings that decide a table now.
+
+    Raises:
+        PublishError: a deploy came in between. No day of a range that is answered for as one may
+            be computed by other rules than the rest.
+    """
+    backfill = record.get("backfill_id")
+    if not backfill:
+        return
+    for ledger in ledgers:
+        config = record["config_digest"] if ledger is ledgers[0] else config_of(ledger.table)
+        now = (record.get("release", record["code_version"]), config)
+        for other in reversed(ledger.records):
+            then = (other.code, other.config_digest)
+            if other.backfill_id == backfill and then != now:
+                raise PublishError(
+                    f"{ledgers[0].table.name} [{window}]: backfill {backfill} has published "
+                    f"{spelled(other.days)} of {ledger.table.name} with code "
+                    f"{then[0]} and configuration {then[1]}, and this run has {now[0]} and "
+                    f"{now[1]}. Nothing was written. Put back what was deployed and launch what "
+                    "is missing and failed again, or launch all of its days as a new backfill."
+                )
+
+
+def lacking(
+    sources: Sequence[Snapshot],
+    window: Window,
+    config_of: Callable[[Table], str],
+    failed: Mapping[str, Container[date]],
+) -> dict[date, Book]:
+    """The days that an input has not, or not as the settings of now make it; with the reason.
+
+    Such a day has no rows to read, but that does not make it an empty day; and one that has
+    just failed upstream must not be built from what was there before. What was made under
+    other settings would count an order twice, or not at all.
+
+    Args:
+        sources: the inputs.
+        window: the days to be made.
+        config_of: the digest of the settings that decide a table now.
+        failed: days that this run has failed to publish, by table.
+    """
+    found: dict[date, Book] = {}
+    for source in sources:
+        digest = config_of(source.table)
+        for day, unlike in source.unlike(window, digest).items():
+            said = (
+                f"{source.table.name}[{spelled(unlike)}] was made under other settings; "
+                "rebuild these days first"
+            )
+            found.setdefault(day, Book(problems=[said]))
+        if not source.by_day:
+            continue
+        just_failed = failed.get(source.table.name, ())
+        for day in window:
+            name = f"{source.table.name}[{day}]"
+            if day in just_failed:
+                found[day] = Book(problems=[f"{name} failed in this run"])
+            elif day not in source.ledger.published:
+                found[day] = Book(problems=[f"{name} has never been published"])
+    return found

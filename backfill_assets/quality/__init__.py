@@ -1,0 +1,1 @@
+"""The audit of days before they are published, and how Dagster shows it."""

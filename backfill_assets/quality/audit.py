@@ -1,0 +1,314 @@
+"""Audit before publish: one Spark aggregation over the frame gives a verdict for every day.
+
+Measuring is Spark's part (`measure`), judging is a pure function over numbers (`judge`). Neither
+writes anything, and neither knows Dagster.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from decimal import Decimal
+from statistics import median
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets.calendar.partitions import Window, windows
+from backfill_assets.tables.table import Table
+
+#: How many days before a day are its neighbours, and how many of them make a comparison worth it.
+TRAILING_DAYS = 7
+ENOUGH_DAYS = 3
+#: A day with less than this share of its neighbours' median rows, or more than its inverse, warns.
+_ROW_SHARE = 0.2
+#: A handful of rows says nothing, neither by its number nor by a share of it.
+ENOUGH_ROWS = 20
+#: A null rate that exceeds the neighbours' by this much (of 1) warns.
+_NULL_SPIKE = 0.2
+
+
+class RefusedError(ValueError):
+    """A frame that cannot be published at all; its table has not been touched."""
+
+
+class Severity(enum.Enum):
+    """What a finding means: a day with an `ERROR` is not published, all others are.
+
+    An `ALERT` is for a person to see to, a `WARN` for a reader to know.
+    """
+
+    OK = "ok"
+    WARN = "warn"
+    ALERT = "alert"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Book:
+    """What the inputs say that one day of the output must hold.
+
+    Attributes:
+        entries: the counts that the expectation is made of, by name, for the reader.
+        rows: rows that the day must have; none where the inputs do not determine it.
+        totals: sums by column that the day must have.
+        problems: why the day must not be published whatever its rows are.
+        warnings: what a reader of the day should know.
+        notices: findings of the table's own checks that hold no day back, by check.
+    """
+
+    entries: Mapping[str, int | Decimal] = field(default_factory=dict)
+    rows: int | None = None
+    totals: Mapping[str, int | Decimal] = field(default_factory=dict)
+    problems: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    notices: Mapping[str, tuple[Severity, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One day of a frame in numbers.
+
+    Attributes:
+        rows: number of rows.
+        nulls: nulls by column, for every column of the table.
+        duplicate_keys: rows beyond the first of their natural key; 0 where there is no key.
+        totals: sums by column.
+        digest: the day's content as text; the same for the same rows in any order.
+    """
+
+    rows: int
+    nulls: Mapping[str, int]
+    duplicate_keys: int
+    totals: Mapping[str, int | Decimal]
+    digest: str
+
+    def null_rate(self, column: str) -> float:
+        """Share of rows (0 to 1) in which a column is null; 0 for an empty day."""
+        return self.nulls[column] / self.rows if self.rows else 0.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check says of one day."""
+
+    check: str
+    severity: Severity
+    text: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All findings about one day, with the numbers they rest on."""
+
+    day: date
+    measured: Measured
+    book: Book
+    findings: Sequence[Finding]
+
+    @property
+    def severity(self) -> Severity:
+        """The worst that any check found."""
+        found = {finding.severity for finding in self.findings}
+        return next(severity for severity in reversed(Severity) if severity in found)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the day may be published."""
+        return self.severity is not Severity.ERROR
+
+    @property
+    def reasons(self) -> str:
+        """Why the day is not published, in one line."""
+        bad = [f for f in self.findings if f.severity is Severity.ERROR]
+        return "; ".join(f"{finding.check}: {finding.text}" for finding in bad)
+
+
+def row_hash(columns: Iterable[str]) -> Column:
+    """A 64-bit hash of a row.
+
+    Spark's hash skips nulls, so (null, 'a') and ('a', null) would be alike; each null is therefore
+    hashed as a fact of its own.
+    """
+    parts: list[Column] = []
+    for name in columns:
+        parts += [F.col(name), F.col(name).isNull()]
+    return F.xxhash64(*parts)
+
+
+def measure(frame: DataFrame, table: Table) -> dict[date | None, Measured]:
+    """The frame in numbers by day, in one Spark aggregation.
+
+    The digest adds the row hashes up (the upper and the lower half by themselves, so that no sum
+    overflows): addition does not care about order, and unlike XOR it sees a row that came twice.
+    """
+    day = F.col(table.partition)
+    hashed = row_hash(table.columns)
+    sums = {
+        "rows": F.count(F.lit(1)),
+        "low": F.sum(hashed.bitwiseAND(F.lit(0xFFFFFFFF))),
+        "high": F.sum(F.shiftrightunsigned(hashed, 32)),
+        **{f"null_{name}": F.count_if(F.col(name).isNull()) for name in table.columns},
+        **{f"total_{name}": F.sum(name) for name in table.totals},
+    }
+    named = [column.alias(name) for name, column in sums.items()]
+    if table.key:
+        by_key = frame.groupBy(day.alias("_day"), *table.key).agg(*named)
+        again = [F.sum(name).alias(name) for name in sums]
+        by_day = by_key.groupBy("_day").agg(*again, F.count(F.lit(1)).alias("keys"))
+    else:
+        by_day = frame.groupBy(day.alias("_day")).agg(*named).withColumn("keys", F.col("rows"))
+    return {row["_day"]: _measured(row.asDict(), table) for row in by_day.collect()}
+
+
+def _measured(row: Mapping[str, int], table: Table) -> Measured:
+    return Measured(
+        rows=row["rows"],
+        nulls={name: row[f"null_{name}"] for name in table.columns},
+        duplicate_keys=row["rows"] - row["keys"],
+        totals={name: row[f"total_{name}"] or zero for name, zero in table.zeros.items()},
+        digest=f"{row['rows']:x}-{row['high']:x}-{row['low']:x}",
+    )
+
+
+def empty_day(table: Table) -> Measured:
+    """The numbers of a day without rows."""
+    return Measured(0, dict.fromkeys(table.columns, 0), 0, table.zeros, "0-0-0")
+
+
+def refuse_strays(
+    found: Mapping[date | None, Measured], table: Table, window: Window, books: Mapping[date, Book]
+) -> None:
+    """Refuse a frame that says nothing sensible about the window as a whole.
+
+    Raises:
+        RefusedError: rows outside the window or without a day, or no rows at all although the
+            inputs have some. A wrong frame, so no day of it is published.
+    """
+    where = f"{table.name} [{window}]: refused, the table is as it was:"
+    if None in found:
+        rows = found[None].rows
+        raise RefusedError(f"{where} {rows} row(s) have no {table.partition}.")
+    strays = sorted(day for day in found if day is not None and day not in window)
+    if strays:
+        rows = sum(found[day].rows for day in strays)
+        raise RefusedError(
+            f"{where} {rows} row(s) have a {table.partition} outside the window: "
+            f"{', '.join(map(str, windows(strays)))}."
+        )
+    due = sum(books[day].rows or 0 for day in window if day in books)
+    if not found and due:
+        raise RefusedError(
+            f"{where} the frame has no rows at all, but its inputs say that {due} are due."
+        )
+
+
+def judge(
+    table: Table,
+    days: Iterable[date],
+    found: Mapping[date | None, Measured],
+    books: Mapping[date, Book],
+    before: Mapping[date, Measured],
+) -> list[Verdict]:
+    """A verdict for every day.
+
+    Args:
+        table: what is published.
+        days: the days of the run, in ascending order.
+        found: the frame in numbers, from `measure`.
+        books: what the inputs say, by day.
+        before: days already in the table that precede them, for comparison.
+    """
+    verdicts = []
+    known = dict(before)
+    for day in days:
+        measured = found.get(day, empty_day(table))
+        book = books.get(day, Book())
+        trailing = [known[d] for d in _trailing(day) if d in known]
+        findings = [
+            _row_count(measured, trailing),
+            _nulls(table, measured, trailing),
+            _conservation(measured, book),
+        ]
+        if table.key:
+            findings.append(_unique_key(table, measured))
+        findings += [
+            Finding(check, *book.notices.get(check, (Severity.OK, "nothing")))
+            for check in table.notices
+        ]
+        verdicts.append(Verdict(day, measured, book, findings))
+        known[day] = measured
+    return verdicts
+
+
+def _trailing(day: date) -> list[date]:
+    return [day - timedelta(days=n) for n in range(1, TRAILING_DAYS + 1)]
+
+
+def _row_count(measured: Measured, trailing: Sequence[Measured]) -> Finding:
+    text = f"{measured.rows} rows"
+    counts = [other.rows for other in trailing]
+    usual = median(counts) if len(counts) >= ENOUGH_DAYS else 0
+    enough = max(usual, measured.rows) >= ENOUGH_ROWS
+    if usual and enough and not usual * _ROW_SHARE <= measured.rows <= usual / _ROW_SHARE:
+        text += f", where the {len(counts)} days before it have {usual:g} (median)"
+        return Finding("row_count", Severity.WARN, text)
+    return Finding("row_count", Severity.OK, text)
+
+
+def _nulls(table: Table, measured: Measured, trailing: Sequence[Measured]) -> Finding:
+    said: list[tuple[Severity, str]] = []
+    for name in table.columns:
+        bounds = table.nullable.get(name)
+        count, rate = measured.nulls[name], measured.null_rate(name)
+        if bounds is None:
+            if count:
+                said.append((Severity.ERROR, f"{count} null(s) in {name}, which is required"))
+            continue
+        if measured.rows < ENOUGH_ROWS:
+            continue
+        rates = [other.null_rate(name) for other in trailing if other.rows]
+        if rate > bounds.error:
+            said.append(
+                (Severity.ERROR, f"{name} is null in {rate:.1%} (allowed {bounds.error:.0%})")
+            )
+        elif rate > bounds.warn:
+            said.append((Severity.WARN, f"{name} is null in {rate:.1%} (usual {bounds.warn:.0%})"))
+        elif len(rates) >= ENOUGH_DAYS and rate > median(rates) + _NULL_SPIKE:
+            said.append(
+                (Severity.WARN, f"{name} is null in {rate:.1%}, before in {median(rates):.1%}")
+            )
+    return _worst("nulls", said, "no unexpected nulls")
+
+
+def _unique_key(table: Table, measured: Measured) -> Finding:
+    if measured.duplicate_keys:
+        text = f"{measured.duplicate_keys} row(s) repeat a ({', '.join(table.key)}) of the day"
+        return Finding("unique_key", Severity.ERROR, text)
+    return Finding("unique_key", Severity.OK, f"{measured.rows} distinct keys")
+
+
+def _conservation(measured: Measured, book: Book) -> Finding:
+    said = [(Severity.ERROR, text) for text in book.problems]
+    if book.rows is not None and measured.rows != book.rows:
+        said.append((Severity.ERROR, f"{measured.rows} rows where {book.rows} are due"))
+    said += [
+        (Severity.ERROR, f"{name} adds up to {measured.totals[name]} where {due} is due")
+        for name, due in book.totals.items()
+        if measured.totals[name] != due
+    ]
+    said += [(Severity.WARN, text) for text in book.warnings]
+    entries = ", ".join(f"{name} {count}" for name, count in book.entries.items())
+    return _worst("conservation", said, entries or "nothing due", entries)
+
+
+def _worst(
+    check: str, said: Sequence[tuple[Severity, str]], fine: str, context: str = ""
+) -> Finding:
+    if not said:
+        return Finding(check, Severity.OK, fine)
+    severity = Severity.ERROR if any(s is Severity.ERROR for s, _ in said) else Severity.WARN
+    text = "; ".join(text for _, text in said)
+    return Finding(check, severity, f"{text} ({context})" if context else text)

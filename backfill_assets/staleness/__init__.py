@@ -1,0 +1,1 @@
+"""Which days are behind their inputs, and which of them may change."""

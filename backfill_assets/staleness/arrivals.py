@@ -1,0 +1,118 @@
+"""What has landed against what a raw log was loaded from: the log days to load, and what of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.landing.listing import Listing
+from backfill_assets.landing.manifests import Manifest, Target, due, target
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """The landing folders against what the raw log was loaded from.
+
+    Attributes:
+        load: log days to load, with what they are to be loaded from.
+        absent: log days that are due and have no folder.
+        held: by log day, the files that were replaced by ones that take orders away, and wait for
+            a person to accept it.
+        recipes: what every log day would be made of now.
+    """
+
+    load: Mapping[date, str] = field(default_factory=dict)
+    absent: frozenset[date] = frozenset()
+    held: Mapping[date, Sequence[str]] = field(default_factory=dict)
+    recipes: Mapping[date, str] = field(default_factory=dict, compare=False)
+
+
+def arrivals(
+    raw: Ledger, listing: Listing, policy: Policy, today: date, rejected: Ledger | None = None
+) -> Arrivals:
+    """Which log days have landed and are not loaded as they are.
+
+    Args:
+        raw: the ledger of a raw log.
+        rejected: that of its rejected lines, which a run may have failed to publish with it.
+        listing: of the whole landing.
+        policy: the late-data policy.
+        today: a log day must be over to be loaded. One without a folder is loaded as an empty day
+            when it is due; its window stays open, until the folder comes or is no longer waited
+            for.
+    """
+    loaded, load, absent, held, recipes = manifests(raw), {}, set(), {}, {}
+    due_days = policy.due(today)
+    for day, wanted in targets(loaded, listing, policy.logged(today), policy).items():
+        then = loaded.get(day)
+        recipe = recipes[day] = wanted.manifest.recipe()
+        never = day not in raw.published and day not in raw.withdrawals
+        if then is None and never and day not in listing.folders and day not in due_days:
+            continue
+        if wanted.manifest.held:
+            held[day] = sorted(wanted.manifest.held)
+        if day in due_days and day not in wanted.manifest.there and not wanted.manifest.closed:
+            absent.add(day)
+        if due(then, wanted):
+            load[day] = recipe
+        elif rejected is not None and _lags(rejected, day, recipe):
+            load[day] = f"{recipe}+{rejected.table.name}"
+    return Arrivals(load, frozenset(absent), held, recipes)
+
+
+def targets(
+    before: Mapping[date, Manifest],
+    listing: Listing,
+    days: Iterable[date],
+    policy: Policy,
+    *,
+    accepted: Collection[str] = (),
+    close: bool = False,
+) -> dict[date, Target]:
+    """What log days are to be made of; see `manifests.target`.
+
+    A folder is waited for until one has been loaded that came so many days later.
+
+    Args:
+        before: what all log days were last loaded from.
+        listing: of the folders of these days.
+        days: the log days.
+        policy: the late-data policy.
+        accepted: files that may take orders away.
+        close: whether nothing more is expected of any of the days without a folder.
+    """
+    seen = {day for day, one in before.items() if day in one.there}
+    newest = max(seen, default=date.min)
+    return {
+        day: target(
+            day,
+            before.get(day),
+            listing,
+            seen=seen,
+            accepted=accepted,
+            close=close or (newest - day).days >= policy.absent_days,
+        )
+        for day in days
+    }
+
+
+def manifests(raw: Ledger) -> dict[date, Manifest]:
+    """What each log day was last loaded from; those of which it is not known are left out."""
+    loaded = {
+        date.fromisoformat(day): said
+        for record in raw.records
+        for day, said in record.said.get("landing", {}).items()
+    }
+    found = {day: Manifest.of(said) for day, said in loaded.items()}
+    return {day: manifest for day, manifest in found.items() if manifest is not None}
+
+
+def _lags(table: Ledger, day: date, recipe: str) -> bool:
+    """Whether a day is not published as its recipe asks; where no recipe is on record, it is."""
+    published = table.stands(day)
+    if published is None:
+        return day not in table.withdrawals
+    return published.made_of not in ("", recipe)

@@ -1,0 +1,41 @@
+"""What each day of a table is made of: a digest of what the input days that decide it hold.
+
+Pure functions over ledgers. Days of the same recipe, code and configuration have the same rows, so
+a day whose recipe has not changed need not be computed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from datetime import date
+
+from backfill_assets.delta.ledgers import Ledgers
+from backfill_assets.tables.table import Inputs
+
+
+def made_of(inputs: Inputs, ledgers: Ledgers, days: Iterable[date]) -> dict[date, str]:
+    """The recipes of days of a table that is made of other tables.
+
+    Args:
+        inputs: those of the table.
+        ledgers: those of its inputs, by name.
+        days: the days to tell of.
+    """
+    reads = [
+        # Where the number of days varies, a day's content alone does not tell which day it is of.
+        (ledgers[of.source.name], of.reach.deciding(ledgers[of.source.name]), of.reach.varies)
+        for of in inputs
+    ]
+    return {
+        day: _digest(
+            f"{d} {ledger.content(d)}" if dated else ledger.content(d)
+            for ledger, deciding, dated in reads
+            for d in deciding(day)
+        )
+        for day in days
+    }
+
+
+def _digest(contents: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(contents).encode()).hexdigest()[:16]

@@ -1,0 +1,66 @@
+"""A ledger as it may come to be: what follows if some days of a table change."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, fields
+from datetime import date
+from functools import cached_property
+
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.staleness.recipes import made_of
+
+
+@dataclass(frozen=True)
+class Supposed(Ledger):
+    """A ledger some of whose days may come to hold anything."""
+
+    moving: frozenset[date] = frozenset()
+
+    @classmethod
+    def of(cls, ledger: Ledger, moving: Iterable[date]) -> Supposed:
+        """A ledger, some days of which may change."""
+        kept = {field.name: getattr(ledger, field.name) for field in fields(Ledger)}
+        return cls(**kept, moving=frozenset(moving))
+
+    @cached_property
+    def published(self) -> frozenset[date]:
+        """The days that have been published, or may come to be."""
+        return super().published | self.moving
+
+    @property
+    def uncertain(self) -> frozenset[date]:
+        """The days that may come to hold anything."""
+        return self.moving
+
+    def content(self, day: date) -> str:
+        """What a day holds, as text; of a day that may change, nobody knows yet."""
+        return "not known yet" if day in self.moving else super().content(day)
+
+
+def depending(
+    ledgers: Ledgers,
+    policy: Policy,
+    table: str,
+    days: Collection[date],
+    source: str,
+    moving: Collection[date],
+) -> set[date]:
+    """Those of some days of a table whose recipe is another if days of an input change.
+
+    Args:
+        ledgers: those of all tables.
+        policy: the late-data policy.
+        table: the table's name.
+        days: its days.
+        source: the input's name.
+        moving: the days of it that may change.
+    """
+    if not days or not moving:
+        return set()
+    inputs = ledgers[table].table.inputs(policy)
+    now = made_of(inputs, ledgers, days)
+    supposed = {**ledgers, source: Supposed.of(ledgers[source], moving)}
+    then = made_of(inputs, supposed, days)
+    return {day for day in days if now[day] != then[day]}

@@ -1,0 +1,1 @@
+"""Declarations of sources and tables, and what follows from them as a whole."""

@@ -1,0 +1,102 @@
+"""The tables of a deployment: those that the setting `tables` names, inputs first."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.settings import PREFIX, Settings, SettingsError
+from backfill_assets.tables.graph import Graph
+from backfill_assets.tables.sources import Source, SourceTable
+from backfill_assets.tables.table import Table
+
+
+def tables_of(settings: Settings) -> Mapping[str, Table]:
+    """The tables of a deployment by name, inputs first.
+
+    Raises:
+        SettingsError: as `declared`; or a table comes before one of its inputs.
+    """
+    return _in_order(settings.tables, Policy.of(settings))
+
+
+@cache
+def _in_order(place: str, policy: Policy) -> Mapping[str, Table]:
+    found: dict[str, Table] = {}
+    for name, table in declared(place).items():
+        for of in table.inputs(policy):
+            if found.get(of.source.name) is not of.source:
+                raise _bad(place, f"{of.source.name}, an input of {name}, must come before it")
+        if isinstance(table, SourceTable) and table.source.under(policy).start < policy.start:
+            source = table.source
+            raise _bad(
+                place,
+                f"{source.name} starts on {source.start}, before {PREFIX}START ({policy.start})",
+            )
+        found[name] = table
+    return found
+
+
+@cache
+def declared(place: str) -> Mapping[str, Table]:
+    """The tables that are declared at a place, by name.
+
+    Args:
+        place: as `module:attribute`; the attribute holds tables and sources, or these by name.
+
+    Raises:
+        SettingsError: there is no such module or attribute, or it holds something else than tables
+            that have a name each of their own.
+    """
+    module, _, attribute = place.partition(":")
+    if (here := str(Path.cwd())) not in sys.path:  # as Dagster's own commands look for modules
+        sys.path.append(here)
+    try:
+        given = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise _bad(place, str(error)) from error
+    found: dict[str, Table] = {}
+    for table in _expanded(given.values() if isinstance(given, Mapping) else given):
+        if not isinstance(table, Table):
+            raise _bad(place, f"{table!r} is neither a table nor a source")
+        if table.name in found:
+            raise _bad(place, f"two tables are named {table.name}")
+        found[table.name] = table
+    return found
+
+
+def _expanded(given: Iterable[object]) -> Iterator[object]:
+    """What is given, with the tables of a source in place of the source."""
+    for one in given:
+        yield from one.tables if isinstance(one, Source) else [one]
+
+
+def _bad(place: str, why: str) -> SettingsError:
+    return SettingsError(f"bad settings: {PREFIX}TABLES={place!r}: {why}")
+
+
+def config_digests(settings: Settings) -> dict[str, str]:
+    """By table, a digest of all that decides its rows.
+
+    Of a table that is made of sources with settings of their own, these count.
+    """
+    tables = tables_of(settings)
+    graph = Graph.of(tables.values(), Policy.of(settings))
+    found = {}
+    for name, table in tables.items():
+        sources = [graph.sources[log] for log in sorted(graph.logs(name))]
+        of = [settings.digest_of(table.decided_by, source.overrides) for source in sources]
+        found[name] = _one(of or [settings.digest_of(table.decided_by)])
+    return found
+
+
+def _one(digests: Collection[str]) -> str:
+    """The digest that all are, or one of all."""
+    if len(same := {*digests}) == 1:
+        return same.pop()
+    return hashlib.sha256(",".join(digests).encode()).hexdigest()[:16]

@@ -1,0 +1,142 @@
+"""What follows from the tables' inputs as a whole: order, ancestors, and which days close.
+
+What a day's fingerprint holds, which days are behind their inputs, what a plan builds and reads,
+what an undo reaches, which incident is the first of several, and the assets' partition mappings all
+follow from the declarations of the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from backfill_assets.calendar.policy import Policy, widest
+from backfill_assets.calendar.reach import Known
+from backfill_assets.tables.sources import Source, SourceTable
+from backfill_assets.tables.table import Inputs, Table
+
+if TYPE_CHECKING:
+    from backfill_assets.delta.ledgers import Ledgers
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The tables of a deployment and their inputs.
+
+    Attributes:
+        tables: by name, inputs first.
+        policy: the deployment's late-data policy; a source may have another.
+    """
+
+    tables: Mapping[str, Table]
+    policy: Policy
+
+    @classmethod
+    def of(cls, tables: Iterable[Table], policy: Policy) -> Graph:
+        """The graph of tables, which are given inputs first."""
+        return cls({table.name: table for table in tables}, policy)
+
+    @cached_property
+    def inputs(self) -> Mapping[str, Inputs]:
+        """By table, what it is made of; nothing for those that come from the landing."""
+        return {name: table.inputs(self.policy) for name, table in self.tables.items()}
+
+    @cached_property
+    def sources(self) -> Mapping[str, Source]:
+        """The sources, each by the name of its raw log."""
+        return {
+            table.source.raw.name: table.source
+            for table in self.tables.values()
+            if isinstance(table, SourceTable)
+        }
+
+    def logs(self, name: str) -> frozenset[str]:
+        """The raw logs of the sources that a table is made of, directly or by way of others."""
+        return self._logs[name]
+
+    @cached_property
+    def _logs(self) -> Mapping[str, frozenset[str]]:
+        found: dict[str, frozenset[str]] = {}
+        for name, table in self.tables.items():
+            if isinstance(table, SourceTable):
+                found[name] = frozenset([table.source.raw.name])
+            else:
+                found[name] = frozenset().union(*(found[of] for of in self.made_from(name)))
+        return found
+
+    def policy_of(self, name: str) -> Policy:
+        """The late-data policy of a table: that of its source; of several, the widest."""
+        return self._policies[name]
+
+    @cached_property
+    def _policies(self) -> Mapping[str, Policy]:
+        own = {log: source.under(self.policy) for log, source in self.sources.items()}
+        return {
+            name: widest([own[log] for log in sorted(logs)] or [self.policy])
+            for name, logs in self._logs.items()
+        }
+
+    def loaded_with(self, log: str) -> tuple[str, ...]:
+        """The tables that one run loads with a raw log: what lands, and what is made by log day."""
+        return tuple(
+            name for name in (*self.landed, *self.by_log_day) if self.logs(name) == frozenset([log])
+        )
+
+    def made_from(self, name: str) -> list[str]:
+        """The tables that a table is made of directly."""
+        return [of.source.name for of in self.inputs[name]]
+
+    def upstream(self, name: str) -> set[str]:
+        """All tables that a table is made of, directly or by way of others."""
+        found = set(self.made_from(name))
+        return found.union(*(self.upstream(source) for source in found))
+
+    def current(self, log: str) -> list[str]:
+        """The tables that are made of all that is known of a source, however late it came."""
+        return [
+            name
+            for name, inputs in self.inputs.items()
+            if any(isinstance(of.reach, Known) and of.source.name == log for of in inputs)
+        ]
+
+    @cached_property
+    def landed(self) -> tuple[str, ...]:
+        """The tables that come from the landing."""
+        return tuple(name for name, inputs in self.inputs.items() if not inputs)
+
+    @cached_property
+    def by_log_day(self) -> tuple[str, ...]:
+        """The tables that are made with the load of their own day."""
+        return tuple(name for name in self.inputs if name not in (*self.landed, *self.by_event_day))
+
+    @cached_property
+    def by_event_day(self) -> tuple[str, ...]:
+        """The tables whose days stay open for late data, or are made of such."""
+        found: list[str] = []
+        for name, inputs in self.inputs.items():
+            if any(of.reach.stays_open or of.source.name in found for of in inputs):
+                found.append(name)
+        return tuple(found)
+
+    @cached_property
+    def closing(self) -> tuple[str, ...]:
+        """The tables of which a day is final once all input days that decide it are.
+
+        A day that all that is known decides never is; nor is one that is made of such.
+        """
+        found: list[str] = []
+        for name in self.by_event_day:
+            inputs = self.inputs[name]
+            if all(
+                not isinstance(of.reach, Known) and (of.source.name in found or of.reach.stays_open)
+                for of in inputs
+            ):
+                found.append(name)
+        return tuple(found)
+
+
+def graph_of(ledgers: Ledgers, policy: Policy) -> Graph:
+    """The graph of the tables whose ledgers these are."""
+    return Graph.of((ledger.table for ledger in ledgers.values()), policy)

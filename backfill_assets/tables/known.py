@@ -1,0 +1,208 @@
+"""Tables of what is known now of every day, and of how that differs from facts that are final.
+
+A table that is made of staging is as final as staging is: it has what came in time. `current` is
+the same function over the greatest version of every key that is known now, as by an endless window.
+`corrections` is the difference between the two, whatever the reason: nothing of it depends on when
+a line came, only on what there is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+
+import pandera.pyspark as pa
+from pandera.pyspark import Field
+
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.calendar.reach import SAME_DAY, Known
+from backfill_assets.tables import models
+from backfill_assets.tables.derived import Derived, Reads
+from backfill_assets.tables.sources import Role, Source, SourceTable
+from backfill_assets.tables.table import (
+    RECORDED,
+    DeclarationError,
+    Dependency,
+    Equation,
+    Figure,
+    Inputs,
+    Lineage,
+    Table,
+    decided_by,
+)
+
+#: The module that computes these tables and publishes their rows.
+_PUBLISHES = "backfill_assets.assets.known"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Current(Table):
+    """A table that says what another would say with everything that is known now.
+
+    Attributes:
+        of: the other table; it is made of the staging of a source alone.
+        source: that source.
+    """
+
+    of: Derived
+    source: Source = field(repr=False)
+
+    @property
+    def lineage(self) -> Lineage:
+        """As of the other table, by way of the raw log instead of staging."""
+        log, days = self.source.raw, {self.source.staged.partition: self.source.event_time}
+        return {
+            column: [(log.name, days.get(name, name)) for _, name in made_of]
+            for column, made_of in self.of.lineage.items()
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corrections(Table):
+    """A table of what must be added to facts to have what is known now.
+
+    Attributes:
+        facts: the facts.
+        current: the same with everything that is known now.
+    """
+
+    facts: Derived
+    current: Current
+
+    @property
+    def by(self) -> tuple[str, ...]:
+        """The columns that tell the rows apart."""
+        return tuple(dict.fromkeys((self.partition, *self.key)))
+
+    @property
+    def lineage(self) -> Lineage:
+        """Each column of both tables."""
+        return {name: [(self.current.name, name), (self.facts.name, name)] for name in self.columns}
+
+    @property
+    def equations(self) -> list[Equation]:
+        """The totals of both tables are those that this one was made of."""
+
+        def made_of(name: str) -> Figure:
+            return Figure(self, RECORDED + name, "was made of {}")
+
+        figures = {total: self.facts.figure(total) for total in self.totals}
+        return [
+            *(Equation(has, made_of(total)) for total, has in figures.items()),
+            *(
+                Equation(has._replace(table=self.current), made_of(f"current {total}"))
+                for total, has in figures.items()
+            ),
+        ]
+
+
+def current(of: Derived, *, name: str | None = None, doc: str | None = None) -> Current:
+    """Declare what a table would say with everything that is known now, however late it came.
+
+    Args:
+        of: the table: its only input is the staging of a source, of the same day.
+        name: of the new table; that of the other and `_current`, if not given.
+        doc: what a row is.
+
+    Raises:
+        DeclarationError: the table has another input, or reads other days of it.
+    """
+    name = name or f"{of.name}_current"
+    source = _staged_source(name, [*of.reads.values()])
+    row = doc or f"{_said(of)}, with everything that is known now."
+
+    def inputs(policy: Policy) -> Inputs:
+        # As a mapping, its reach would make a launch of one raw day in the UI build every earlier
+        # day. The raw log's commits say which of them need it.
+        return (
+            Dependency(source.raw, Known(), "current_days", launched=source.under(policy).reach),
+        )
+
+    return Current(
+        name=name,
+        model=_same_columns(of.model, row),
+        made_in=(*_modules(of), source.lines.__module__, source.declared_in),
+        decided_by=("window_days", "late_lines"),
+        inputs=inputs,
+        of=of,
+        source=source,
+    )
+
+
+def _staged_source(name: str, reads: list[Reads]) -> Source:
+    """The source whose staging, of the same day, is all that is read."""
+    if len(reads) == 1:
+        read, table = reads[0], reads[0].table
+        if isinstance(table, SourceTable) and table.role is Role.STAGED and read.reach == SAME_DAY:
+            return table.source
+    names = ", ".join(read.table.name for read in reads)
+    raise DeclarationError(
+        f"{name}: only a table whose one input is the staging of a source, of the same day, can be "
+        f"current; this one is made of {names}"
+    )
+
+
+def corrections(
+    of: Derived, current: Current, *, name: str | None = None, doc: str | None = None
+) -> Corrections:
+    """Declare the difference between facts and what is known now: current less facts.
+
+    It has a row for each day and key where one of the totals differs.
+
+    Args:
+        of: the facts.
+        current: what is known of them, as `current` has declared it.
+        name: of the new table; that of the facts and `_corrections`, if not given.
+        doc: what a row is.
+
+    Raises:
+        DeclarationError: the tables do not belong together, or have no totals.
+    """
+    name = name or f"{of.name}_corrections"
+    if current.of is not of:
+        raise DeclarationError(f"{name}: {current.name} is not the current of {of.name}")
+    if not of.totals:
+        raise DeclarationError(f"{name}: the model of {of.name} has no totals to correct")
+    tables = (of, current)
+    dependencies = tuple(Dependency(table, SAME_DAY) for table in tables)
+    return Corrections(
+        name=name,
+        model=_differences(of, doc or f"What {current.name} has beyond {of.name}."),
+        made_in=_modules(of),
+        decided_by=decided_by(tables),
+        inputs=lambda _: dependencies,
+        facts=of,
+        current=current,
+    )
+
+
+def _modules(of: Derived) -> tuple[str, ...]:
+    return (_PUBLISHES, of.transform.__module__)
+
+
+def _said(of: Table) -> str:
+    """What a row of a table is: the first sentence of its model's docstring."""
+    return inspect.cleandoc(of.model.__doc__ or of.name).partition("\n")[0].rstrip(".")
+
+
+def _same_columns(model: type[pa.DataFrameModel], doc: str) -> type[pa.DataFrameModel]:
+    """A model with the columns of another; what a row is stands in its docstring."""
+    config = type("Config", (model.Config,), {})
+    return type(model.__name__, (model,), {"__doc__": doc, "Config": config})
+
+
+def _differences(of: Table, doc: str) -> type[pa.DataFrameModel]:
+    """The model of corrections: by key, and the totals without bounds, as they may be negative."""
+    own = models.fields(of.model, bounded=False)
+    columns = {
+        **{name: own[name] for name in (of.partition, *of.key)},
+        **{
+            name: (
+                own[name][0],
+                Field(description=f"{name.capitalize()} to add; negative to take away."),
+            )
+            for name in of.totals
+        },
+    }
+    said = {"partition": of.partition, "key": list(of.key), "totals": list(of.totals)}
+    return models.model(f"{of.model.__name__}Corrections", doc, columns, said)

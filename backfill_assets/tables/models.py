@@ -1,0 +1,177 @@
+"""The pandera models of the tables that every source has, made of the model of its lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+from pandera.pyspark import Field
+
+from backfill_assets.tables.table import nullable
+
+#: A column of a model: its type, and its `Field`.
+Column = tuple[Any, Any]
+
+_LOG_DAY = "Log day: the day of the arrival folder, or the next for an early line."
+_ARRIVAL_DAY = "Day of the arrival folder, from its path."
+
+
+def model(
+    name: str, doc: str, columns: Mapping[str, Column], said: Mapping[str, Any]
+) -> type[pa.DataFrameModel]:
+    """A pandera model of columns, as a class statement gives it.
+
+    Args:
+        name: of the class.
+        doc: what a row is.
+        columns: by name, in the order of the table.
+        said: `Config.metadata`, see `tables.Table`.
+    """
+    config = type("Config", (), {"strict": True, "metadata": dict(said)})
+    body: dict[str, Any] = {name: column for name, (_, column) in columns.items()}
+    body["__annotations__"] = {name: kind for name, (kind, _) in columns.items()}
+    body |= {"__doc__": doc, "__module__": __name__, "Config": config}
+    return type(name, (pa.DataFrameModel,), body)
+
+
+def fields(lines: type[pa.DataFrameModel], *, bounded: bool = True) -> dict[str, Column]:
+    """The columns of a model of lines, for a model of a table.
+
+    Args:
+        lines: the model.
+        bounded: whether the shares of nulls that it allows hold for the table as well.
+    """
+    return {
+        name: (column.dtype.type, _copied(column, bounded))
+        for name, column in lines.to_schema().columns.items()
+    }
+
+
+def _copied(column: Any, bounded: bool) -> Any:
+    if column.nullable:
+        warn, error = column.metadata["null_warn"], column.metadata["null_error"]
+        return nullable(warn if bounded else 1.0, error if bounded else 1.0, column.description)
+    least = [check.statistics["min_value"] for check in column.checks]
+    return Field(description=column.description, ge=least[0] if least else None)
+
+
+def day(description: str) -> Column:
+    """A DATE column."""
+    return T.DateType, Field(description=description)
+
+
+def _text(description: str) -> Column:
+    return T.StringType, Field(description=description)
+
+
+def _file(source: str) -> Column:
+    return _text(f"Landing file, relative to the folder {source}.")
+
+
+def raw(source: str, lines: type[pa.DataFrameModel], totals: list[str]) -> type[pa.DataFrameModel]:
+    """The model of the raw log. It has no key: the same line may be sent twice."""
+    columns = {
+        "log_date": day(_LOG_DAY),
+        "arrival_date": day(_ARRIVAL_DAY),
+        **fields(lines),
+        "source_file": _file(source),
+    }
+    said = {
+        "partition": "log_date",
+        "totals": totals,
+        "notices": {"rejected_lines": "Few of the day's lines are rejected."},
+    }
+    doc = f"The immutable log of the lines of {source} as they arrived, by log day."
+    return model("Raw", doc, columns, said)
+
+
+def rejected(source: str) -> type[pa.DataFrameModel]:
+    """The model of the rejected lines. They have no key that could be relied on."""
+    columns = {
+        "arrival_date": day(_ARRIVAL_DAY),
+        "source_file": _file(source),
+        "text": _text("The line as it arrived; a Parquet row as JSON."),
+        "reason": _text("Why it is rejected."),
+    }
+    doc = f"Landed lines of {source} that could not be read, kept as text with the reason."
+    return model("Rejected", doc, columns, {"partition": "arrival_date"})
+
+
+def staged(
+    source: str, lines: type[pa.DataFrameModel], key: list[str], totals: list[str]
+) -> type[pa.DataFrameModel]:
+    """The model of staging: a key counts once a day."""
+    columns = {
+        "event_date": day("Day of the event, in the business time zone."),
+        **fields(lines),
+        "log_date": day("Log day of the version that won."),
+    }
+    said = {"partition": "event_date", "key": key, "totals": totals, "merge": True}
+    doc = f"{source}: each key once on its event day, in the greatest version that came in time."
+    return model("Staged", doc, columns, said)
+
+
+def late(source: str, lines: type[pa.DataFrameModel], totals: list[str]) -> type[pa.DataFrameModel]:
+    """The model of the late lines. A log has no key: the same line may be sent twice."""
+    columns = {
+        "log_date": day("Log day."),
+        "event_date": day("The closed day that the line tells of."),
+        "arrival_date": day(_ARRIVAL_DAY),
+        **fields(lines, bounded=False),
+        "source_file": _file(source),
+    }
+    said = {
+        "partition": "log_date",
+        "totals": totals,
+        "notices": {"late_lines": "No line came after the window of its day had closed."},
+    }
+    doc = f"Lines of {source} that were logged after the window of their event day had closed."
+    return model("Late", doc, columns, said)
+
+
+class ArrivalLateness(pa.DataFrameModel):
+    """How late the lines of each log day were; one row a day."""
+
+    log_date: T.DateType = Field(description="Log day.")
+    lines: T.LongType = Field(ge=0, description="Lines logged on this day.")
+    late_lines: T.LongType = Field(
+        ge=0, description="Those of them that tell of an earlier day (delay of a day or more)."
+    )
+    late_amount: T.DecimalType(28, 2) = Field(description="Sum of the late lines' amounts.")  # type: ignore[valid-type]
+    beyond_lines: T.LongType = Field(ge=0, description="Late lines beyond the window.")
+    beyond_amount: T.DecimalType(28, 2) = Field(  # type: ignore[valid-type]
+        description="Sum of the amounts of the lines beyond the window."
+    )
+    superseded_lines: T.LongType = Field(
+        ge=0,
+        description="Versions that this day's lines made obsolete: lines of a key that was "
+        "known already, by this day or the W days before it.",
+    )
+    rejected_lines: T.LongType = Field(
+        ge=0, description="Lines of this arrival day that could not be read."
+    )
+    delay_days_p50: T.LongType = nullable(1.0, 1.0, "Median delay of the late lines, in days.")
+    delay_days_p95: T.LongType = nullable(1.0, 1.0, "95th percentile of it, in days.")
+    delay_days_max: T.LongType = nullable(1.0, 1.0, "Longest delay of the late lines, in days.")
+    delay_minutes_p50: T.LongType = nullable(
+        1.0, 1.0, "Median of version time less event time of the late lines, in minutes."
+    )
+    delay_minutes_p95: T.LongType = nullable(1.0, 1.0, "95th percentile of it, in minutes.")
+    delay_minutes_max: T.LongType = nullable(1.0, 1.0, "Longest of it, in minutes.")
+    delays: T.ArrayType(T.LongType()) = Field(  # type: ignore[valid-type]
+        description="Days between event and log day that occur among the lines, ascending."
+    )
+    lines_by_delay: T.ArrayType(T.LongType()) = Field(  # type: ignore[valid-type]
+        description="For each of these delays, how many lines."
+    )
+    amount_by_delay: T.ArrayType(T.DecimalType(28, 2)) = Field(  # type: ignore[valid-type]
+        description="For each of these delays, the sum of the lines' amounts without their signs."
+    )
+
+    class Config:
+        """One row a day."""
+
+        strict = True
+        metadata: ClassVar = {"partition": "log_date", "key": ["log_date"]}

@@ -1,0 +1,300 @@
+"""A source: what its lines are, and the tables that every source has.
+
+The raw log and the rejected lines come from its landing folder; from the log follow staging (each
+key once on its event day, in the greatest version that came in time), the late lines, and the
+figures of lateness.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from functools import cached_property
+from typing import Any, Literal
+
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.calendar.reach import SAME_DAY, last_days
+from backfill_assets.tables import models
+from backfill_assets.tables.table import (
+    RECORDED,
+    DeclarationError,
+    Dependency,
+    Equation,
+    Figure,
+    Inputs,
+    Table,
+)
+
+#: What the raw log and the tables of a source have besides the source's own columns.
+OWN_COLUMNS = ("log_date", "arrival_date", "event_date", "source_file")
+#: The types that a field of a line may have; a decimal besides, and a string holds what is nested.
+FIELD_TYPES = (T.StringType, T.LongType, T.BooleanType, T.DateType, T.TimestampType, T.DecimalType)
+_MADE_IN = "backfill_assets.assets"
+
+
+class Role(enum.Enum):
+    """What an asset is to its source: a table, or the page with its figures."""
+
+    LOG = "raw log"
+    REJECTED = "rejected lines"
+    STAGED = "staging"
+    LATE = "late lines"
+    LATENESS = "figures of lateness"
+    PAGE = "lateness page"
+
+
+#: What its assets are called where a source does not say otherwise.
+_NAMES = {
+    Role.LOG: "raw_{}",
+    Role.REJECTED: "raw_{}_rejected",
+    Role.STAGED: "stg_{}",
+    Role.LATE: "late_{}",
+    Role.LATENESS: "{}_lateness",
+    Role.PAGE: "{}_lateness_dashboard",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceTable(Table):
+    """A table that every source has.
+
+    Attributes:
+        source: the source.
+        role: what the table is to it.
+    """
+
+    source: Source = field(repr=False, compare=False)
+    role: Role
+
+    @property
+    def pages(self) -> tuple[str, ...]:
+        """The assets without days that are made anew with it."""
+        return (self.source.page,) if self.role is Role.LATENESS else ()
+
+    @property
+    def equations(self) -> list[Equation]:
+        """The numbers of a day that this table and earlier ones of the source must share."""
+        rows = {
+            role: Figure(table, "rows", "has {} rows")
+            for role, table in ((Role.LOG, self.source.raw), (Role.REJECTED, self.source.rejected))
+        }
+
+        def said(table: Table, name: str, text: str) -> Figure:
+            return Figure(table, RECORDED + name, text)
+
+        if self.role is Role.LOG:
+            return [
+                Equation(rows[Role.REJECTED], said(self, "rejected", "was read with {} rejected"))
+            ]
+        if self.role is Role.LATE:
+            return [Equation(rows[Role.LOG], said(self, "raw", "was made of {}"))]
+        if self.role is Role.LATENESS:
+            late = said(self.source.late, "late", "found {} late")
+            return [
+                Equation(rows[Role.REJECTED], said(self, "rejected", "was made of {}")),
+                Equation(rows[Role.LOG], said(self, "lines", "was made of {}")),
+                Equation(late, said(self, "beyond", "found {}")),
+            ]
+        return []
+
+
+@dataclass(frozen=True)
+class Source:
+    """Lines that land in folders `<landing>/<name>/arrival_date=YYYY-MM-DD/`.
+
+    A line is one version of something that has a key: an order, a visit. All versions stay in the
+    raw log. On its event day each key counts once, in the greatest version that was logged within
+    the reprocessing window; the version is the later one of event and version time.
+
+    Attributes:
+        name: of the landing folder; the names of the tables end in it.
+        lines: the pandera model of a line. Types: string, long, boolean, date, timestamp, decimal.
+            A field that may be null is declared by `nullable`; a line without another one is
+            rejected. What is nested in a line is kept as JSON text in a string field.
+        key: the fields that name what a line is a version of.
+        event_time: the timestamp field that tells the event day, in the business time zone.
+        version_time: the timestamp field that tells when the source took this version.
+        amount: the decimal field whose sum is audited, and compared with what the source says it
+            sent; none if there is no such.
+        start: the first day of the source; the deployment's, if not given.
+        window_days: its reprocessing window; the deployment's, if not given.
+        late_lines: what becomes of its late lines, `correct` or `drop`; as the deployment says, if
+            not given.
+        named: names of its assets, by role, where they differ from what follows from `name`.
+        declared_in: the module that declares it; the one that calls this, if not given.
+
+    Raises:
+        DeclarationError: a name is no field, or has another type.
+    """
+
+    name: str
+    lines: type[pa.DataFrameModel]
+    key: Sequence[str]
+    event_time: str
+    version_time: str
+    amount: str | None = None
+    start: date | None = None
+    window_days: int | None = None
+    late_lines: Literal["correct", "drop"] | None = None
+    named: Mapping[Role, str] = field(default_factory=dict)
+    declared_in: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.declared_in:
+            caller = sys._getframe(2).f_globals.get("__name__", "")
+            object.__setattr__(self, "declared_in", caller)
+        object.__setattr__(self, "key", tuple(self.key))
+        self._check()
+
+    def _check(self) -> None:
+        def refuse(why: str) -> DeclarationError:
+            return DeclarationError(f"source {self.name}: {why}")
+
+        if not self.name.isidentifier():
+            raise refuse("its name is that of a folder and of tables: letters, digits and _")
+        # Spark does not tell upper from lower case.
+        spelled = [name.lower() for name in self.types]
+        for name, kind in self.types.items():
+            if name.lower() in OWN_COLUMNS or name.startswith("_") or not name.isidentifier():
+                raise refuse(f"a field cannot be named {name}")
+            if spelled.count(name.lower()) > 1:
+                raise refuse(f"two fields are named {name}")
+            if not isinstance(kind, FIELD_TYPES):
+                raise refuse(f"{name} is {kind.simpleString()}, which no field may be")
+        if not self.key:
+            raise refuse("it needs a key")
+        of_type: list[tuple[str, type[T.DataType]]] = [
+            (self.event_time, T.TimestampType),
+            (self.version_time, T.TimestampType),
+            *([(self.amount, T.DecimalType)] if self.amount else []),
+        ]
+        for name in (*self.key, *(name for name, _ in of_type)):
+            if name not in self.types:
+                raise refuse(f"its lines have no field {name}")
+            if name != self.amount and name in self.may_be_null:
+                raise refuse(f"{name} may not be null")
+        for name, wanted in of_type:
+            if not isinstance(self.types[name], wanted):
+                raise refuse(f"{name} must be {wanted.__name__.removesuffix('Type').lower()}")
+
+    @cached_property
+    def columns(self) -> Mapping[str, Any]:
+        """The pandera columns of a line by name."""
+        return dict(self.lines.to_schema().columns)
+
+    @cached_property
+    def types(self) -> Mapping[str, T.DataType]:
+        """The Spark types of the fields by name, in the order of the model."""
+        return {name: column.dtype.type for name, column in self.columns.items()}
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the fields, in the order of the model."""
+        return tuple(self.types)
+
+    @cached_property
+    def may_be_null(self) -> frozenset[str]:
+        """The fields that a line may lack."""
+        return frozenset(name for name, column in self.columns.items() if column.nullable)
+
+    @cached_property
+    def tables(self) -> tuple[SourceTable, ...]:
+        """All its tables, inputs first."""
+        return (self.raw, self.rejected, self.staged, self.late, self.lateness)
+
+    @cached_property
+    def raw(self) -> SourceTable:
+        """The immutable log of the lines as they arrived, by log day."""
+        return self._table(Role.LOG, models.raw(self.name, self.lines, self._totals), "raw")
+
+    @cached_property
+    def rejected(self) -> SourceTable:
+        """The lines that could not be read, by arrival day."""
+        return self._table(Role.REJECTED, models.rejected(self.name), "raw")
+
+    @cached_property
+    def staged(self) -> SourceTable:
+        """Each key once on its event day, in the greatest version that came in time."""
+
+        def inputs(policy: Policy) -> Inputs:
+            recorded = "event_days" if policy.only_touched else ""
+            return (Dependency(self.raw, self.under(policy).reach, recorded),)
+
+        model = models.staged(self.name, self.lines, list(self.key), self._totals)
+        return self._table(
+            Role.STAGED, model, "staging", decided_by=("window_days",), inputs=inputs
+        )
+
+    @cached_property
+    def late(self) -> SourceTable:
+        """The lines of the log that came after the window of their event day had closed."""
+        return self._table(
+            Role.LATE,
+            models.late(self.name, self.lines, self._totals),
+            "staging",
+            decided_by=("window_days", "late_lines"),
+            inputs=lambda _: (Dependency(self.raw, SAME_DAY),),
+        )
+
+    @cached_property
+    def lateness(self) -> SourceTable:
+        """How late the lines of each log day were."""
+
+        def inputs(policy: Policy) -> Inputs:
+            # With an offset in the mapping, the UI would ask for more days than the user did.
+            window = last_days(self.under(policy).window_days + 1)
+            return (
+                Dependency(self.rejected, SAME_DAY),
+                Dependency(self.raw, window, "log_days", launched=SAME_DAY),
+            )
+
+        return self._table(
+            Role.LATENESS,
+            models.ArrivalLateness,
+            "lateness",
+            decided_by=("window_days",),
+            inputs=inputs,
+        )
+
+    @property
+    def page(self) -> str:
+        """The asset of the page with the figures of lateness."""
+        return self._name(Role.PAGE)
+
+    def _name(self, role: Role) -> str:
+        return self.named.get(role) or _NAMES[role].format(self.name)
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The settings of the deployment that are others for this source, by field."""
+        given = {name: getattr(self, name) for name in ("start", "window_days", "late_lines")}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def under(self, policy: Policy) -> Policy:
+        """The late-data policy of the source, where the deployment has this one."""
+        changes = self.overrides
+        if late_lines := changes.pop("late_lines", None):
+            changes["corrects"] = late_lines == "correct"
+        return replace(policy, **changes)
+
+    @property
+    def _totals(self) -> list[str]:
+        return [self.amount] if self.amount else []
+
+    def _table(
+        self, role: Role, model: type[pa.DataFrameModel], made_in: str, **more: Any
+    ) -> SourceTable:
+        return SourceTable(
+            name=self._name(role),
+            model=model,
+            made_in=(f"{_MADE_IN}.{made_in}", self.lines.__module__, self.declared_in),
+            source=self,
+            role=role,
+            **more,
+        )

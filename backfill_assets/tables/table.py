@@ -1,0 +1,340 @@
+"""A table: its pandera model, what follows from that, and what it is made of.
+
+The one source for Spark types, Delta constraints, checks and UI metadata. No rule about a column
+belongs anywhere else; how a rule is evaluated is the business of `audit` and `checks`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import dagster as dg
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+from pandera.config import ValidationDepth, config_context
+from pandera.pyspark import Field
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.calendar.reach import Known, Reach
+
+if TYPE_CHECKING:
+    from backfill_assets.delta.ledgers import Ledger
+    from backfill_assets.delta.records import Record
+
+
+#: In the metadata of a column that holds JSON text.
+_JSON = "json"
+
+
+class DeclarationError(TypeError):
+    """A declared table or source is not possible; the message names it and what is wrong."""
+
+
+class SchemaError(ValueError):
+    """A frame does not have the columns and types of its table; nothing was written."""
+
+
+def nullable(warn: float, error: float, description: str) -> Any:
+    """A column that may be null: the *rate* of nulls in a day is bounded instead.
+
+    Args:
+        warn: a day with a larger share of nulls (0 to 1) is published with a warning.
+        error: a day with a larger share of nulls is not published.
+        description: what the column means.
+    """
+    return Field(
+        nullable=True, description=description, metadata={"null_warn": warn, "null_error": error}
+    )
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The largest share of nulls (0 to 1) that is in order, and that is still published."""
+
+    warn: float
+    error: float
+
+
+def json_text(description: str, *, optional: bool = False) -> Any:
+    """A string column of a line that holds JSON text: what is nested in the line is kept in it.
+
+    Args:
+        description: what the column means.
+        optional: whether it may be null, as often as it likes.
+    """
+    bounds = {"null_warn": 1.0, "null_error": 1.0} if optional else {}
+    return Field(nullable=optional, description=description, metadata={**bounds, _JSON: True})
+
+
+def holds_json(column: Any) -> bool:
+    """Whether a pandera column was declared by `json_text`."""
+    return bool((column.metadata or {}).get(_JSON))
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """An input of a table.
+
+    A day of the table needs its own day of the input to be published; whatever else it reaches is
+    read if it is there.
+
+    Attributes:
+        source: the input.
+        reach: which days of it decide a day.
+        recorded: the name under which a commit of the input records the days of the table that it
+            changes; where it does not, all that it may change are meant.
+        launched: the reach that Dagster is told, where it is another: what a launch of the input's
+            days takes along, and no more.
+    """
+
+    source: Table
+    reach: Reach | Known
+    recorded: str = ""
+    launched: Reach | None = None
+
+    def due(self, source: Ledger) -> Callable[[Record], Iterable[date]]:
+        """The days of the table that a commit of the input makes due."""
+
+        def days(record: Record) -> Iterable[date]:
+            if self.recorded and self.recorded in record.said:
+                return record.days_said(self.recorded)
+            return self.reach.changed(source.changed[record.version], source)
+
+        return days
+
+
+Inputs = tuple[Dependency, ...]
+#: By column of a table, the (table, column) pairs that it is made of.
+Lineage = Mapping[str, Sequence[tuple[str, str]]]
+
+
+def _none(_: Policy) -> Inputs:
+    return ()
+
+
+#: Before the name of what a commit recorded of a day's inputs.
+RECORDED = "recorded "
+
+
+class Figure(NamedTuple):
+    """A number of a day of a table.
+
+    Attributes:
+        table: the table.
+        name: `rows`, one of its totals, or what a commit recorded, after `RECORDED`.
+        text: says it of the table, with `{}` for the number.
+    """
+
+    table: Table
+    name: str
+    text: str
+
+
+class Equation(NamedTuple):
+    """Two numbers of the same day that must be equal; `later` belongs to the later layer."""
+
+    earlier: Figure
+    later: Figure
+
+
+@dataclass(frozen=True)
+class Table:
+    """The declaration of one table, and what follows from its pandera model.
+
+    Attributes:
+        name: asset and folder name.
+        model: the pandera model.
+        made_in: the modules that make it, by their full names, see `codes`; none if nobody knows.
+        decided_by: the settings that decide its rows, besides those that decide all tables, see
+            `Settings.digest_of`.
+        inputs: what it is made of, under a late-data policy; nothing if it comes from the landing.
+        frozen: whether a check says so if a final day of it was changed by no person.
+        partition: name of the DATE column the table is partitioned by.
+        key: columns that are unique within a partition; empty where there is no natural key.
+        totals: numeric columns whose daily sums are part of the audit.
+        notices: checks of what the inputs say of a day, beyond conservation, with their
+            descriptions; they hold a day back only if they say that it is an error.
+        merges: whether a run may ask for its rows to be merged instead of replacing the days.
+    """
+
+    name: str
+    model: type[pa.DataFrameModel]
+    made_in: tuple[str, ...] = ()
+    decided_by: tuple[str, ...] = ()
+    inputs: Callable[[Policy], Inputs] = _none
+    frozen: bool = False
+    partition: str = field(init=False)
+    key: tuple[str, ...] = field(init=False)
+    totals: tuple[str, ...] = field(init=False)
+    notices: Mapping[str, str] = field(init=False)
+    merges: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        said: Mapping[str, Any] = self.model.Config.metadata or {}
+        object.__setattr__(self, "partition", said["partition"])
+        object.__setattr__(self, "key", tuple(said.get("key", ())))
+        object.__setattr__(self, "totals", tuple(said.get("totals", ())))
+        object.__setattr__(self, "notices", said.get("notices", {}))
+        object.__setattr__(self, "merges", said.get("merge", False))
+
+    @property
+    def pages(self) -> tuple[str, ...]:
+        """The assets without days that are made anew with it."""
+        return ()
+
+    @property
+    def equations(self) -> list[Equation]:
+        """The numbers of a day that it must share with earlier layers.
+
+        Staging has none: an event day's lines lie in many log days; `conservation` looks at that.
+        """
+        return []
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        """The pandera columns by name, in the order of the table."""
+        return dict(self.model.to_schema().columns)
+
+    @property
+    def struct(self) -> T.StructType:
+        """The Spark type; pandera's own `to_structtype` calls every column nullable."""
+        return T.StructType(
+            [T.StructField(n, c.dtype.type, bool(c.nullable)) for n, c in self.columns.items()]
+        )
+
+    @property
+    def zeros(self) -> Mapping[str, int | Decimal]:
+        """The totals of a day without rows, each in the type of its column."""
+        money = {f.name for f in self.struct if isinstance(f.dataType, T.DecimalType)}
+        return {name: Decimal("0.00") if name in money else 0 for name in self.totals}
+
+    @property
+    def nullable(self) -> Mapping[str, Bounds]:
+        """The null-rate bounds of the columns that may be null."""
+        return {
+            name: Bounds(column.metadata["null_warn"], column.metadata["null_error"])
+            for name, column in self.columns.items()
+            if column.nullable
+        }
+
+    @property
+    def constraints(self) -> Mapping[str, str]:
+        """Value bounds as SQL conditions by constraint name, for Delta CHECK constraints."""
+        operators = {"greater_than_or_equal_to": (">=", "min_value")}
+        found = {}
+        for name, column in self.columns.items():
+            for check in column.checks:
+                sign, value = operators[check.name]
+                rule = f"{name} {sign} {check.statistics[value]}"
+                # What is neither true nor false does not hold.
+                rule = f"{name} IS NULL OR {rule}" if column.nullable else rule
+                found[f"{name}_{check.name}"] = rule
+        return found
+
+    @property
+    def checks(self) -> Mapping[str, str]:
+        """Which checks exist for this table, with their descriptions."""
+        found = {
+            "row_count": "The day's rows, against the days before it.",
+            "nulls": "No null in a required column, and bounded shares of nulls in the others.",
+            "conservation": "No row was lost or invented between the inputs and this day.",
+        }
+        if self.key:
+            columns = dict.fromkeys((self.partition, *self.key))
+            found["unique_key"] = f"({', '.join(columns)}) is unique."
+        return {**found, **self.notices}
+
+    @property
+    def column_schema(self) -> dg.TableSchema:
+        """The columns as Dagster's UI shows them, constraints included."""
+        return dg.TableSchema(
+            columns=[
+                dg.TableColumn(
+                    name,
+                    column.dtype.type.simpleString(),
+                    description=column.description,
+                    constraints=dg.TableColumnConstraints(
+                        nullable=bool(column.nullable),
+                        unique=False,
+                        other=[
+                            rule
+                            for key, rule in self.constraints.items()
+                            if key.startswith(f"{name}_")
+                        ]
+                        + (["partition column"] if name == self.partition else [])
+                        + (["part of the natural key"] if name in self.key else []),
+                    ),
+                )
+                for name, column in self.columns.items()
+            ]
+        )
+
+    def conform(self, frame: DataFrame) -> DataFrame:
+        """The frame with its columns in the table's order.
+
+        Raises:
+            SchemaError: a column is missing, unknown or of another type. Found from the schema
+                alone; no Spark job runs.
+        """
+        with config_context(validation_depth=ValidationDepth.SCHEMA_ONLY):
+            # Of a column in place of a decimal pandera asserts that it is one; so types come first.
+            wrong = self._wrong_types(frame)
+            checked = self._shape(without=wrong).validate(frame.drop(*wrong))
+        problems = [
+            *wrong.values(),
+            *(
+                str(entry["error"]).partition(" DataFrameSchema ")[0]
+                for kinds in checked.pandera.errors.values()
+                for entries in kinds.values()
+                for entry in entries
+            ),
+        ]
+        if problems:
+            raise SchemaError(
+                f"{self.name}: {'; '.join(problems)}. Nothing was written; the table is as it was."
+            )
+        return frame.select(*self.columns)
+
+    def filled(self, frame: DataFrame) -> DataFrame:
+        """Rows as they were written, in the table's columns of now.
+
+        Those that may be null are null where the frame is from before they were added.
+        """
+        there = set(frame.columns)
+        return frame.select(
+            *(
+                F.lit(None).cast(column.dataType).alias(column.name)
+                if column.nullable and column.name not in there
+                else F.col(column.name)
+                for column in self.struct
+            )
+        )
+
+    def _wrong_types(self, frame: DataFrame) -> dict[str, str]:
+        found = {f.name: f.dataType for f in frame.schema}
+        return {
+            f.name: f"column '{f.name}' is {found[f.name]}, not {f.dataType}"
+            for f in self.struct
+            if f.name in found and found[f.name] != f.dataType
+        }
+
+    def _shape(self, without: Iterable[str] = ()) -> Any:
+        """The model's names and types alone: for each rule on values pandera would run a job."""
+        schema = copy.deepcopy(self.model.to_schema())
+        for name in without:
+            del schema.columns[name]
+        for column in schema.columns.values():
+            column.nullable, column.checks = True, []
+        return schema
+
+
+def decided_by(tables: Iterable[Table]) -> tuple[str, ...]:
+    """The settings that decide some tables, and so all that is made of them alone."""
+    return tuple(dict.fromkeys(name for table in tables for name in table.decided_by))
