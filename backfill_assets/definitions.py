@@ -9,17 +9,15 @@ import dagster as dg
 
 from backfill_assets.assets import dashboard, derived, known, lateness, raw, staging
 from backfill_assets.backfills import jobs
-from backfill_assets.calendar.policy import Policy
 from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.engine.spark import Engine
 from backfill_assets.monitoring import automation
 from backfill_assets.monitoring.look import Clock
 from backfill_assets.publish.plain import DataFrameIOManager
 from backfill_assets.settings import Settings, load_settings
-from backfill_assets.tables.catalog import config_digests, tables_of
+from backfill_assets.tables.catalog import config_digests, graph_for, tables_of
 from backfill_assets.tables.codes import Code, running_code
 from backfill_assets.tables.derived import Derived
-from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.known import Corrections, Current
 
 
@@ -44,7 +42,7 @@ def build_defs(
     given = resources or {}
     engine = given.get("engine") or Engine.of(settings)
     automatic = automation.build(settings, clock)
-    sources = Graph.of(tables_of(settings).values(), Policy.of(settings)).sources.values()
+    sources = graph_for(settings).sources.values()
     assets = [
         *(
             asset

@@ -5,7 +5,6 @@ In a module of its own, so that the code of the page is none of the table's: see
 
 import dagster as dg
 
-from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.logs import load_log
 from backfill_assets.engine.stores import folder_of
 from backfill_assets.monitoring.advice import key_figures
@@ -17,7 +16,7 @@ from backfill_assets.tables.sources import Source
 def build(settings: Settings, source: Source) -> dg.AssetsDefinition:
     """The page of a source, which has no days of its own."""
     name, lateness = source.page, source.lateness
-    window_days = source.under(Policy.of(settings)).window_days
+    window_days = source.policy(settings).window_days
 
     @dg.multi_asset(
         name=f"draw_{name}",

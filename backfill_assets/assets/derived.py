@@ -1,6 +1,6 @@
 """The assets of tables that are declared by a function."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from decimal import Decimal
 
@@ -8,18 +8,16 @@ import dagster as dg
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.publishing import delta_assets, plan_of, publish
+from backfill_assets.assets.making import made_asset
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY, Reach
-from backfill_assets.engine.spark import keeping
-from backfill_assets.publish.candidates import Built, Candidate, Input, Plan, Remarks, Snapshot
+from backfill_assets.engine.spark import Keep
+from backfill_assets.publish.candidates import Built, Remarks, Snapshot
 from backfill_assets.quality.audit import Book, Verdict
 from backfill_assets.settings import Settings
-from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.catalog import graph_for
 from backfill_assets.tables.codes import Code
 from backfill_assets.tables.derived import FOR_DAY, Derived
-from backfill_assets.tables.graph import Graph
 
 #: By name, some numbers of a day.
 Sums = dict[str, int | Decimal]
@@ -95,47 +93,26 @@ def books(table: Derived, frames: Mapping[str, DataFrame], days: Window) -> dict
 
 def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition:
     """The asset of a declared table."""
-    policy = Policy.of(settings)
-    graph = Graph.of(tables_of(settings).values(), policy)
+    graph = graph_for(settings)
     starts = {name: graph.policy_of(of.table.name).start for name, of in table.reads.items()}
 
-    @delta_assets(
-        settings,
-        name=f"make_{table.name}",
-        tables=[table],
-        group=table.group,
-        lineage=table.lineage,
-        code=code,
-    )
-    def make(context: dg.AssetExecutionContext, **inputs: Input) -> Iterator:
-        with keeping() as keep:
+    def make(read: Mapping[str, Snapshot], keep: Keep, days: Window) -> Built:
+        sources = {name: read[of.table.name] for name, of in table.reads.items()}
+        frames = {
+            name: for_days(
+                sources[name].days(of.reach.read(days)), of.table.partition, of.reach, days
+            )
+            for name, of in table.reads.items()
+        }
+        rows = keep(table.transform(**frames))
 
-            def plan(window: Window) -> Plan:
-                sources = {n: inputs[of.table.name].now() for n, of in table.reads.items()}
+        def remarks(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
+            passed = (v.day for v in verdicts if v.passed)
+            return Remarks({d for d in passed if _final(table, sources, d, starts)})
 
-                def build(days: Window) -> Built:
-                    frames = {
-                        name: for_days(
-                            sources[name].days(of.reach.read(days)),
-                            of.table.partition,
-                            of.reach,
-                            days,
-                        )
-                        for name, of in table.reads.items()
-                    }
-                    rows = keep(table.transform(**frames))
+        return Built(rows, books(table, frames, days), scattered=True, remarks=remarks)
 
-                    def remarks(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
-                        passed = (v.day for v in verdicts if v.passed)
-                        return Remarks({d for d in passed if _final(table, sources, d, starts)})
-
-                    return Built(rows, books(table, frames, days), scattered=True, remarks=remarks)
-
-                return plan_of(table, policy, window, [*sources.values()], build)
-
-            yield from publish(context, [Candidate(table, plan)])
-
-    return make
+    return made_asset(settings, code, table, make, group=table.group, lineage=table.lineage)
 
 
 def _final(

@@ -1,6 +1,6 @@
 """The assets of tables of what is known now, and of how the facts differ from it."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from datetime import date
 from functools import reduce
 
@@ -9,12 +9,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.assets.derived import Sums, for_days, sums_by_day
-from backfill_assets.assets.publishing import delta_assets, plan_of, publish
+from backfill_assets.assets.making import made_asset
 from backfill_assets.calendar.partitions import Window, any_of, windows
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY, Known
-from backfill_assets.engine.spark import keeping
-from backfill_assets.publish.candidates import Built, Candidate, Input, Plan
+from backfill_assets.engine.spark import Keep
+from backfill_assets.publish.candidates import Built, Snapshot
 from backfill_assets.quality.audit import Book
 from backfill_assets.settings import Settings
 from backfill_assets.tables.codes import Code
@@ -103,65 +103,27 @@ def correction_books(
 def build_current(settings: Settings, code: Code, table: Current) -> dg.AssetsDefinition:
     """The asset of a table of what is known now."""
     source = table.source
-    policy = source.under(Policy.of(settings))
+    policy = source.policy(settings)
 
-    @delta_assets(
-        settings,
-        name=f"make_{table.name}",
-        tables=[table],
-        group=table.of.group,
-        lineage=table.lineage,
-        code=code,
-    )
-    def make(context: dg.AssetExecutionContext, **inputs: Input) -> Iterator:
-        with keeping() as keep:
+    def make(read: Mapping[str, Snapshot], keep: Keep, days: Window) -> Built:
+        log = read[source.raw.name]
+        logged = Known().deciding(log.ledger)
+        wanted = windows({d for day in days for d in logged(day)})
+        raw = log.whole.where(any_of(wanted, source.raw.partition))
+        lines = with_event_day(raw, source, settings.timezone)
+        rows = keep(known(lines, source, days, policy.window_days, corrects=policy.corrects))
+        due = current_books(table, lines, rows, days, policy)
+        return Built(current_rows(table, rows, days), due, scattered=True)
 
-            def plan(window: Window) -> Plan:
-                log = inputs[source.raw.name].now()
-                logged = Known().deciding(log.ledger)
-
-                def build(days: Window) -> Built:
-                    wanted = windows({d for day in days for d in logged(day)})
-                    raw = log.whole.where(any_of(wanted, source.raw.partition))
-                    lines = with_event_day(raw, source, settings.timezone)
-                    rows = known(lines, source, days, policy.window_days, corrects=policy.corrects)
-                    rows = keep(rows)
-                    due = current_books(table, lines, rows, days, policy)
-                    return Built(current_rows(table, rows, days), due, scattered=True)
-
-                return plan_of(table, policy, window, [log], build)
-
-            yield from publish(context, [Candidate(table, plan)])
-
-    return make
+    return made_asset(settings, code, table, make, group=table.of.group, lineage=table.lineage)
 
 
 def build_corrections(settings: Settings, code: Code, table: Corrections) -> dg.AssetsDefinition:
     """The asset of a table of how facts differ from what is known now."""
-    policy = Policy.of(settings)
 
-    @delta_assets(
-        settings,
-        name=f"make_{table.name}",
-        tables=[table],
-        group=table.facts.group,
-        lineage=table.lineage,
-        code=code,
-    )
-    def make(context: dg.AssetExecutionContext, **inputs: Input) -> Iterator:
-        with keeping() as keep:
+    def make(read: Mapping[str, Snapshot], keep: Keep, days: Window) -> Built:
+        facts, current = (read[of.name].days(days) for of in (table.facts, table.current))
+        rows = keep(correction_rows(table, facts, current))
+        return Built(rows, correction_books(table, facts, current, days), scattered=True)
 
-            def plan(window: Window) -> Plan:
-                sources = [inputs[of.name].now() for of in (table.facts, table.current)]
-
-                def build(days: Window) -> Built:
-                    facts, current = (source.days(days) for source in sources)
-                    rows = keep(correction_rows(table, facts, current))
-                    due = correction_books(table, facts, current, days)
-                    return Built(rows, due, scattered=True)
-
-                return plan_of(table, policy, window, sources, build)
-
-            yield from publish(context, [Candidate(table, plan)])
-
-    return make
+    return made_asset(settings, code, table, make, group=table.facts.group, lineage=table.lineage)

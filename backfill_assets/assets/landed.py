@@ -82,7 +82,7 @@ class Work:
         recorded = manifests(log)
         before = {**self._of_old(log, window, recorded), **recorded}
         listing = self.listed(window.widened(before=1))
-        policy = self.source.under(Policy.of(self.settings))
+        policy = self.source.policy(self.settings)
         first = targets(before, listing, window, policy, accepted=self.accepted, close=self.close)
 
         def build(days: Window) -> Built:
@@ -211,7 +211,7 @@ class Work:
         listing: Listing,
     ) -> Remarks:
         """What a commit of raw tells those who follow it; `arrivals` and `recipes` read it."""
-        policy = self.source.under(Policy.of(self.settings))
+        policy = self.source.policy(self.settings)
         changes = touched(self.source, before, rows, verdicts, policy, self.settings.timezone)
         loaded = {v.day: wanted[v.day].manifest for v in verdicts if v.passed}
         log = before.ledger if before else Ledger(self.source.raw)

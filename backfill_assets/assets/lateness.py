@@ -1,6 +1,6 @@
 """How late lines arrive: figures by log day."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from datetime import date
 from typing import Any
 
@@ -9,12 +9,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
-from backfill_assets.assets.publishing import delta_assets, plan_of, publish
+from backfill_assets.assets.making import made_asset
 from backfill_assets.calendar.delays import COMPARED, lines_within
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.calendar.policy import Policy
-from backfill_assets.engine.spark import keeping
-from backfill_assets.publish.candidates import Built, Candidate, Input, Plan
+from backfill_assets.engine.spark import Keep
+from backfill_assets.publish.candidates import Built, Snapshot
 from backfill_assets.quality.audit import Book
 from backfill_assets.settings import Settings
 from backfill_assets.tables.codes import Code
@@ -263,42 +262,26 @@ def build(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition
         code: that computes the asset.
         source: the source.
     """
-    policy = source.under(Policy.of(settings))
+    policy = source.policy(settings)
     window_days = policy.window_days
     table = source.lateness
 
-    @delta_assets(
-        settings,
-        name=f"measure_{table.name}",
-        tables=[table],
-        group="lateness",
-        lineage=_lineage(source),
-        code=code,
+    def make(read: Mapping[str, Snapshot], keep: Keep, days: Window) -> Built:
+        log = read[source.raw.name]
+        log_days = days.widened(before=window_days)
+        raw = with_event_day(log.days(log_days), source, settings.timezone)
+        rejected = read[source.rejected.name].days(days)
+        frame = keep(lateness_figures(raw, rejected, source, days, window_days))
+        rows = {row["log_date"]: row.asDict() for row in frame.collect()}
+        unknown = {d for d in log_days if d >= policy.start and d not in log.ledger.published}
+        return Built(
+            frame,
+            books(rows, raw, rejected, source, days, window_days, unknown),
+            scattered=True,
+            numbers={day: numbers(row) for day, row in rows.items()},
+        )
+
+    name = f"measure_{table.name}"
+    return made_asset(
+        settings, code, table, make, name=name, group="lateness", lineage=_lineage(source)
     )
-    def measure(context: dg.AssetExecutionContext, **inputs: Input) -> Iterator:
-        with keeping() as keep:
-
-            def plan(window: Window) -> Plan:
-                log, unread = (inputs[of.name].now() for of in (source.raw, source.rejected))
-
-                def build(days: Window) -> Built:
-                    read = days.widened(before=window_days)
-                    raw = with_event_day(log.days(read), source, settings.timezone)
-                    rejected = unread.days(days)
-                    frame = keep(lateness_figures(raw, rejected, source, days, window_days))
-                    rows = {row["log_date"]: row.asDict() for row in frame.collect()}
-                    unknown = {
-                        d for d in read if d >= policy.start and d not in log.ledger.published
-                    }
-                    return Built(
-                        frame,
-                        books(rows, raw, rejected, source, days, window_days, unknown),
-                        scattered=True,
-                        numbers={day: numbers(row) for day, row in rows.items()},
-                    )
-
-                return plan_of(table, policy, window, [log, unread], build)
-
-            yield from publish(context, [Candidate(table, plan)])
-
-    return measure

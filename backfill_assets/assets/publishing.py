@@ -7,15 +7,14 @@ from typing import Any
 
 import dagster as dg
 
-from backfill_assets.calendar.partitions import Window, backfill_policy, daily_partitions
+from backfill_assets.calendar.partitions import backfill_policy, daily_partitions
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.dagster_ext.events import (
     SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION as EVENTS_ARE_OURS,
 )
-from backfill_assets.publish.candidates import Built, Candidate, Plan, Snapshot
+from backfill_assets.publish.candidates import Candidate
 from backfill_assets.quality.checks import check_specs
 from backfill_assets.settings import Settings
-from backfill_assets.staleness.recipes import made_of
 from backfill_assets.tables.codes import Code
 from backfill_assets.tables.table import Lineage, Table
 
@@ -58,29 +57,6 @@ def _ins(settings: Settings, table: Table) -> dict[str, dg.AssetIn]:
         of.source.name: dg.AssetIn(partition_mapping=(of.launched or of.reach).mapping)
         for of in table.inputs(Policy.of(settings))
     }
-
-
-def plan_of(
-    table: Table,
-    policy: Policy,
-    days: Window,
-    sources: Sequence[Snapshot],
-    build: Callable[[Window], Built],
-) -> Plan:
-    """The plan of days of a table that is made of others.
-
-    Args:
-        table: the table.
-        policy: the late-data policy.
-        days: the days.
-        sources: its inputs, each as of one version.
-        build: computes some of the days.
-    """
-    ledgers = {source.table.name: source.ledger for source in sources}
-    inputs = table.inputs(policy)
-    deciding = {of.source.name: of.reach.deciding(ledgers[of.source.name]) for of in inputs}
-    of = [source.of(deciding[source.table.name]) for source in sources]
-    return Plan(made_of(inputs, ledgers, days), build, of)
 
 
 def _out(

@@ -3,7 +3,7 @@
 Which version counts is decided in `versions`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from decimal import Decimal
 
@@ -11,11 +11,10 @@ import dagster as dg
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.publishing import delta_assets, plan_of, publish
+from backfill_assets.assets.making import made_asset
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.calendar.policy import Policy
-from backfill_assets.engine.spark import keeping
-from backfill_assets.publish.candidates import Built, Candidate, Input, Plan, Remarks, Snapshot
+from backfill_assets.engine.spark import Keep
+from backfill_assets.publish.candidates import Built, Remarks, Snapshot
 from backfill_assets.quality.audit import Book, Severity, Verdict
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.finality import closings
@@ -140,73 +139,46 @@ def _lineage(source: Source, *columns: str) -> Lineage:
 
 
 def _stage(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
-    policy = source.under(Policy.of(settings))
+    policy = source.policy(settings)
     window_days = policy.window_days
 
-    @delta_assets(
-        settings,
-        name=f"stage_{source.name}",
-        tables=[source.staged],
-        group="staging",
-        lineage=_lineage(source),
-        code=code,
+    def make(read: Mapping[str, Snapshot], keep: Keep, days: Window) -> Built:
+        log = read[source.raw.name]
+        raw = with_event_day(log.days(policy.reach.read(days)), source, settings.timezone)
+        rows = keep(ranked(raw, source, days, window_days))
+
+        def remarks(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
+            closed = closings(log.ledger, policy)
+            return Remarks({v.day for v in verdicts if v.passed and v.day in closed})
+
+        due = staged_books(raw, rows, days, window_days)
+        return Built(staged(rows, source), due, scattered=True, remarks=remarks)
+
+    name = f"stage_{source.name}"
+    return made_asset(
+        settings, code, source.staged, make, name=name, group="staging", lineage=_lineage(source)
     )
-    def stage(context: dg.AssetExecutionContext, **inputs: Input) -> Iterator:
-        with keeping() as keep:
-
-            def plan(window: Window) -> Plan:
-                log = inputs[source.raw.name].now()
-
-                def build(days: Window) -> Built:
-                    logged = log.days(policy.reach.read(days))
-                    raw = with_event_day(logged, source, settings.timezone)
-                    rows = keep(ranked(raw, source, days, window_days))
-
-                    def remarks(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
-                        closed = closings(log.ledger, policy)
-                        return Remarks({v.day for v in verdicts if v.passed and v.day in closed})
-
-                    due = staged_books(raw, rows, days, window_days)
-                    return Built(staged(rows, source), due, scattered=True, remarks=remarks)
-
-                return plan_of(source.staged, policy, window, [log], build)
-
-            yield from publish(context, [Candidate(source.staged, plan)])
-
-    return stage
 
 
 def _keep_late(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition:
-    policy = source.under(Policy.of(settings))
+    policy = source.policy(settings)
     window_days = policy.window_days
 
-    @delta_assets(
+    def make(read: Mapping[str, Snapshot], keep: Keep, days: Window) -> Built:
+        raw = with_event_day(read[source.raw.name].days(days), source, settings.timezone)
+        rows = keep(late_lines(raw, source, window_days, keep=policy.corrects))
+        due = late_books(raw, source, days, window_days, policy.start, keep=policy.corrects)
+        return Built(rows, due, remarks=_say_what_is_late)
+
+    return made_asset(
         settings,
+        code,
+        source.late,
+        make,
         name=f"keep_late_{source.name}",
-        tables=[source.late],
         group="staging",
         lineage=_lineage(source, "arrival_date", "source_file"),
-        code=code,
     )
-    def keep_late(context: dg.AssetExecutionContext, **inputs: Input) -> Iterator:
-        with keeping() as keep:
-
-            def plan(window: Window) -> Plan:
-                log = inputs[source.raw.name].now()
-
-                def build(days: Window) -> Built:
-                    raw = with_event_day(log.days(days), source, settings.timezone)
-                    rows = keep(late_lines(raw, source, window_days, keep=policy.corrects))
-                    due = late_books(
-                        raw, source, days, window_days, policy.start, keep=policy.corrects
-                    )
-                    return Built(rows, due, remarks=_say_what_is_late)
-
-                return plan_of(source.late, policy, window, [log], build)
-
-            yield from publish(context, [Candidate(source.late, plan)])
-
-    return keep_late
 
 
 def _say_what_is_late(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:

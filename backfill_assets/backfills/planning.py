@@ -23,9 +23,9 @@ from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.finality import final_days
-from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.catalog import graph_for, tables_of
 from backfill_assets.tables.codes import Code
-from backfill_assets.tables.graph import Graph, graph_of
+from backfill_assets.tables.graph import graph_of
 
 
 def target_days(
@@ -68,7 +68,7 @@ def refuse_impossible(settings: Settings, parameters: Parameters) -> None:
             f"a pilot of {parameters.pilot_days} day(s) leaves nothing of the "
             f"{len(parameters.window)} day(s) {parameters.window}: give fewer pilot days, or none"
         )
-    landed = Graph.of(tables_of(settings).values(), Policy.of(settings)).landed
+    landed = graph_for(settings).landed
     if parameters.accept and not {*landed} & {*tables}:
         raise ValueError(
             f"{', '.join(parameters.accept)} is accepted for nothing: only {', '.join(landed)} "

@@ -295,7 +295,7 @@ class _Undo:
         if table.role is Role.LOG:
             loaded = manifests(before.ledger)
             settings = self.asked.settings
-            policy = table.source.under(Policy.of(settings))
+            policy = table.source.policy(settings)
             moved = touched(table.source, before, rows, verdicts, policy, settings.timezone)
             return {
                 "landing": {

@@ -13,7 +13,6 @@ import pyarrow as pa
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from backfill_assets.calendar.delays import COMPARED, lines_within, within
-from backfill_assets.calendar.policy import Policy
 from backfill_assets.engine.stores import open_store
 from backfill_assets.monitoring.advice import Rows, arrived, smallest_window
 from backfill_assets.monitoring.charts import (
@@ -51,7 +50,7 @@ def page(table: pa.Table, source: Source, settings: Settings, version: int) -> s
         version: of the table that the rows are from.
     """
     rows = sorted(table.to_pylist(), key=lambda row: row["log_date"])
-    window_days = source.under(Policy.of(settings)).window_days
+    window_days = source.policy(settings).window_days
     known = arrived(rows, window_days)
     drawn = rows[-DRAWN:]
     return _PAGES.get_template("lateness.html.j2").render(

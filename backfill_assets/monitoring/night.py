@@ -39,7 +39,7 @@ from backfill_assets.staleness.arrivals import Arrivals, arrivals
 from backfill_assets.staleness.backlog import Backlog, backlog
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.recipes import made_of
-from backfill_assets.tables.catalog import config_digests, tables_of
+from backfill_assets.tables.catalog import config_digests, graph_for
 from backfill_assets.tables.codes import Code, running_code
 from backfill_assets.tables.graph import Graph, graph_of
 from backfill_assets.tables.table import Table
@@ -61,8 +61,8 @@ class Night:
         self.policy = Policy.of(settings)
         self._code = running_code(settings)
         self._configs = config_digests(settings)
-        self.tables = tables_of(settings)
-        self._graph = Graph.of(self.tables.values(), self.policy)
+        self._graph = graph_for(settings)
+        self.tables = self._graph.tables
 
     def of(self, moment: datetime) -> date:
         """The day on which the night before a moment began its work."""

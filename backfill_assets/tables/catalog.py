@@ -22,11 +22,20 @@ def tables_of(settings: Settings) -> Mapping[str, Table]:
     Raises:
         SettingsError: as `declared`; or a table comes before one of its inputs.
     """
-    return _in_order(settings.tables, Policy.of(settings))
+    return graph_for(settings).tables
+
+
+def graph_for(settings: Settings) -> Graph:
+    """The graph of a deployment's tables.
+
+    Raises:
+        SettingsError: as `tables_of`.
+    """
+    return _graph(settings.tables, Policy.of(settings))
 
 
 @cache
-def _in_order(place: str, policy: Policy) -> Mapping[str, Table]:
+def _graph(place: str, policy: Policy) -> Graph:
     found: dict[str, Table] = {}
     for name, table in declared(place).items():
         for of in table.inputs(policy):
@@ -39,7 +48,7 @@ def _in_order(place: str, policy: Policy) -> Mapping[str, Table]:
                 f"{source.name} starts on {source.start}, before {PREFIX}START ({policy.start})",
             )
         found[name] = table
-    return found
+    return Graph(found, policy)
 
 
 @cache
@@ -85,10 +94,9 @@ def config_digests(settings: Settings) -> dict[str, str]:
 
     Of a table that is made of sources with settings of their own, these count.
     """
-    tables = tables_of(settings)
-    graph = Graph.of(tables.values(), Policy.of(settings))
+    graph = graph_for(settings)
     found = {}
-    for name, table in tables.items():
+    for name, table in graph.tables.items():
         sources = [graph.sources[log] for log in sorted(graph.logs(name))]
         of = [settings.digest_of(table.decided_by, source.overrides) for source in sources]
         found[name] = _one(of or [settings.digest_of(table.decided_by)])

@@ -20,6 +20,7 @@ import pyspark.sql.types as T
 
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY, last_days
+from backfill_assets.settings import Settings
 from backfill_assets.tables import models
 from backfill_assets.tables.table import (
     RECORDED,
@@ -282,6 +283,10 @@ class Source:
         if late_lines := changes.pop("late_lines", None):
             changes["corrects"] = late_lines == "correct"
         return replace(policy, **changes)
+
+    def policy(self, settings: Settings) -> Policy:
+        """The late-data policy of the source in a deployment."""
+        return self.under(Policy.of(settings))
 
     @property
     def _totals(self) -> list[str]:
