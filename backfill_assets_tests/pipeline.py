@@ -204,5 +204,5 @@ def verify(
     settings: Settings, engine: Engine, window: Window, tables: Sequence[str] = ()
 ) -> list[Verified]:
     """What `verification` finds when the days are computed on this engine."""
-    defs = build_defs(settings, {"engine": engine})
+    defs = build_defs(settings, resources={"engine": engine})
     return verification.verify(settings, defs, window, tables)

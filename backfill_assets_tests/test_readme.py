@@ -327,16 +327,12 @@ def test_every_setting_has_a_row():
             assert "`" not in rows[name], name
 
 
-def test_every_module_is_in_the_layout():
-    (layout,) = (text for text in blocks("text") if text.startswith("backfill_assets/\n"))
-    modules = {path.name for path in (PROJECT / "backfill_assets").glob("*.py")} - {"__init__.py"}
-    assert modules == set(re.findall(r"^  (\w+\.py) ", layout, re.MULTILINE))
-
-
 def test_every_error_is_explained():
     raised = {
         name
-        for path in (PROJECT / "backfill_assets").glob("*.py")
+        for path in (PROJECT / "backfill_assets").rglob("*.py")
+        # A command prints the message of its own error, and not its name.
+        if path.parent.name != "cli"
         for name in re.findall(r"^class (\w+Error)\(", path.read_text(), re.MULTILINE)
     }
     assert raised
