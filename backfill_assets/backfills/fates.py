@@ -16,7 +16,7 @@ from backfill_assets.staleness.recipes import made_of
 from backfill_assets.staleness.supposed import Supposed
 from backfill_assets.tables.catalog import config_digests
 from backfill_assets.tables.codes import Code
-from backfill_assets.tables.graph import graph_of
+from backfill_assets.tables.graph import Graph, graph_of
 from backfill_assets.tables.table import Inputs
 
 #: What is work: the day is computed, or may be.
@@ -54,8 +54,8 @@ def fates_of(
     found, graph = {}, graph_of(ledgers, policy)
     for name, wanted in days.items():
         ledger, by = ledgers[name], (code.of(name), digests[name])
-        loads = [landed[log] for log in graph.logs(name)] if name in graph.landed else []
-        now = loads[0].recipes if loads else made_of(graph.inputs[name], ledgers, wanted)
+        load = _load_of(graph, name, landed)
+        now = load.recipes if load else made_of(graph.inputs[name], ledgers, wanted)
         may_change = _may_change(graph.inputs[name], now, ledgers, supposed)
         inputs = graph.made_from(name)
         reads = {
@@ -65,7 +65,7 @@ def fates_of(
         }
         of, fates = [ledgers[input_] for input_ in inputs], {}
         for day in wanted:
-            said = loads[0].news.get(day, "") if loads else ""
+            said = load.news.get(day, "") if load else ""
             reason = why(ledger, day, now[day], *by, parameters.rewrite, inputs=of, news=said)
             if not all(day in supposed[input_].published for input_ in inputs):
                 fates[day] = Fate(Expected.LACKING)
@@ -84,6 +84,14 @@ def fates_of(
             unlike[name] -= moving
             supposed[name] = Supposed.of(ledger, moving)
     return found
+
+
+def _load_of(graph: Graph, name: str, landed: Mapping[str, Landed]) -> Landed | None:
+    """What a table is to be loaded from; none if it is made of other tables."""
+    if name not in graph.landed:
+        return None
+    (log,) = graph.logs(name)
+    return landed[log]
 
 
 def _may_change(

@@ -7,6 +7,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import cached_property
 
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.calendar.policy import Policy
@@ -31,7 +32,7 @@ class Landed:
     news: Mapping[date, str]
     entries: Sequence[Entry]
 
-    @property
+    @cached_property
     def recipes(self) -> dict[date, str]:
         """By day, the recipe of what it is to be loaded from."""
         return {day: one.manifest.recipe() for day, one in self.targets.items()}

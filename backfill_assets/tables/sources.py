@@ -81,26 +81,24 @@ class SourceTable(Table):
     @property
     def equations(self) -> list[Equation]:
         """The numbers of a day that this table and earlier ones of the source must share."""
-        rows = {
-            role: Figure(table, "rows", "has {} rows")
-            for role, table in ((Role.LOG, self.source.raw), (Role.REJECTED, self.source.rejected))
-        }
+        raw, rejected = (
+            Figure(table, "rows", "has {} rows")
+            for table in (self.source.raw, self.source.rejected)
+        )
 
-        def said(table: Table, name: str, text: str) -> Figure:
+        def recorded(table: Table, name: str, text: str) -> Figure:
             return Figure(table, RECORDED + name, text)
 
         if self.role is Role.LOG:
-            return [
-                Equation(rows[Role.REJECTED], said(self, "rejected", "was read with {} rejected"))
-            ]
+            return [Equation(rejected, recorded(self, "rejected", "was read with {} rejected"))]
         if self.role is Role.LATE:
-            return [Equation(rows[Role.LOG], said(self, "raw", "was made of {}"))]
+            return [Equation(raw, recorded(self, "raw", "was made of {}"))]
         if self.role is Role.LATENESS:
-            late = said(self.source.late, "late", "found {} late")
+            late = recorded(self.source.late, "late", "found {} late")
             return [
-                Equation(rows[Role.REJECTED], said(self, "rejected", "was made of {}")),
-                Equation(rows[Role.LOG], said(self, "lines", "was made of {}")),
-                Equation(late, said(self, "beyond", "found {}")),
+                Equation(rejected, recorded(self, "rejected", "was made of {}")),
+                Equation(raw, recorded(self, "lines", "was made of {}")),
+                Equation(late, recorded(self, "beyond", "found {}")),
             ]
         return []
 
