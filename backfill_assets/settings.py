@@ -168,7 +168,9 @@ class Settings(BaseSettings):
     @classmethod
     def _iso_day(cls, value: object) -> object:
         """Only YYYY-MM-DD: pydantic would read 20240101 as seconds since 1970."""
-        if isinstance(value, str) and not re.fullmatch(r"\d{4}-\d{2}-\d{2}", value):
+        if value is None or isinstance(value, date):
+            return value
+        if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", str(value)):
             raise ValueError("must be a day as YYYY-MM-DD")
         return value
 
@@ -277,8 +279,9 @@ def load_settings(**overrides: Any) -> Settings:
     """The settings of the environment, with overrides by field name.
 
     Raises:
-        SettingsError: naming every variable with a bad value, the value, and what is allowed; or
-            a variable with the prefix that is no setting, which would do nothing in silence.
+        SettingsError: naming every variable or override with a bad value, the value, and what is
+            allowed; or a variable with the prefix that is no setting, which would do nothing in
+            silence.
     """
     known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields if name != "spark_remote"}
     given = {name for name, value in os.environ.items() if name.startswith(PREFIX) and value}
@@ -290,7 +293,7 @@ def load_settings(**overrides: Any) -> Settings:
     try:
         return Settings(**overrides)
     except ValidationError as error:
-        raise SettingsError(_explain(error.errors())) from None
+        raise SettingsError(_explain(error.errors(), overrides)) from None
     except PydanticSettingsError:
         # The one setting that is not plain text: pydantic-settings reads it as JSON on its own.
         name = f"{PREFIX}SPARK_CONF"
@@ -300,11 +303,13 @@ def load_settings(**overrides: Any) -> Settings:
         ) from None
 
 
-def _explain(problems: list[Any]) -> str:
+def _explain(problems: list[Any], overrides: Mapping[str, Any]) -> str:
     lines = []
     for problem in problems:
         field, *within = map(str, problem["loc"]) if problem["loc"] else [""]
         name = "SPARK_REMOTE" if field.lower() == "spark_remote" else f"{PREFIX}{field.upper()}"
+        if field in overrides:
+            name = field
         rule = problem["msg"].removeprefix("Value error, ")
         if not field:
             lines.append(rule)

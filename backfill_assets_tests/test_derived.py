@@ -227,7 +227,7 @@ ORDERLESS = [RAW, REJECTED, SPEND, STAGED]
 def test_a_place_that_cannot_be_imported_is_a_bad_setting():
     with pytest.raises(SettingsError, match="No module named 'no_such_module'"):
         declared("no_such_module:TABLES")
-    with pytest.raises(SettingsError, match="BACKFILL_ASSETS_TABLES='no place'"):
+    with pytest.raises(SettingsError, match="bad settings: tables='no place'"):
         load_settings(tables="no place")
 
 
