@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from backfill_assets.calendar.reach import SAME_DAY, last_days
+    from backfill_assets.component import BackfillAssets
     from backfill_assets.definitions import build_defs, delta_io_manager
     from backfill_assets.orders.facts import CURRENT, FACT
     from backfill_assets.orders.tables import LATE, ORDERS, RAW, REJECTED, STAGED
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 #: By name, the module that has it. Nothing is imported before it is asked for: the package's own
 #: modules are imported by way of this one, and some of them need no Spark.
 _PLACES = {
+    "BackfillAssets": "component",
     "build_defs": "definitions",
     "delta_io_manager": "definitions",
     "Reads": "tables.derived",
@@ -49,6 +51,7 @@ __all__ = [
     "REJECTED",
     "SAME_DAY",
     "STAGED",
+    "BackfillAssets",
     "Reads",
     "Source",
     "build_defs",

@@ -45,6 +45,7 @@ RUN_ELSEWHERE = {
     ("docs/own-tables.md", "python"): "test_derived.py",
     ("docs/reconciliation.md", "python"): "test_reconciliation.py",
     ("docs/reconciliation.md", "sql"): "test_reconciliation.py",
+    ("docs/settings.md", "yaml"): "test_component.py",
 }
 
 

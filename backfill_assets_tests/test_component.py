@@ -1,0 +1,221 @@
+"""The component: a project of Dagster's `dg` whose `defs.yaml` says what the settings are."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import yaml
+
+import backfill_assets
+from backfill_assets.dagster_ext.executor import one_process_executor
+from backfill_assets.definitions import build_defs
+from backfill_assets.orders.tables import TABLES
+from backfill_assets.settings import Settings, SettingsError, load_settings
+
+# Dagster makes the checks of a component anew, and warns of an argument that it gives itself.
+pytestmark = pytest.mark.filterwarnings("ignore:Parameter `execution_type`:dagster.BetaWarning")
+
+PYPROJECT = """\
+[tool.dg]
+directory_type = "project"
+
+[tool.dg.project]
+root_module = "{name}"
+"""
+
+
+def documented(language: str) -> str:
+    """The one block of the page in a language."""
+    page = Path(__file__).parents[1] / "docs" / "settings.md"
+    (block,) = re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.M | re.S)
+    return block
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """Loads the definitions of a project with one `defs.yaml`, as `dg dev` would."""
+    name = tmp_path.name
+    folder = tmp_path / name / "defs" / "daily"
+    folder.mkdir(parents=True)
+    (tmp_path / name / "__init__.py").touch()
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT.format(name=name))
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def load(text: str) -> dg.Definitions:
+        (folder / "defs.yaml").write_text(text)
+        return dg.load_from_defs_folder(path_within_project=tmp_path)
+
+    return load
+
+
+def described(**attributes: object) -> str:
+    found: dict[str, object] = {"type": "backfill_assets.BackfillAssets"}
+    return yaml.safe_dump(found | ({"attributes": attributes} if attributes else {}))
+
+
+def warehouse(defs: dg.Definitions) -> str:
+    return (defs.resources or {})["io_manager"].warehouse
+
+
+def days(defs: dg.Definitions, asset: str) -> dg.DailyPartitionsDefinition:
+    found = defs.resolve_asset_graph().get(dg.AssetKey(asset)).partitions_def
+    assert isinstance(found, dg.DailyPartitionsDefinition)
+    return found
+
+
+def parts(defs: dg.Definitions) -> dict[str, set]:
+    """All that definitions consist of, by name."""
+    repository = defs.get_repository_def()
+    return {
+        "assets": set(repository.asset_graph.get_all_asset_keys()),
+        "checks": set(repository.asset_graph.asset_check_keys),
+        "jobs": {job.name for job in repository.get_all_jobs()},
+        "schedules": {schedule.name for schedule in repository.schedule_defs},
+        "sensors": {sensor.name for sensor in repository.sensor_defs},
+        "resources": set(repository.get_top_level_resources()),
+    }
+
+
+def refused(load, text: str) -> BaseException | None:
+    """What was wrong; Dagster says around it where."""
+    with pytest.raises(Exception, match="Error while loading component daily") as caught:
+        load(text)
+    return caught.value.__cause__
+
+
+def test_the_page_shows_a_component(load, monkeypatch):
+    monkeypatch.setenv("VISITS_BUCKET", "s3a://visits")
+    monkeypatch.setenv("BACKFILL_ASSETS_END", "2024-04-01")
+    defs = load(documented("yaml"))
+    names = {key.to_user_string() for key in defs.resolve_asset_graph().get_all_asset_keys()}
+    assert names >= {"raw_visits", "stg_visits", "active_users_7d"}
+    assert names.isdisjoint(TABLES)
+    found = days(defs, "active_users_7d")
+    assert found.timezone == "Europe/Berlin"
+    keys = found.get_partition_keys()
+    assert (keys[0], keys[-1]) == ("2024-03-01", "2024-03-31")
+
+
+def test_it_has_all_that_the_definitions_of_the_settings_have(load):
+    found = load(described(window_days=2))
+    assert parts(found) == parts(build_defs(load_settings(window_days=2)))
+    assert all(parts(found).values())
+    job = found.get_repository_def().get_job("__ASSET_JOB")
+    assert job.executor_def is one_process_executor
+
+
+def test_the_environment_gives_what_the_yaml_leaves_out(load, monkeypatch):
+    monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", "/of/environment")
+    monkeypatch.setenv("BACKFILL_ASSETS_START", "2024-02-01")
+    monkeypatch.setenv("BACKFILL_ASSETS_TIMEZONE", "Asia/Tokyo")
+    for text in (
+        described(start=date(2024, 3, 1)),
+        described(start="2024-03-01", warehouse="", timezone=None),
+    ):
+        defs = load(text)
+        found = days(defs, "stg_orders")
+        assert (found.start.date(), found.timezone) == (date(2024, 3, 1), "Asia/Tokyo")
+        assert warehouse(defs) == "/of/environment"
+
+
+def test_without_attributes_all_comes_from_the_environment(load, monkeypatch):
+    monkeypatch.setenv("BACKFILL_ASSETS_START", "2024-02-01")
+    assert days(load(described()), "stg_orders").start.date() == date(2024, 2, 1)
+
+
+def test_the_yaml_wins_over_the_environment(load, monkeypatch):
+    monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", "/of/environment")
+    monkeypatch.setenv("BACKFILL_ASSETS_WINDOW_DAYS", "not even a number")
+    defs = load(described(warehouse="/of/yaml", window_days=4))
+    assert warehouse(defs) == "/of/yaml"
+    mappings = defs.resolve_asset_graph().get(dg.AssetKey("stg_orders")).partition_mappings
+    mapping = mappings[dg.AssetKey("raw_orders")]
+    assert isinstance(mapping, dg.TimeWindowPartitionMapping)
+    assert mapping.end_offset == 4
+
+
+def component(**attributes: object) -> backfill_assets.BackfillAssets:
+    return backfill_assets.BackfillAssets.from_attributes_dict(attributes=attributes)
+
+
+def test_a_template_is_filled_in_and_other_text_stays_as_it_is(monkeypatch):
+    monkeypatch.setenv("HOUSE", "/of/template")
+    monkeypatch.setenv("DAYS", "5")
+    given = {"spark.sql.shuffle.partitions": "64", "spark.x": "{{ env.HOUSE }}"}
+    settings = component(
+        warehouse="{{ env.HOUSE }}/w",
+        window_days="{{ env.DAYS }}",
+        end="{{ env.NOT_SET }}",
+        git_commit="1234567",
+        spark_conf=given,
+    ).settings
+    assert (settings.warehouse, settings.window_days) == ("/of/template/w", 5)
+    assert settings.end is None
+    assert settings.git_commit == "1234567"
+    assert settings.spark_conf.items() >= (given | {"spark.x": "/of/template"}).items()
+
+
+def test_entries_of_spark_are_added_to_those_of_the_environment(monkeypatch):
+    monkeypatch.setenv("BACKFILL_ASSETS_SPARK_CONF", '{"spark.x": "1", "spark.y": "1"}')
+    found = component(spark_conf={"spark.y": "2"}).settings.spark_conf
+    assert found == {"spark.x": "1", "spark.y": "2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("timezone", "Mars", "timezone='Mars': must be an IANA time zone such as UTC or"),
+        ("start", 20240101, "start=20240101: must be a day as YYYY-MM-DD"),
+        ("start", 1704067200, "start=1704067200: must be a day as YYYY-MM-DD"),
+        ("window_days", -1, "window_days=-1: Input should be greater than or equal to 0"),
+        ("window_days", [1], "window_days=[1]: Input should be a valid integer"),
+        ("late_lines", "keep", "late_lines='keep': Input should be 'correct' or 'drop'"),
+        ("spark_remote", "local", "spark_remote='local': must be a Spark Connect URL"),
+        ("spark_conf", {"a": 1}, "spark_conf[a]=1: Input should be a valid string"),
+        ("webhook", "chat/T123", "webhook=(hidden): must be an http"),
+    ],
+)
+def test_a_bad_value_is_named_in_one_sentence(load, name, value, said):
+    error = refused(load, described(**{name: value}))
+    assert isinstance(error, SettingsError)
+    assert str(error).startswith(f"bad settings: {said}")
+    assert "\n" not in str(error)
+
+
+def test_a_bad_variable_is_named_as_such(load, monkeypatch):
+    monkeypatch.setenv("BACKFILL_ASSETS_WINDOW_DAYS", "-1")
+    error = refused(load, described(timezone="Mars"))
+    assert "BACKFILL_ASSETS_WINDOW_DAYS='-1': " in str(error)
+    assert " timezone='Mars': " in str(error)
+
+
+def test_a_misspelt_attribute_is_named_with_its_line(load):
+    said = str(refused(load, described(warehose="/w")))
+    assert re.search(
+        r"attributes\.warehose at \S+/daily/defs\.yaml:2`\s+Extra inputs are not", said
+    )
+
+
+def test_attributes_are_the_settings():
+    """As Dagster shows them: what each may be, but for its default."""
+    shown, fields = (
+        {
+            name: {rule: what for rule, what in one.items() if rule not in ("default", "format")}
+            for name, one in model.model_json_schema(by_alias=False)["properties"].items()
+        }
+        for model in (backfill_assets.BackfillAssets.get_model_cls(), Settings)
+    )
+    assert shown == fields
+    assert shown["window_days"]["maximum"] == 366
+
+
+def test_the_package_itself_loads_no_dagster():
+    code = "import backfill_assets, sys; print({'dagster', 'pyspark', 'pydantic'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
