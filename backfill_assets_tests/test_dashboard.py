@@ -17,6 +17,7 @@ from random import Random
 import pyarrow as pa
 import pytest
 
+import backfill_assets
 from backfill_assets.calendar.delays import within
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.examples.web_events import VISITS
@@ -113,9 +114,9 @@ def test_the_page_needs_nothing_from_elsewhere():
 
 
 def test_the_templates_are_part_of_the_package():
-    project = (Path(dashboard.__file__).parents[1] / "pyproject.toml").read_text()
+    package = Path(backfill_assets.__file__).parent
+    project = (package.parent / "pyproject.toml").read_text()
     (patterns,) = re.findall(r"^backfill_assets = (\[.*\])$", project, re.MULTILINE)
-    package = Path(dashboard.__file__).parent
     packaged = {path for pattern in json.loads(patterns) for path in package.glob(pattern)}
     assert packaged >= {package / "py.typed", *(package / "scaffold").iterdir()}
     assert packaged >= set(package.rglob("*.j2"))

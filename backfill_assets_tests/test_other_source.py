@@ -17,13 +17,14 @@ import pytest
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
-from backfill_assets.assets import lateness, staging, versions
+from backfill_assets.assets import lateness, staging
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.publish.candidates import Snapshot
 from backfill_assets.quality.audit import Book, Finding, Measured, Severity, Verdict
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.touched import Touched, touched
+from backfill_assets.tables import versions
 from backfill_assets.tables.codes import Code
 from backfill_assets.tables.sources import Role, Source
 from backfill_assets.tables.table import nullable

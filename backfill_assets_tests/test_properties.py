@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame
 
-from backfill_assets.assets import known, lines, staging, versions
+from backfill_assets.assets import known, lines, staging
 from backfill_assets.assets.derived import for_days
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.reach import SAME_DAY
@@ -22,6 +22,7 @@ from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import LATE, RAW, STAGED
 from backfill_assets.staleness import touched
+from backfill_assets.tables import versions
 from backfill_assets_tests.landings import DAYS, batches
 from backfill_assets_tests.model import known_now, run_model
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, day

@@ -11,13 +11,14 @@ import dagster as dg
 import pytest
 from dagster._utils.schedules import schedule_execution_time_iterator
 
-from backfill_assets.assets import lines, versions
+from backfill_assets.assets import lines
 from backfill_assets.calendar.partitions import DAY, Window, daily_partitions
 from backfill_assets.definitions import build_defs
 from backfill_assets.landing.lines import read_lines, survey
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import STAGED
 from backfill_assets.settings import load_settings
+from backfill_assets.tables import versions
 from backfill_assets_tests.model import run_model
 
 LEAP_DAY = date(2024, 2, 29)
