@@ -12,8 +12,9 @@ import dagster as dg
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 from deltalake import DeltaTable
 
-from backfill_assets.backfills import verification
+from backfill_assets.backfills import jobs, verification
 from backfill_assets.backfills.comparison import Verified
+from backfill_assets.backfills.plans import BackfillPlan, Parameters
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.definitions import build_defs
 from backfill_assets.engine.spark import Engine
@@ -206,3 +207,24 @@ def verify(
     """What `verification` finds when the days are computed on this engine."""
     defs = build_defs(settings, resources={"engine": engine})
     return verification.verify(settings, defs, window, tables)
+
+
+def undo(
+    pipeline: Pipeline, name: str, days: str = "", *, fails: bool = False
+) -> dg.ExecuteInProcessResult:
+    """Put back what a backfill or a run has published."""
+    asked = {"backfill": name, "days": days, "reason": "a drill"}
+    result = pipeline.repository.get_job("undo").execute_in_process(
+        instance=pipeline.instance,
+        run_config={"ops": {"put_back": {"config": asked}}},
+        raise_on_error=False,
+    )
+    assert result.success is not fails, pipeline.failure(result)
+    return result
+
+
+def planned(pipeline: Pipeline, days: str, **more: Any) -> BackfillPlan:
+    """A plan as of now, which is kept; of the layers unless other tables are given."""
+    asked = Parameters(days=days, **{"tables": LAYERS, **more})
+    graph = pipeline.repository.asset_graph
+    return jobs.plan_anew(pipeline.settings, graph, pipeline.instance, pipeline.code, asked)

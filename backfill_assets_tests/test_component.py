@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from datetime import date
-from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -17,6 +16,7 @@ from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.definitions import build_defs
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import Settings, SettingsError, load_settings
+from backfill_assets_tests.pages import documented
 
 # Dagster makes the checks of a component anew, and warns of an argument that it gives itself.
 pytestmark = pytest.mark.filterwarnings("ignore:Parameter `execution_type`:dagster.BetaWarning")
@@ -28,13 +28,6 @@ directory_type = "project"
 [tool.dg.project]
 root_module = "{name}"
 """
-
-
-def documented(language: str) -> str:
-    """The one block of the page in a language."""
-    page = Path(__file__).parents[1] / "docs" / "settings.md"
-    (block,) = re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.M | re.S)
-    return block
 
 
 @pytest.fixture
@@ -92,7 +85,8 @@ def refused(load, text: str) -> BaseException | None:
 def test_the_page_shows_a_component(load, monkeypatch):
     monkeypatch.setenv("VISITS_BUCKET", "s3a://visits")
     monkeypatch.setenv("BACKFILL_ASSETS_END", "2024-04-01")
-    defs = load(documented("yaml"))
+    (block,) = documented("docs/settings.md", "yaml")
+    defs = load(block)
     names = {key.to_user_string() for key in defs.resolve_asset_graph().get_all_asset_keys()}
     assert names >= {"raw_visits", "stg_visits", "active_users_7d"}
     assert names.isdisjoint(TABLES)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from datetime import date
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame
@@ -18,23 +16,24 @@ from backfill_assets.landing.lines import read_lines, survey
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.tables.versions import with_event_day
+from backfill_assets_tests.pages import PAGES, documented
 from backfill_assets_tests.pipeline import Pipeline, day
 
-PAGE = (Path(__file__).parents[1] / "docs" / "one-order.md").read_text()
+PAGE = "docs/one-order.md"
 ORDERED = date(2024, 1, 5)
 FACTS = ("fact_daily_orders", "fact_daily_orders_current")
 
 
 def landed() -> list[tuple[str, str]]:
     """The page's files: path, and the one line of each."""
-    (block,) = re.findall(r"^```text\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    (block,) = documented(PAGE, "text")
     lines = block.splitlines()
     return list(zip(lines[::2], lines[1::2], strict=True))
 
 
 def table(heading: str) -> list[list[str]]:
     """The cells of the table under a heading of the page."""
-    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    section = PAGES[PAGE].partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
     return rows[2:]
 

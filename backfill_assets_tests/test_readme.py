@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,37 +24,28 @@ from backfill_assets.orders.tables import TABLES
 from backfill_assets.quality.audit import Severity
 from backfill_assets.settings import PREFIX, Settings
 from backfill_assets_tests import conftest
+from backfill_assets_tests.pages import BLOCK, PAGES, documented
+from backfill_assets_tests.places import BIN, PROJECT
 
-PROJECT = Path(__file__).parents[1]
-#: The text of README and of all other pages by their path, README first.
-PAGES = {
-    str(path.relative_to(PROJECT)): path.read_text()
-    for path in (
-        PROJECT / "README.md",
-        PROJECT / "CONTRIBUTING.md",
-        *sorted((PROJECT / "docs").rglob("*.md")),
-    )
-}
 ALL = "\n".join(PAGES.values())
-BIN = Path(sys.executable).parent
 (SAMPLE_END,) = re.findall(r"^export BACKFILL_ASSETS_END=(\S+)$", ALL, re.MULTILINE)
-_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-#: Blocks that another test runs, by page and language.
+#: Blocks that another module runs, by page and language.
 RUN_ELSEWHERE = {
     ("docs/own-sources.md", "python"): "test_web_events.py",
-    ("docs/own-tables.md", "python"): "test_derived.py",
+    ("docs/own-tables.md", "python"): "own_tables.py",
     ("docs/reconciliation.md", "python"): "test_reconciliation.py",
     ("docs/reconciliation.md", "sql"): "test_reconciliation.py",
     ("docs/settings.md", "yaml"): "test_component.py",
 }
 
 
-def blocks(language: str, pages: Mapping[str, str] = PAGES) -> list[str]:
+def blocks(language: str) -> list[str]:
+    """Those that this test is about, of all pages."""
     return [
         body
-        for page, text in pages.items()
-        for found, body in _BLOCK.findall(text)
-        if found == language and (page, language) not in RUN_ELSEWHERE
+        for page in PAGES
+        if (page, language) not in RUN_ELSEWHERE
+        for body in documented(page, language)
     ]
 
 
@@ -204,7 +195,7 @@ def test_the_words_that_people_search_for_are_in_the_glossary(word):
 
 
 def test_there_is_no_other_kind_of_block():
-    found = {(page, kind) for page, text in PAGES.items() for kind, _ in _BLOCK.findall(text)}
+    found = {(page, kind) for page, text in PAGES.items() for kind, _ in BLOCK.findall(text)}
     assert {kind for page, kind in found if (page, kind) not in RUN_ELSEWHERE} == {
         "bash",
         "python",
@@ -212,15 +203,13 @@ def test_there_is_no_other_kind_of_block():
     }
     # An indented block, or one that is not closed, would be none to this test.
     for page, text in PAGES.items():
-        assert text.count("```") == 2 * len(_BLOCK.findall(text)), page
+        assert text.count("```") == 2 * len(BLOCK.findall(text)), page
 
 
-def test_the_other_blocks_are_run_by_the_test_that_is_named():
-    for (page, language), test in RUN_ELSEWHERE.items():
-        assert language in {kind for kind, _ in _BLOCK.findall(PAGES[page])}
-        source = (Path(__file__).parent / test).read_text()
-        assert f'"{Path(page).name}"' in source
-        assert f'documented("{language}")' in source or f"```{language}" in source
+def test_the_other_blocks_are_run_by_the_module_that_is_named():
+    for (page, language), module in RUN_ELSEWHERE.items():
+        assert documented(page, language)
+        assert f'documented("{page}", "{language}")' in Path(__file__).with_name(module).read_text()
 
 
 def test_commands_in_the_text_exist(place):
@@ -228,7 +217,7 @@ def test_commands_in_the_text_exist(place):
     usage = place.run("backfill-assets --help")
     known = set(re.findall(r"^  ([a-z]+) +[A-Z]", usage, re.MULTILINE))
     for page, text in PAGES.items():
-        for span in re.findall(r"`([^`\n]+)`", _BLOCK.sub("", text)):
+        for span in re.findall(r"`([^`\n]+)`", BLOCK.sub("", text)):
             words = re.sub(r"^(\w+=\S+ )+", "", span).split()
             if len(words) > 1 and words[0] == "make":
                 assert words[1] in targets(place), (page, span)
@@ -380,13 +369,13 @@ def test_every_table_and_column_is_explained():
 
 
 def anchors(page: str) -> set[str]:
-    titles = re.findall(r"^#+ (.+)$", _BLOCK.sub("", PAGES[page]), re.MULTILINE)
+    titles = re.findall(r"^#+ (.+)$", BLOCK.sub("", PAGES[page]), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_link_leads_somewhere(page):
-    for target in re.findall(r"\]\(([^)]+)\)", _BLOCK.sub("", PAGES[page])):
+    for target in re.findall(r"\]\(([^)]+)\)", BLOCK.sub("", PAGES[page])):
         path, _, anchor = target.partition("#")
         if "://" in target:
             continue

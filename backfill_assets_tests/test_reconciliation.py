@@ -49,20 +49,14 @@ from backfill_assets.delta.records import Foreign, Published, Record
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.tables.table import Table
+from backfill_assets_tests.pages import documented
 from backfill_assets_tests.pipeline import LAYERS, day, order
 
-PAGE = (Path(__file__).parents[1] / "docs" / "reconciliation.md").read_text()
 EMPTY = sha256(b"").hexdigest()
-
-
-def documented(language: str) -> str:
-    """The one block of code in the page in that language."""
-    (block,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    return block
-
-
+(PYTHON,) = documented("docs/reconciliation.md", "python")
+(SQL,) = documented("docs/reconciliation.md", "sql")
 _python: dict[str, Any] = {}
-exec(documented("python"), _python)
+exec(PYTHON, _python)
 #: The SHA-256 of days without Spark, as the page has it: (url, version, days) -> by day.
 independent = _python["independent"]
 
@@ -72,7 +66,7 @@ def by_duckdb(url: str, version: int, days: Iterable[date]) -> dict[date, tuple]
     wanted = [("event_date", "in", [str(d) for d in days])]
     files = DeltaTable(url, version=version).file_uris(file_pruning_predicate=wanted)
     with duckdb.connect() as engine:
-        for statement in documented("sql").split(";\n"):
+        for statement in SQL.split(";\n"):
             given = {"files": files} if "$files" in statement else None
             if statement.strip():
                 found = engine.execute(statement, given)

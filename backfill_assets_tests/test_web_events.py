@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from datetime import date, datetime, time, timedelta
@@ -25,7 +24,8 @@ from backfill_assets.monitoring.look import Look
 from backfill_assets.monitoring.states import State, day_states
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import ORDERS
-from backfill_assets_tests.pipeline import START, Pipeline, day, order, verify
+from backfill_assets_tests.pages import documented
+from backfill_assets_tests.pipeline import START, Pipeline, day, order, undo, verify
 
 PLACE = "backfill_assets.examples.web_events:TABLES"
 TABLES = [*VISITS.tables, active_users_7d]
@@ -240,26 +240,13 @@ def test_backfill_nights_plan_verify_and_undo(engine, tmp_path):
     more.write_text(f"{json.dumps(one_visit('more', day(12), day(12)).line)}\n")
     loaded = pipeline.run(12, 12, ALL)
     assert published(pipeline) != good
-    assert (
-        pipeline.repository.get_job("undo")
-        .execute_in_process(
-            instance=pipeline.instance,
-            run_config={"ops": {"put_back": {"config": {"backfill": loaded.run_id[:8]}}}},
-        )
-        .success
-    )
+    undo(pipeline, loaded.run_id[:8])
     assert published(pipeline) == good
 
 
-def documented(language: str) -> str:
-    """The one block of the page in a language."""
-    page = Path(__file__).parents[1] / "docs" / "own-sources.md"
-    (block,) = re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.M | re.S)
-    return block
-
-
 def test_the_page_shows_the_module():
-    assert documented("python") == Path(web_events.__file__).read_text()
+    module = Path(web_events.__file__).read_text()
+    assert documented("docs/own-sources.md", "python") == [module]
 
 
 def test_two_sources_in_one_deployment(engine, tmp_path):

@@ -1,0 +1,18 @@
+"""The modules of docs/own-tables.md, word for word, where a user would have them."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from importlib import import_module
+from pathlib import Path
+
+from backfill_assets_tests.pages import documented
+
+_HOME = tempfile.TemporaryDirectory()
+_blocks = documented("docs/own-tables.md", "python")
+(Path(_HOME.name) / "my_tables.py").write_text(_blocks[0])
+(Path(_HOME.name) / "my_known.py").write_text("\n\n".join(_blocks))
+sys.path.append(_HOME.name)
+#: As it is first, and with what the page adds to it.
+my_tables, my_known = map(import_module, ("my_tables", "my_known"))
