@@ -32,14 +32,7 @@ from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.table import Table
-from backfill_assets_tests.bench_backfills import (
-    REWRITE,
-    caps,
-    chunked,
-    engines,
-    history,
-    merging,
-)
+from backfill_assets_tests.bench_backfills import REWRITE, caps, chunked, engines, history, merging
 from backfill_assets_tests.bench_history import long_history
 from backfill_assets_tests.bench_jobs import by_hand, timed, write_landing
 from backfill_assets_tests.connect_server import connect_server

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -26,8 +25,8 @@ from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets_tests.bench_jobs import by_hand, timed, write_landing
 from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline
+from backfill_assets_tests.places import BIN, PROJECT
 
-PROJECT = Path(__file__).parents[1]
 DAY = timedelta(days=1)
 REWRITE = {REWRITE_TAG: "true"}
 LOG = (RAW.name, REJECTED.name)
@@ -64,7 +63,7 @@ class Shell:
         """Seconds from the start of the process to its end."""
         select = ["--select", " or ".join(f"key:{name}" for name in LAYERS)]
         range_ = ["--partition-range", f"{days.start}...{days.end - DAY}"]
-        command = [Path(sys.executable).with_name("dagster"), "asset", "materialize"]
+        command = [BIN / "dagster", "asset", "materialize"]
         began = perf_counter()
         done = subprocess.run(
             [*map(str, command), "-m", "backfill_assets.definitions", *select, *range_],

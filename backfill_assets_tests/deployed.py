@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from http.client import HTTPException
 from pathlib import Path
@@ -21,9 +20,9 @@ from backfill_assets.settings import Settings
 from backfill_assets_tests import conftest, impatient
 from backfill_assets_tests.graphql import ask
 from backfill_assets_tests.killing import kill, processes
+from backfill_assets_tests.places import BIN, PROJECT
 
-PROJECT = Path(__file__).parents[1]
-COMMAND = str(Path(sys.executable).with_name("backfill-assets"))
+COMMAND = str(BIN / "backfill-assets")
 
 
 class Deployment:

@@ -10,8 +10,8 @@ import gzip
 import io
 import json
 import re
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -458,3 +458,16 @@ def known_now(
             orders, revenue = found.get(key, (0, Decimal("0.00")))
             found[key] = orders + 1, revenue + row["amount"]
     return found
+
+
+def by_delay(lines: Iterable[tuple[Decimal, int]]) -> dict[str, list]:
+    """The columns by delay of lines, each given as amount and delay."""
+    counts, money = Counter(), defaultdict(Decimal)
+    for amount, delay in lines:
+        counts[delay] += 1
+        money[delay] += abs(amount)
+    return {
+        "delays": sorted(counts),
+        "lines_by_delay": [counts[delay] for delay in sorted(counts)],
+        "amount_by_delay": [money[delay] for delay in sorted(counts)],
+    }

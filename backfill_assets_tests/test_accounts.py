@@ -6,7 +6,7 @@ from backfill_assets.backfills.accounts import certificate, mixed_backfills
 from backfill_assets.delta.records import Record
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW, STAGED
-from backfill_assets_tests.test_records import days, ledger, ledgers, record
+from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 
 
 def made(digest: str, *of: int, version: int = 0) -> Record:

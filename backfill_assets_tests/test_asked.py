@@ -13,8 +13,8 @@ from dagster._core.test_utils import create_run_for_test
 from backfill_assets.backfills.asked import asked_for
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW, STAGED
+from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.pipeline import day
-from backfill_assets_tests.test_records import days, ledger, ledgers, record
 
 NOW = datetime.now(timezone.utc)
 

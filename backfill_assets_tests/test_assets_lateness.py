@@ -20,8 +20,8 @@ from backfill_assets.monitoring import dashboard
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import LATENESS
 from backfill_assets.quality.audit import Severity, judge, measure
+from backfill_assets_tests.model import by_delay
 from backfill_assets_tests.pipeline import Pipeline, day, order
-from backfill_assets_tests.test_dashboard import by_delay
 
 WEEK = Window(day(10), day(17))
 LINE = T.StructType(

@@ -23,9 +23,8 @@ from backfill_assets.settings import load_settings
 from backfill_assets.tables.catalog import config_digests
 from backfill_assets.tables.codes import Code
 from backfill_assets.tables.graph import Graph
-from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, order
-from backfill_assets_tests.test_records import days, ledger, ledgers, record
-from backfill_assets_tests.test_undo import undo
+from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
+from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, order, planned, undo
 
 
 @pytest.fixture(autouse=True)
@@ -47,13 +46,6 @@ def graph(pipeline):
 
 def code(pipeline):
     return pipeline.code
-
-
-def planned(pipeline, days, **more):
-    asked = Parameters(days=days, **{"tables": LAYERS, **more})
-    return jobs.plan_anew(
-        pipeline.settings, graph(pipeline), pipeline.instance, code(pipeline), asked
-    )
 
 
 def launch(pipeline, id_):

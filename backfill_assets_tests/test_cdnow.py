@@ -6,7 +6,6 @@ import json
 from collections import defaultdict
 from datetime import date
 from decimal import Decimal
-from pathlib import Path
 
 import duckdb
 import pytest
@@ -15,8 +14,8 @@ from backfill_assets.calendar.partitions import DAY
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.sample.cdnow import write_landing
 from backfill_assets_tests.pipeline import EVERYTHING, Pipeline
+from backfill_assets_tests.places import CDNOW
 
-MASTER = Path(__file__).parents[2] / "shared/data/cdnow/CDNOW_master.txt"
 FIRST, LAST = date(1997, 1, 1), date(1998, 6, 30)
 
 
@@ -30,10 +29,10 @@ def files_by_day(pipeline: Pipeline, name: str) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.skipif(not MASTER.exists(), reason="the CDNOW file is not beside the project")
+@pytest.mark.skipif(not CDNOW.exists(), reason="the CDNOW file is not beside the project")
 def test_the_whole_history_in_one_run_and_three_late_lines(engine, spark, tmp_path):
     pipeline = Pipeline(engine, tmp_path, land=False, start=FIRST, end=LAST + 2 * DAY)
-    assert write_landing(MASTER, pipeline.landing) == 69_659
+    assert write_landing(CDNOW, pipeline.landing) == 69_659
     pipeline.run(FIRST, LAST, EVERYTHING)
     # Read by engines that are not Spark.
     staged = pipeline.log("stg_orders").to_pyarrow_table()

@@ -8,15 +8,12 @@ import re
 import shlex
 import subprocess
 import sys
-from datetime import date, datetime, timedelta, timezone
-from decimal import Decimal
+from datetime import date, datetime, timezone
 from importlib.metadata import version
-from pathlib import Path
 
 import click
-import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake import DeltaTable
 
 from backfill_assets.calendar.days import calendar, days_asked
 from backfill_assets.calendar.partitions import daily_partitions
@@ -28,9 +25,10 @@ from backfill_assets.engine.spark import Engine
 from backfill_assets.monitoring.states import State
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import load_settings
+from backfill_assets_tests.commands import JAN, publish_facts, refused, wrong
+from backfill_assets_tests.places import BIN
 
 FACT = "fact_daily_orders"
-JAN = [date(2024, 1, 1) + timedelta(days=n) for n in range(31)]
 
 
 @pytest.fixture(autouse=True)
@@ -40,23 +38,6 @@ def _folders(monkeypatch, tmp_path):
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     monkeypatch.delenv("COLUMNS", raising=False)
-
-
-def refused(capsys, command: str) -> str:
-    """What a command says that could not run: one line."""
-    said = capsys.readouterr()
-    assert said.err.startswith(f"backfill-assets {command}: ")
-    assert said.err.count("\n") == 1
-    assert "Traceback" not in said.err + said.out
-    return said.err
-
-
-def wrong(capsys, *command: str) -> str:
-    """What a command says that was used wrongly."""
-    assert main(command) == 2
-    said = capsys.readouterr()
-    assert "Traceback" not in said.err + said.out
-    return said.err.partition("Error: ")[2]
 
 
 def test_a_bad_setting_is_one_sentence(monkeypatch, capsys):
@@ -85,7 +66,7 @@ def test_an_unknown_command(capsys):
 
 
 def test_it_is_installed_under_its_name():
-    command = Path(sys.executable).with_name("backfill-assets")
+    command = BIN / "backfill-assets"
     done = subprocess.run([command, "--help"], capture_output=True, text=True, check=True)
     for word in cli.list_commands(click.Context(cli)):
         assert f"\n  {word} " in done.stdout
@@ -335,31 +316,6 @@ def test_cdnow_refuses(capsys, tmp_path, text, said):
 
 
 # show
-
-
-def publish_facts(tmp_path: Path, days: dict[date, str], rows: int = 2, **said: object) -> None:
-    """Commit days of facts as the IO manager would, with their verdicts."""
-    table = pa.table(
-        {
-            "run_date": [day for day in days for _ in range(rows)],
-            "customer_id": [f"c{n}" for _ in days for n in range(rows)],
-            "orders": [1] * (rows * len(days)),
-            "revenue": [Decimal("1.00")] * (rows * len(days)),
-        }
-    )
-    audit = {
-        str(day): {"rows": rows, "digest": "d", "verdict": verdict} for day, verdict in days.items()
-    }
-    record = {"run_id": "r", "code_version": "c", "config_digest": "d", "audit": audit, **said}
-    if "written" in said:
-        record["days"] = said["written"]
-    write_deltalake(
-        tmp_path / "warehouse" / "fact_daily_orders",
-        table,
-        mode="append",
-        partition_by=["run_date"],
-        commit_properties=CommitProperties(custom_metadata={"userMetadata": json.dumps(record)}),
-    )
 
 
 def shown(capsys) -> dict[str, list[str]]:

@@ -21,7 +21,7 @@ from backfill_assets.cli import launching, main, outcomes
 from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import STAGED, TABLES
-from backfill_assets_tests.test_cli import JAN, publish_facts, refused, wrong
+from backfill_assets_tests.commands import JAN, publish_facts, refused, wrong
 
 DAYS = "2024-01-01...2024-01-03"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,8 +25,21 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.records import Foreign
 from backfill_assets.orders.facts import FACT
+from backfill_assets_tests.invented_logs import days, said_of
 from backfill_assets_tests.pipeline import day
-from backfill_assets_tests.test_records import days, facts, said_of
+from backfill_assets_tests.written_logs import (
+    add,
+    append,
+    copy_of,
+    info,
+    latest,
+    log_file,
+    made,
+    ours,
+    read,
+    read_by_another_process,
+    theirs,
+)
 
 ENOUGH = 4
 
@@ -42,64 +54,7 @@ def url(tmp_path: Path) -> Path:
     return made(tmp_path / FACT.name)
 
 
-# --- logs without a row, written by hand ----------------------------------------------------------
-
-
-def made(url: Path) -> Path:
-    DeltaTable.create(url, facts(()).schema, partition_by=["run_date"])
-    return url
-
-
-def log_file(url: Path, version: int) -> Path:
-    return url / "_delta_log" / f"{version:020d}.json"
-
-
-def copy_of(url: Path) -> Path:
-    return url / "_backfill_assets" / "commits.jsonl.zst"
-
-
-def latest(url: Path) -> int:
-    return max(int(path.stem) for path in (url / "_delta_log").glob("0*.json"))
-
-
-def append(url: Path, *actions: Any) -> int:
-    version = latest(url) + 1
-    log_file(url, version).write_text("\n".join(map(json.dumps, actions)) + "\n")
-    return version
-
-
-def info(operation: str = "WRITE", said: Any = None, **more: Any) -> dict[str, Any]:
-    told = {} if said is None else {"userMetadata": json.dumps(said)}
-    return {"commitInfo": {"operation": operation, "timestamp": 1_700_000_000_123, **told, **more}}
-
-
-def add(n: int, path: str, **more: Any) -> dict[str, Any]:
-    path = f"{path}-{uuid4().hex}"  # as Delta does: no two files have one name
-    values = {"run_date": str(day(n))}
-    stats = '{"numRecords": 2, "nullCount": {"orders": 1}}'
-    file = {"path": path, "partitionValues": values, "size": 1, "modificationTime": 1}
-    return {"add": {**file, "dataChange": True, "stats": stats, **more}}
-
-
-def ours(url: Path, *of: int, **more: Any) -> int:
-    said = said_of(days(*of), commit_id=uuid4().hex, **more)
-    return append(url, info(said=said), *(add(n, "ours") for n in of))
-
-
-def theirs(url: Path, n: int, **more: Any) -> int:
-    return append(url, info("UPDATE", txnId=uuid4().hex), add(n, "theirs", **more))
-
-
 # --- as it would be without memory or copy --------------------------------------------------------
-
-
-def read(url: Path) -> Ledger:
-    return read_ledger(str(url), FACT)
-
-
-def read_by_another_process(url: Path) -> Ledger:
-    with patch.object(reading, "_known", {}):
-        return read(url)
 
 
 def read_plainly(url: Path) -> Ledger:

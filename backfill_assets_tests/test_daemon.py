@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,9 +22,8 @@ from backfill_assets.staleness.backlog import backlog
 from backfill_assets_tests import conftest
 from backfill_assets_tests.killing import kill, processes
 from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order
+from backfill_assets_tests.places import BIN, PROJECT
 
-BIN = Path(sys.executable).parent
-PROJECT = Path(__file__).parents[1]
 DAYS = 4
 KILLS = 6
 

@@ -5,41 +5,28 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from html.parser import HTMLParser
 from math import ceil
-from pathlib import Path
 from random import Random
 
 import pyarrow as pa
 import pytest
 
-import backfill_assets
 from backfill_assets.calendar.delays import within
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.examples.web_events import VISITS
 from backfill_assets.monitoring import advice, dashboard
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.settings import load_settings
+from backfill_assets_tests.model import by_delay
 from backfill_assets_tests.pipeline import day
+from backfill_assets_tests.places import PROJECT
 
 UI = "http://dagster:3000"
-
-
-def by_delay(lines: Iterable[tuple[Decimal, int]]) -> dict[str, list]:
-    """The columns by delay of lines, each given as amount and delay."""
-    counts, money = Counter(), defaultdict(Decimal)
-    for amount, delay in lines:
-        counts[delay] += 1
-        money[delay] += abs(amount)
-    return {
-        "delays": sorted(counts),
-        "lines_by_delay": [counts[delay] for delay in sorted(counts)],
-        "amount_by_delay": [money[delay] for delay in sorted(counts)],
-    }
 
 
 def table(days: int = 1, delays: tuple[int, ...] = (0,) * 997 + (1, 3, 9), **changed) -> pa.Table:
@@ -114,8 +101,8 @@ def test_the_page_needs_nothing_from_elsewhere():
 
 
 def test_the_templates_are_part_of_the_package():
-    package = Path(backfill_assets.__file__).parent
-    project = (package.parent / "pyproject.toml").read_text()
+    package = PROJECT / "backfill_assets"
+    project = (PROJECT / "pyproject.toml").read_text()
     (patterns,) = re.findall(r"^backfill_assets = (\[.*\])$", project, re.MULTILINE)
     packaged = {path for pattern in json.loads(patterns) for path in package.glob(pattern)}
     assert packaged >= {package / "py.typed", *(package / "scaffold").iterdir()}

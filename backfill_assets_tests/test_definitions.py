@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from datetime import date, timedelta
-from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -18,8 +16,8 @@ from backfill_assets.definitions import build_defs
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.tables.codes import running_code
+from backfill_assets_tests.places import BIN, PROJECT
 
-PROJECT = Path(__file__).parents[1]
 KEYLESS = {"row_count", "nulls", "conservation", "days"}
 KEYED = KEYLESS | {"unique_key"}
 #: Checks on the asset as a whole, and those that hold no day back.
@@ -251,7 +249,7 @@ def test_a_bad_setting_is_refused_when_definitions_load(monkeypatch):
 def validate(tmp_path, **variables):
     return subprocess.run(
         [
-            *(str(Path(sys.executable).with_name("dagster")), "definitions", "validate"),
+            *(str(BIN / "dagster"), "definitions", "validate"),
             *("-w", "workspace.yaml"),
         ],
         cwd=PROJECT,

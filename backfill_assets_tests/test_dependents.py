@@ -13,8 +13,8 @@ from backfill_assets.delta.records import Foreign, Record
 from backfill_assets.orders.facts import CORRECTIONS, FACT
 from backfill_assets.orders.tables import LATE, RAW, STAGED, TABLES
 from backfill_assets.staleness.recipes import made_of
+from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.pipeline import START, day
-from backfill_assets_tests.test_records import days, ledger, ledgers, record
 
 POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touched=True)
 

@@ -26,7 +26,7 @@ from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets_tests import conftest
 from backfill_assets_tests.graphql import ask
 from backfill_assets_tests.killing import kill, processes
-from backfill_assets_tests.test_daemon import BIN, PROJECT
+from backfill_assets_tests.places import BIN, PROJECT
 
 TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 PER_RUN = "BACKFILL_ASSETS_PARTITIONS_PER_RUN"

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import re
-import sys
-import tempfile
 from collections import defaultdict
 from datetime import timedelta
 from decimal import Decimal
-from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -30,21 +25,11 @@ from backfill_assets.tables.catalog import declared, tables_of
 from backfill_assets.tables.codes import running_code
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import DeclarationError
-from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, order, verify
-from backfill_assets_tests.test_records import days, ledger, ledgers, record
+from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
+from backfill_assets_tests.own_tables import my_tables
+from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, order, undo, verify
 
 PLACE = "my_tables:TABLES"
-PAGE = Path(__file__).parents[1] / "docs" / "own-tables.md"
-
-
-#: The module of the page, word for word, where a user would have it: as it is first, and with what
-#: the page adds to it.
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
-_HOME = tempfile.TemporaryDirectory()
-(Path(_HOME.name) / "my_tables.py").write_text(BLOCKS[0])
-(Path(_HOME.name) / "my_known.py").write_text("\n\n".join(BLOCKS))
-sys.path.append(_HOME.name)
-my_tables, my_known = map(importlib.import_module, ("my_tables", "my_known"))
 SPEND, CustomerSpend = my_tables.customer_spend_7d, my_tables.CustomerSpend
 ALL = (*EVERYTHING, SPEND.name)
 
@@ -121,11 +106,7 @@ def test_nights_late_lines_plan_verify_and_undo(pipeline, engine):
     pipeline.land(12, [order("wrong", 12, "999.00", "c1")], "wrong.jsonl")
     loaded = pipeline.run(12, 12, ALL)
     assert published(pipeline) == expected(pipeline, 12) != good
-    undone = pipeline.repository.get_job("undo").execute_in_process(
-        instance=pipeline.instance,
-        run_config={"ops": {"put_back": {"config": {"backfill": loaded.run_id[:8]}}}},
-    )
-    assert undone.success
+    undo(pipeline, loaded.run_id[:8])
     assert published(pipeline) == good
 
 

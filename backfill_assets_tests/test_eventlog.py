@@ -9,13 +9,13 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from pathlib import Path
 
 import dagster as dg
 import pytest
 from dagster._core.test_utils import instance_for_test
 
 from backfill_assets.dagster_ext.eventlog import LocalEventLog, LocalStorage
+from backfill_assets_tests.places import PROJECT
 
 OURS = {"event_log_storage": {"module": "backfill_assets.eventlog", "class": "LocalEventLog"}}
 DAYS = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-03-01")
@@ -122,7 +122,7 @@ with dg.DagsterInstance.get() as instance:
 
 
 def test_processes_that_open_a_new_home_at_once(tmp_path):
-    shutil.copy(Path(__file__).parents[1] / "dagster.yaml", tmp_path)
+    shutil.copy(PROJECT / "dagster.yaml", tmp_path)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     processes = [
         subprocess.Popen(

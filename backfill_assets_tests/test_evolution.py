@@ -27,8 +27,21 @@ from backfill_assets.publish.candidates import Built, Candidate, Outcome, Plan
 from backfill_assets.quality.audit import Measured
 from backfill_assets.staleness.backlog import Backlog
 from backfill_assets.tables.table import SchemaError, Table
+from backfill_assets_tests.invented_logs import days
+from backfill_assets_tests.invented_states import healthy, situation
 from backfill_assets_tests.pipeline import Pipeline, day
-from backfill_assets_tests.test_commit_files import (
+from backfill_assets_tests.publishing import (
+    OPTIONAL,
+    RECORD,
+    WIDER,
+    content,
+    fact_rows,
+    outcomes,
+    publish,
+    together,
+    window,
+)
+from backfill_assets_tests.written_logs import (
     add,
     append,
     info,
@@ -39,29 +52,6 @@ from backfill_assets_tests.test_commit_files import (
     read_by_another_process,
     theirs,
 )
-from backfill_assets_tests.test_io_manager import (
-    RECORD,
-    content,
-    facts,
-    outcomes,
-    publish,
-    together,
-    window,
-)
-from backfill_assets_tests.test_records import days
-from backfill_assets_tests.test_states import healthy, situation
-
-_OPTIONAL = {"null_warn": 1.0, "null_error": 1.0}
-
-
-class Wider(DailyOrders):
-    """Two columns more, both of which may be null."""
-
-    channel: T.StringType = Field(nullable=True, description="Where it's from.", metadata=_OPTIONAL)
-    items: T.LongType = Field(nullable=True, ge=1, description="Items.", metadata=_OPTIONAL)
-
-    class Config(DailyOrders.Config):
-        """As it is."""
 
 
 class Stricter(DailyOrders):
@@ -77,7 +67,7 @@ class Other(pa.DataFrameModel):
     """Another partition column, another type, a column gone, one that may be null."""
 
     log_date: T.DateType = Field(description="Day.")
-    customer_id: T.StringType = Field(nullable=True, description="", metadata=_OPTIONAL)
+    customer_id: T.StringType = Field(nullable=True, description="", metadata=OPTIONAL)
     orders: T.IntegerType = Field(description="")
 
     class Config:
@@ -87,7 +77,7 @@ class Other(pa.DataFrameModel):
         metadata: ClassVar = {"partition": "log_date"}
 
 
-WIDER, STRICTER, OTHER = (replace(FACT, model=model) for model in (Wider, Stricter, Other))
+STRICTER, OTHER = (replace(FACT, model=model) for model in (Stricter, Other))
 
 
 def metadata(table: Table) -> Metadata:
@@ -228,7 +218,7 @@ def test_a_ledger_knows_which_records_are_from_before_a_column(tmp_path):
 
 @pytest.fixture
 def loaded(pipeline, spark) -> Pipeline:
-    publish(pipeline, facts(spark, [(1, "a", 1), (2, "a", 2)]), window(1, 2))
+    publish(pipeline, fact_rows(spark, [(1, "a", 1), (2, "a", 2)]), window(1, 2))
     return pipeline
 
 

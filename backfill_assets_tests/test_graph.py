@@ -16,8 +16,8 @@ from backfill_assets.calendar.reach import SAME_DAY, Known, Reach, last_days, ne
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Dependency
+from backfill_assets_tests.invented_logs import days, ledger, record
 from backfill_assets_tests.pipeline import START, day
-from backfill_assets_tests.test_records import days, ledger, record
 
 POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touched=True)
 GRAPH = Graph.of(TABLES.values(), POLICY)

@@ -21,14 +21,11 @@ from backfill_assets.monitoring.states import Situation, State, day_states
 from backfill_assets.orders.tables import RAW, TABLES
 from backfill_assets.publish.run_tags import ACCEPT_TAG, REWRITE_TAG
 from backfill_assets.staleness.arrivals import arrivals, manifests
+from backfill_assets_tests.invented_listings import file
 from backfill_assets_tests.pipeline import Pipeline, day, order
 
 RAW_STEP = ("raw_orders", "raw_orders_rejected")
 REWRITE = {REWRITE_TAG: "true"}
-
-
-def source(n: int, name: str = "part-0.jsonl") -> str:
-    return f"arrival_date={day(n)}/{name}"
 
 
 def accepts(*names: str) -> dict[str, str]:
@@ -176,7 +173,7 @@ def test_a_replaced_file_that_takes_orders_away_waits_for_a_person(pipeline: Pip
     for n in (1, 2):
         check = said(result, n)
         assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
-        assert source(1) in check.description
+        assert file(1) in check.description
         assert ACCEPT_TAG in check.description
     assert (ids(pipeline, 1), ids(pipeline, 2)) == (["a", "b"], ["c", "e", "f"])
     assert rejected(pipeline) == [(day(1), "rejected")]
@@ -187,7 +184,7 @@ def test_a_replaced_file_that_takes_orders_away_waits_for_a_person(pipeline: Pip
     assert day_states(RAW.name, now) == dict.fromkeys((day(1), day(2)), State.HELD)
     waits = told(now, "replaced file waits")
     assert set(waits) == {str(day(1)), str(day(2))}
-    assert all(source(1) in detail for detail in waits.values())
+    assert all(file(1) in detail for detail in waits.values())
     pipeline.land(1, [order("new", 1), early("g", 1)], "part-1.jsonl")
     pipeline.land(2, [order("new-2", 2)], "part-1.jsonl")
     pipeline.run(1, 2, RAW_STEP)
@@ -195,7 +192,7 @@ def test_a_replaced_file_that_takes_orders_away_waits_for_a_person(pipeline: Pip
     assert ids(pipeline, 2) == ["c", "e", "f", "g", "new-2"]
 
     # Accepted by name, it is loaded.
-    result = pipeline.run(1, 2, RAW_STEP, tags=accepts(source(1)))
+    result = pipeline.run(1, 2, RAW_STEP, tags=accepts(file(1)))
     assert all(said(result, n).passed for n in (1, 2))
     assert ids(pipeline, 1) == ["b", "new"]
     assert ids(pipeline, 2) == ["c", "f", "g", "new-2"]
@@ -215,7 +212,7 @@ def test_a_replaced_file_with_all_its_orders_is_a_correction(pipeline: Pipeline)
     result = pipeline.run(1, 1, RAW_STEP)
     check = said(result, 1)
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
-    assert f"have all orders that were loaded from them: {source(1)}" in check.description
+    assert f"have all orders that were loaded from them: {file(1)}" in check.description
     assert ids(pipeline, 1) == ["a", "b", "c"]
     assert day_states(RAW.name, situation(pipeline, 2)) == {day(1): State.FRESH}
 
@@ -256,7 +253,7 @@ def test_whatever_becomes_of_a_file_its_rows_stay(pipeline: Pipeline) -> None:
         assert ids(pipeline, n) == [f"o-{n}-0", f"o-{n}-1"]
     assert rejected(pipeline) == sorted([*refused, (day(1), "rejected later")])
     assert {r["source_file"] for r in pipeline.rows("raw_orders") if r["log_date"] == day(4)} == {
-        source(4, "other.jsonl")
+        file(4, "other.jsonl")
     }
     now = situation(pipeline, 5)
     assert told(now, "replaced file waits").keys() == {str(day(2)), str(day(3))}
@@ -299,7 +296,7 @@ def test_files_that_are_gone_may_be_accepted_too(pipeline: Pipeline) -> None:
     pipeline.run(1, 1, RAW_STEP)
     for name in ("part-0.jsonl", "part-1.jsonl"):
         (pipeline.folder(1) / name).unlink()
-    pipeline.run(1, 1, RAW_STEP, tags={**REWRITE, **accepts(source(1))})
+    pipeline.run(1, 1, RAW_STEP, tags={**REWRITE, **accepts(file(1))})
     assert ids(pipeline, 1) == ["b", "c"]
     assert rejected(pipeline) == [(day(1), "rejected too")]
 
@@ -373,7 +370,7 @@ def test_a_file_that_is_not_at_rest_is_not_loaded(
     for n in range(1, 9):
         check = said(result, n)
         assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
-        assert f"not loaded by this run: {source(n - 1 + n % 2)}" in check.description
+        assert f"not loaded by this run: {file(n - 1 + n % 2)}" in check.description
     found = {n: ids(pipeline, n) for n in range(1, 9)}
     assert found == {
         1: ["b"],
@@ -455,7 +452,7 @@ def test_a_day_with_far_fewer_rows_than_it_had_is_held_back(pipeline: Pipeline) 
     assert {len(ids(pipeline, n)) for n in (1, 2)} == {30}
     assert told(situation(pipeline, 3), "check failed").keys() == {str(day(1)), str(day(2))}
     # A file by its name counts for its days alone.
-    pipeline.run(1, 2, RAW_STEP, tags=accepts(source(2)), fails=True)
+    pipeline.run(1, 2, RAW_STEP, tags=accepts(file(2)), fails=True)
     assert {n: len(ids(pipeline, n)) for n in (1, 2)} == {1: 30, 2: 14}
     pipeline.run(1, 2, RAW_STEP, tags=accepts("rows"))
     assert {len(ids(pipeline, n)) for n in (1, 2)} == {14}
@@ -469,7 +466,7 @@ def test_a_csv_file_without_its_header_loses_nothing_in_silence(pipeline: Pipeli
     for first in ([], [header.replace("order_id", "id")]):
         path.write_text("\n".join([*first, *lines]))
         text = pipeline.failure(pipeline.run(1, 2, RAW_STEP, fails=True))
-        assert f"{source(1, 'part.csv')} (LandingError: its first line is not a header" in text
+        assert f"{file(1, 'part.csv')} (LandingError: its first line is not a header" in text
         assert pipeline.materialized("raw_orders") == {str(day(2))}
     path.write_text("\n".join([header, *lines]))
     pipeline.run(1, 2, RAW_STEP)

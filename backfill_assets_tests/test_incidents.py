@@ -17,9 +17,8 @@ from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.quality.audit import Severity
 from backfill_assets.staleness.backlog import Backlog
 from backfill_assets.tables.table import Table
-from backfill_assets_tests.pipeline import day
-from backfill_assets_tests.test_records import days, ledger, ledgers, record
-from backfill_assets_tests.test_states import (
+from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
+from backfill_assets_tests.invented_states import (
     ALL,
     POLICY,
     appended,
@@ -28,6 +27,7 @@ from backfill_assets_tests.test_states import (
     lacking,
     situation,
 )
+from backfill_assets_tests.pipeline import day
 
 HOLE = ALL - days(4)
 STALE = days((1, 9))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from backfill_assets.cli import main
-
-HERE = Path(__file__).parents[1]
+from backfill_assets_tests.places import BIN, PROJECT
 
 
 def make(folder: Path, target: str) -> str:
@@ -21,7 +19,7 @@ def make(folder: Path, target: str) -> str:
     }
     if jars := os.environ.get("BACKFILL_ASSETS_JARS"):
         own["BACKFILL_ASSETS_JARS"] = jars
-    command = ["make", "-C", str(folder), target, f"BIN={Path(sys.executable).parent}"]
+    command = ["make", "-C", str(folder), target, f"BIN={BIN}"]
     done = subprocess.run(command, capture_output=True, text=True, env=own, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -43,7 +41,7 @@ def test_the_demo_and_the_test_of_a_new_project_pass(project):
 
 
 def test_the_instance_is_configured_as_ours(project):
-    assert (project / "dagster.yaml").read_text() == (HERE / "dagster.yaml").read_text()
+    assert (project / "dagster.yaml").read_text() == (PROJECT / "dagster.yaml").read_text()
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable
 from dataclasses import replace
-from decimal import Decimal
-from typing import Any
-from uuid import uuid4
 
 import dagster as dg
 import msgspec
@@ -23,79 +19,46 @@ from backfill_assets.delta.records import Record
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW, STAGED
-from backfill_assets.publish.candidates import Built, Candidate, Done, Outcome, Plan, Snapshot
+from backfill_assets.publish.candidates import Built, Candidate, Outcome, Plan, Snapshot
 from backfill_assets.publish.refusals import lacking, refuse_other_code
-from backfill_assets.quality.audit import Book, RefusedError
+from backfill_assets.quality.audit import RefusedError
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.catalog import config_digests
 from backfill_assets.tables.table import SchemaError, Table
+from backfill_assets_tests.invented_logs import days, ledger, record
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
-from backfill_assets_tests.test_records import days, ledger, record
-
-RECORD = {"run_id": "r1", "asset": FACT.name, "code_version": "c", "config_digest": "d"}
-
-
-def facts(spark, rows: Iterable[tuple]):
-    """Rows of (day number, customer, orders)."""
-    data = [(day(n), customer, orders, Decimal(orders)) for n, customer, orders in rows]
-    return spark.createDataFrame(data, FACT.struct)
-
-
-def window(first: int, last: int) -> Window:
-    return Window(day(first), day(last + 1))
-
-
-def candidate(frame, *, due: int | None = None, recipe: str | None = None) -> Candidate:
-    """Rows for any days, which are made of something new unless a recipe is given."""
-    recipe = recipe or uuid4().hex
-
-    def plan(days: Window) -> Plan:
-        books = {d: Book(rows=due) for d in days} if due is not None else {}
-        return Plan(dict.fromkeys(days, recipe), lambda _: Built(frame, books))
-
-    return Candidate(FACT, plan)
-
-
-def publish(
-    pipeline: Pipeline,
-    frame,
-    days: Window,
-    *,
-    run: str = "r1",
-    due: int | None = None,
-    recipe: str | None = None,
-    **how: Any,
-) -> list[Done]:
-    record = {**RECORD, "run_id": run}
-    proposed = candidate(frame, due=due, recipe=recipe)
-    return pipeline.io_manager.publish(proposed, days, record, **how)
-
-
-def content(pipeline: Pipeline) -> set[tuple]:
-    rows = pipeline.rows(FACT.name)
-    return {(r["run_date"].day, r["customer_id"], r["orders"]) for r in rows}
+from backfill_assets_tests.publishing import (
+    RECORD,
+    candidate,
+    content,
+    fact_rows,
+    outcomes,
+    publish,
+    together,
+    window,
+)
 
 
 @pytest.fixture
 def loaded(pipeline, spark) -> Pipeline:
-    publish(pipeline, facts(spark, [(1, "a", 1), (2, "a", 2), (3, "a", 3)]), window(1, 3))
+    publish(pipeline, fact_rows(spark, [(1, "a", 1), (2, "a", 2), (3, "a", 3)]), window(1, 3))
     return pipeline
 
 
 def test_replaces_exactly_the_days_of_the_run_in_one_commit(loaded, spark):
     before = loaded.log(FACT.name).version()
-    publish(loaded, facts(spark, [(2, "b", 9)]), window(2, 2))
+    publish(loaded, fact_rows(spark, [(2, "b", 9)]), window(2, 2))
     assert content(loaded) == {(1, "a", 1), (2, "b", 9), (3, "a", 3)}
     assert loaded.log(FACT.name).version() == before + 1
 
 
 def test_an_empty_day_is_published_deliberately(loaded, spark):
-    publish(loaded, facts(spark, []), window(2, 2), due=0)
+    publish(loaded, fact_rows(spark, []), window(2, 2), due=0)
     assert content(loaded) == {(1, "a", 1), (3, "a", 3)}
 
 
 def test_the_commit_says_what_it_is(loaded, spark):
-    done = publish(loaded, facts(spark, [(2, "b", 9), (3, "b", 9)]), window(2, 3))
+    done = publish(loaded, fact_rows(spark, [(2, "b", 9), (3, "b", 9)]), window(2, 3))
     entry = next(e for e in loaded.log(FACT.name).history() if e["version"] == done[0].version)
     said = json.loads(entry["userMetadata"])
     assert {k: said[k] for k in RECORD} == RECORD
@@ -122,11 +85,11 @@ REFUSED = {
 
 
 def refused_frame(spark, cause: str):
-    good = facts(spark, [(2, "b", 1)])
+    good = fact_rows(spark, [(2, "b", 1)])
     return {
-        "rows outside the window": lambda: facts(spark, [(2, "b", 1), (4, "b", 1)]),
+        "rows outside the window": lambda: fact_rows(spark, [(2, "b", 1), (4, "b", 1)]),
         "a row without a day": lambda: good.withColumn("run_date", F.lit(None).cast("date")),
-        "no rows where some are due": lambda: facts(spark, []),
+        "no rows where some are due": lambda: fact_rows(spark, []),
         "a partition column of another type": lambda: good.withColumn(
             "run_date", F.col("run_date").cast("string")
         ),
@@ -151,7 +114,7 @@ def test_days_with_a_gap_are_refused():
 
 
 def test_days_that_fail_keep_their_old_version(loaded, spark):
-    frame = facts(spark, [(1, "b", 1), (2, "b", 1), (2, "b", 2), (3, "b", 3)])
+    frame = fact_rows(spark, [(1, "b", 1), (2, "b", 1), (2, "b", 2), (3, "b", 3)])
     done = publish(loaded, frame, window(1, 3))
     assert [d.outcome for d in done] == [Outcome.WRITTEN, Outcome.FAILED, Outcome.WRITTEN]
     assert content(loaded) == {(1, "b", 1), (2, "a", 2), (3, "b", 3)}
@@ -162,33 +125,14 @@ def test_days_that_fail_keep_their_old_version(loaded, spark):
 
 def test_nothing_is_committed_when_no_day_passes(loaded, spark):
     before = loaded.log(FACT.name).version()
-    (done,) = publish(loaded, facts(spark, [(2, "b", 1), (2, "b", 2)]), window(2, 2))
+    (done,) = publish(loaded, fact_rows(spark, [(2, "b", 1), (2, "b", 2)]), window(2, 2))
     assert (done.outcome, done.version) == (Outcome.FAILED, None)
     assert loaded.log(FACT.name).version() == before
 
 
-def together(*work) -> list[BaseException]:
-    """Run all at once; what they raised."""
-    gate, raised = threading.Barrier(len(work)), []
-
-    def run(one) -> None:
-        gate.wait()
-        try:
-            one()
-        except BaseException as error:  # noqa: BLE001 - handed to the asserting thread
-            raised.append(error)
-
-    threads = [threading.Thread(target=run, args=(one,)) for one in work]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return raised
-
-
 def test_two_runs_that_both_create_the_table(pipeline, spark):
     work = [
-        lambda n=n: publish(pipeline, facts(spark, [(n, "a", n)]), window(n, n), run=f"r{n}")
+        lambda n=n: publish(pipeline, fact_rows(spark, [(n, "a", n)]), window(n, n), run=f"r{n}")
         for n in (1, 2)
     ]
     assert together(*work) == []
@@ -199,7 +143,7 @@ def test_a_creation_that_was_killed_does_not_stand_in_the_way(pipeline, spark):
     log = pipeline.warehouse / FACT.name / "_delta_log"
     log.mkdir(parents=True)
     (log / ".00000000000000000000.json.1234.tmp").write_text("{}")
-    publish(pipeline, facts(spark, [(1, "a", 1)]), window(1, 1))
+    publish(pipeline, fact_rows(spark, [(1, "a", 1)]), window(1, 1))
     assert content(pipeline) == {(1, "a", 1)}
     with pytest.raises(SPARK_ERRORS, match="DELTA"):
         spark.sql(f"INSERT INTO delta.`{pipeline.warehouse / FACT.name}` VALUES (NULL, 'a', 1, 1)")
@@ -214,10 +158,10 @@ def test_a_creation_that_was_killed_before_its_constraints_gets_them(pipeline, s
 
     monkeypatch.setattr(commits, "load_log", dies)
     with pytest.raises(Killed):
-        publish(pipeline, facts(spark, [(1, "a", 1)]), window(1, 1))
+        publish(pipeline, fact_rows(spark, [(1, "a", 1)]), window(1, 1))
     monkeypatch.undo()
     assert pipeline.log(FACT.name).version() == 0
-    publish(pipeline, facts(spark, [(1, "a", 1)]), window(1, 1))
+    publish(pipeline, fact_rows(spark, [(1, "a", 1)]), window(1, 1))
     there = pipeline.log(FACT.name).metadata().configuration
     assert {f"delta.constraints.{name}" for name in FACT.constraints} <= set(there)
 
@@ -226,7 +170,7 @@ def test_two_runs_on_the_same_day_end_as_one_of_them(loaded, spark):
     for _ in range(3):
         work = [
             lambda w=w: publish(
-                loaded, facts(spark, [(n, w, 1) for n in (1, 2)]), window(1, 2), run=w
+                loaded, fact_rows(spark, [(n, w, 1) for n in (1, 2)]), window(1, 2), run=w
             )
             for w in ("x", "y")
         ]
@@ -236,7 +180,7 @@ def test_two_runs_on_the_same_day_end_as_one_of_them(loaded, spark):
 
 def test_two_runs_on_different_days_both_succeed(loaded, spark):
     work = [
-        lambda n=n: publish(loaded, facts(spark, [(n, "z", n)]), window(n, n), run=f"d{n}")
+        lambda n=n: publish(loaded, fact_rows(spark, [(n, "z", n)]), window(n, n), run=f"d{n}")
         for n in (1, 2, 3)
     ]
     assert together(*work) == []
@@ -258,7 +202,7 @@ def test_a_reader_never_sees_a_day_empty_partial_or_mixed(loaded, spark):
 
     def write(letter: str) -> None:
         rows = [(n, f"{letter}{i}", 1) for n in (1, 2) for i in range(20)]
-        publish(loaded, facts(spark, rows).repartition(3), window(1, 2), run=letter)
+        publish(loaded, fact_rows(spark, rows).repartition(3), window(1, 2), run=letter)
 
     write("a")
     reader = threading.Thread(target=read)
@@ -278,7 +222,7 @@ def test_a_commit_that_fails_is_told_with_table_days_and_state(loaded, spark, mo
         f"ALTER TABLE delta.`{loaded.warehouse / FACT.name}` ADD CONSTRAINT few CHECK (orders < 5)"
     )
     with pytest.raises(PublishError) as error:
-        publish(loaded, facts(spark, [(2, "b", 9)]), window(2, 2))
+        publish(loaded, fact_rows(spark, [(2, "b", 9)]), window(2, 2))
     for part in (FACT.name, "2024-01-02", "the table is as it was"):
         assert part in str(error.value)
     assert (2, "a", 2) in content(loaded)
@@ -296,7 +240,7 @@ def test_reads_are_pinned_to_the_version_of_the_start(loaded, spark):
         dagster_type=dg.PythonObjectDagsterType(object),
     )
     frame = loaded.io_manager.load_input(context).now().days(window(2, 3))
-    publish(loaded, facts(spark, [(2, "b", 9)]), window(2, 2))
+    publish(loaded, fact_rows(spark, [(2, "b", 9)]), window(2, 2))
     assert {r["customer_id"] for r in frame.collect()} == {"a"}
     assert {r["run_date"] for r in frame.collect()} == {day(2), day(3)}
 
@@ -308,16 +252,12 @@ def versions(pipeline: Pipeline) -> int:
     return pipeline.log(FACT.name).version()
 
 
-def outcomes(done: list[Done]) -> list[str]:
-    return [d.outcome.value for d in done]
-
-
 def never(_: Window) -> Built:
     raise AssertionError("computed although nothing had changed")
 
 
 def test_days_that_would_be_the_same_are_neither_computed_nor_committed(loaded, spark):
-    frame = facts(spark, [(n, "a", n) for n in (1, 2, 3)])
+    frame = fact_rows(spark, [(n, "a", n) for n in (1, 2, 3)])
     first = publish(loaded, frame, window(1, 3), recipe="one")
     before = versions(loaded)
     plan = Plan(dict.fromkeys(window(1, 3), "one"), never)
@@ -335,11 +275,11 @@ def test_days_that_would_be_the_same_are_neither_computed_nor_committed(loaded, 
 
 @pytest.mark.parametrize("changed", ["code_version", "config_digest"])
 def test_other_code_or_configuration_computes_anew_and_writes_what_differs(loaded, spark, changed):
-    frame = facts(spark, [(n, "a", n) for n in (1, 2, 3)])
+    frame = fact_rows(spark, [(n, "a", n) for n in (1, 2, 3)])
     publish(loaded, frame, window(1, 3), recipe="one")
     files = set(loaded.log(FACT.name).file_uris())
     done = loaded.io_manager.publish(
-        candidate(facts(spark, [(1, "a", 1), (2, "z", 2), (3, "a", 3)]), recipe="one"),
+        candidate(fact_rows(spark, [(1, "a", 1), (2, "z", 2), (3, "a", 3)]), recipe="one"),
         window(1, 3),
         {**RECORD, "run_id": "r2", changed: "other"},
     )
@@ -351,17 +291,17 @@ def test_other_code_or_configuration_computes_anew_and_writes_what_differs(loade
 
 
 def test_a_day_that_others_changed_is_not_the_same(loaded, spark):
-    frame = facts(spark, [(n, "a", n) for n in (1, 2, 3)])
+    frame = fact_rows(spark, [(n, "a", n) for n in (1, 2, 3)])
     publish(loaded, frame, window(1, 3), recipe="one")
     spark.sql(f"DELETE FROM delta.`{loaded.warehouse / FACT.name}` WHERE run_date = '{day(2)}'")
     # Only the day in question is asked for.
-    done = publish(loaded, facts(spark, [(2, "a", 2)]), window(1, 3), recipe="one")
+    done = publish(loaded, fact_rows(spark, [(2, "a", 2)]), window(1, 3), recipe="one")
     assert outcomes(done) == ["identical", "written", "identical"]
     assert content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
 
 
 def test_on_demand_everything_is_written_again(loaded, spark):
-    frame = facts(spark, [(n, "a", n) for n in (1, 2, 3)])
+    frame = fact_rows(spark, [(n, "a", n) for n in (1, 2, 3)])
     publish(loaded, frame, window(1, 3), recipe="one")
     files = set(loaded.log(FACT.name).file_uris())
     done = publish(loaded, frame, window(1, 3), recipe="one", rewrite=window(1, 3))
@@ -380,8 +320,8 @@ def test_a_run_that_was_overtaken_looks_again_and_does_not_put_older_on_newer(lo
         def build(_: Window) -> Built:
             if len(reads) == 1:
                 newest["value"] = "new"
-                publish(loaded, facts(spark, [(2, "new", 1)]), window(2, 2), recipe="new")
-            return Built(facts(spark, [(2, value, 1)]), {})
+                publish(loaded, fact_rows(spark, [(2, "new", 1)]), window(2, 2), recipe="new")
+            return Built(fact_rows(spark, [(2, value, 1)]), {})
 
         return Plan(dict.fromkeys(days, value), build)
 
@@ -401,9 +341,9 @@ def test_a_run_that_was_overtaken_on_other_days_does_not_compute_again(loaded, s
 
     def build(days: Window) -> Built:
         if not built:
-            publish(loaded, facts(spark, [(3, "other", 1)]), window(3, 3))
+            publish(loaded, fact_rows(spark, [(3, "other", 1)]), window(3, 3))
         built.append(days)
-        return Built(facts(spark, [(2, "mine", 1)]), {})
+        return Built(fact_rows(spark, [(2, "mine", 1)]), {})
 
     plan = Plan({day(2): "mine"}, build)
     done = loaded.io_manager.publish(
@@ -423,14 +363,14 @@ def test_commits_of_other_kinds_do_not_hide_one_of_ours(loaded, spark):
     spark.sql(f"ALTER TABLE delta.`{manager.url(FACT)}` SET TBLPROPERTIES ('note' = 'x')")
     after = manager.ledger(FACT)
     assert after.version > before.version
-    assert writer.commit(facts(spark, [(1, "b", 1)]), [day(1)], said, before) is not None
-    assert writer.commit(facts(spark, [(2, "b", 1)]), [day(2)], said, after) is None
+    assert writer.commit(fact_rows(spark, [(1, "b", 1)]), [day(1)], said, before) is not None
+    assert writer.commit(fact_rows(spark, [(2, "b", 1)]), [day(2)], said, after) is None
     assert content(loaded) == {(1, "b", 1), (2, "a", 2), (3, "a", 3)}
 
 
 def test_what_others_do_to_a_day_before_its_record_is_not_overlooked(loaded, spark):
     """A record without rows does not vouch for what happened since it was compared."""
-    frame = facts(spark, [(2, "a", 2)])
+    frame = fact_rows(spark, [(2, "a", 2)])
 
     def build(_: Window) -> Built:
         where = f"run_date = DATE'{day(2)}'"
@@ -453,7 +393,7 @@ def test_what_others_do_to_a_day_before_its_record_is_not_overlooked(loaded, spa
 
 def test_a_merge_changes_and_adds_rows_and_is_on_record(loaded, spark):
     done = publish(
-        loaded, facts(spark, [(2, "a", 7), (2, "b", 1), (3, "a", 3)]), window(2, 3), merge=True
+        loaded, fact_rows(spark, [(2, "a", 7), (2, "b", 1), (3, "a", 3)]), window(2, 3), merge=True
     )
     assert outcomes(done) == ["written", "unchanged"]
     assert content(loaded) == {(1, "a", 1), (2, "a", 7), (2, "b", 1), (3, "a", 3)}
@@ -462,35 +402,35 @@ def test_a_merge_changes_and_adds_rows_and_is_on_record(loaded, spark):
     assert json.loads(newest["userMetadata"])["days"] == ["2024-01-02"]
     assert loaded.digests()[FACT.name]["2024-01-02"] == done[0].verdict.measured.digest
     # The settings of the one statement are gone.
-    publish(loaded, facts(spark, [(1, "c", 1)]), window(1, 1))
+    publish(loaded, fact_rows(spark, [(1, "c", 1)]), window(1, 1))
     assert loaded.log(FACT.name).history(1)[0]["operation"] == "WRITE"
 
 
 def test_what_a_merge_would_leave_behind_is_caught(loaded, spark):
     """A merge takes nothing away: customer a is gone from day 2, and would stay."""
     rows = [(2, "b", 1), (3, "a", 9)]
-    done = publish(loaded, facts(spark, rows), window(2, 3), merge=True)
+    done = publish(loaded, fact_rows(spark, rows), window(2, 3), merge=True)
     assert outcomes(done) == ["failed", "written"]
     assert "1 published row(s) are absent or less frequent in the source" in done[0].verdict.reasons
     assert content(loaded) == {(1, "a", 1), (2, "a", 2), (3, "a", 9)}
-    assert outcomes(publish(loaded, facts(spark, rows[:1]), window(2, 2))) == ["written"]
+    assert outcomes(publish(loaded, fact_rows(spark, rows[:1]), window(2, 2))) == ["written"]
     assert content(loaded) == {(1, "a", 1), (2, "b", 1), (3, "a", 9)}
 
 
 def test_rows_that_are_there_twice_are_caught_by_a_merge(loaded, spark):
     url = f"delta.`{loaded.warehouse / FACT.name}`"
     spark.sql(f"INSERT INTO {url} SELECT * FROM {url} WHERE run_date = DATE'{day(2)}'")
-    (done,) = publish(loaded, facts(spark, [(2, "a", 2)]), window(2, 2), merge=True)
+    (done,) = publish(loaded, fact_rows(spark, [(2, "a", 2)]), window(2, 2), merge=True)
     assert "1 published row(s) are absent or less frequent" in done.verdict.reasons
-    assert outcomes(publish(loaded, facts(spark, [(2, "a", 2)]), window(2, 2))) == ["written"]
+    assert outcomes(publish(loaded, fact_rows(spark, [(2, "a", 2)]), window(2, 2))) == ["written"]
     assert content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
     assert loaded.log(FACT.name).to_pyarrow_table().num_rows == 3
 
 
 def test_a_merge_into_a_table_that_is_not_there_yet(pipeline, spark):
-    assert outcomes(publish(pipeline, facts(spark, [(1, "a", 1)]), window(1, 1), merge=True)) == [
-        "written"
-    ]
+    assert outcomes(
+        publish(pipeline, fact_rows(spark, [(1, "a", 1)]), window(1, 1), merge=True)
+    ) == ["written"]
     assert content(pipeline) == {(1, "a", 1)}
 
 
@@ -500,8 +440,10 @@ def test_a_merge_that_was_overtaken_looks_again(loaded, spark):
 
     def build(_: Window) -> Built:
         if not first:
-            first.append(publish(loaded, facts(spark, [(2, "a", 2), (2, "x", 1)]), window(2, 2)))
-        return Built(facts(spark, [(2, "a", 5)]), {})
+            first.append(
+                publish(loaded, fact_rows(spark, [(2, "a", 2), (2, "x", 1)]), window(2, 2))
+            )
+        return Built(fact_rows(spark, [(2, "a", 5)]), {})
 
     plan = Plan({day(2): "mine"}, build)
     (done,) = loaded.io_manager.publish(

@@ -24,8 +24,8 @@ from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.codes import running_code
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import RECORDED, DeclarationError
+from backfill_assets_tests.own_tables import my_known
 from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order, verify
-from backfill_assets_tests.test_derived import my_known
 
 PLACE = "my_known:TABLES"
 SPEND, NOW, MORE = my_known.TABLES[-3:]

@@ -41,8 +41,8 @@ from backfill_assets.monitoring.look import Look
 from backfill_assets.monitoring.night import LOAD, REBUILD
 from backfill_assets.monitoring.run_requests import Request
 from backfill_assets.settings import load_settings
+from backfill_assets_tests.places import PROJECT
 
-PROJECT = Path(__file__).parents[1]
 NIGHT = date(2024, 1, 3)
 #: A run's process: it works until its standard input ends.
 WORKER = """

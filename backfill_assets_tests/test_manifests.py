@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
+from dataclasses import replace
 from datetime import date
 
 import pytest
 
 from backfill_assets.calendar.partitions import DAY
-from backfill_assets.landing.listing import CONTROL_FILE, Entry, Folder, Listing
+from backfill_assets.landing.listing import CONTROL_FILE, Listing
 from backfill_assets.landing.manifests import (
     Loaded,
     Manifest,
@@ -20,46 +20,8 @@ from backfill_assets.landing.manifests import (
     news,
     target,
 )
+from backfill_assets_tests.invented_listings import Made, file, landing
 from backfill_assets_tests.pipeline import START, day
-
-# --- listings made by hand ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Made(Listing):
-    """A listing of files that exist only here; it notes which of them were opened."""
-
-    contents: Mapping[str, str] = field(default_factory=dict)
-    opened: set[str] = field(default_factory=set)
-
-    def digests(self, entries: Iterable[Entry]) -> dict[Entry, str]:
-        found = {entry: f"digest of {self.contents[entry.source_file]}" for entry in entries}
-        self.opened.update(entry.name for entry in found)
-        return found
-
-
-def landing(*folders: str | None, at: int = 1) -> Made:
-    """What the folders of days 1, 2, ... hold.
-
-    Args:
-        folders: each as `name=content` of its files; none if there is no folder.
-        at: when the files were changed; 0 where the store does not say.
-    """
-    found, contents = {}, {}
-    for n, text in enumerate(folders, start=1):
-        if text is None:
-            continue
-        files = {}
-        for name, content in (file.split("=") for file in text.split()):
-            source_file = f"arrival_date={day(n)}/{name}"
-            files[source_file] = Entry(source_file, f"/orders/{source_file}", len(content), at)
-            contents[source_file] = content
-        found[day(n)] = Folder(files)
-    return Made("/landing", found, contents=contents)
-
-
-def file(n: int, name: str) -> str:
-    return f"arrival_date={day(n)}/{name}"
 
 
 def files(n: int, *names: str) -> set[str]:

@@ -8,9 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
-from pathlib import Path
 
 import dagster as dg
 import msgspec
@@ -18,6 +16,7 @@ import pytest
 from dagster._core.storage.dagster_run import DagsterRunStatus
 from dagster._core.test_utils import create_run_for_test
 
+from backfill_assets.calendar.policy import Policy
 from backfill_assets.cli import main
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.monitoring.night import (
@@ -37,9 +36,9 @@ from backfill_assets.staleness.backlog import Backlog, Behind
 from backfill_assets.staleness.recipes import made_of
 from backfill_assets.tables.codes import Code
 from backfill_assets_tests import conftest
-from backfill_assets_tests.pipeline import Pipeline, day, order
-from backfill_assets_tests.test_records import days, ledger, ledgers, record
-from backfill_assets_tests.test_reprocessing import POLICY, loaded
+from backfill_assets_tests.invented_logs import days, ledger, ledgers, loaded, record
+from backfill_assets_tests.pipeline import START, Pipeline, day, order
+from backfill_assets_tests.places import PROJECT
 
 
 def assets(command: str) -> list[str]:
@@ -101,7 +100,7 @@ def test_the_night_of_a_moment(hour, expected):
 
 def test_days_that_a_run_may_take_in():
     """Published ones with nothing new; a final one only if it would not be computed."""
-    policy = replace(POLICY, end=day(9), window_days=1)
+    policy = Policy(START, day(9), window_days=1, lag_days=1, corrects=True, only_touched=True)
     raw = ledger(RAW, loaded(0, days((1, 3))))
     staged = ledger(
         STAGED,
@@ -243,7 +242,7 @@ def test_the_command_runs_them_without_a_home(landed, tmp_path):
         done = subprocess.run(
             [*command, str(today)],
             env=environment,
-            cwd=Path(__file__).parents[1],
+            cwd=PROJECT,
             capture_output=True,
             text=True,
             check=False,

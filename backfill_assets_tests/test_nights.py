@@ -26,7 +26,7 @@ from backfill_assets.staleness.finality import final_days
 from backfill_assets_tests.landings import history
 from backfill_assets_tests.model import run_model
 from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day
-from backfill_assets_tests.test_cdnow import MASTER
+from backfill_assets_tests.places import CDNOW
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(14400)]
 DAY = timedelta(days=1)
@@ -169,11 +169,11 @@ def delay(landing: Path, share: float, seed: int) -> dict[date, Counter[date]]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not MASTER.exists(), reason="the CDNOW file is not beside the project")
+@pytest.mark.skipif(not CDNOW.exists(), reason="the CDNOW file is not beside the project")
 def test_cdnow_night_by_night_with_late_lines(engine, spark, tmp_path):
     end = FIRST + NIGHTS * DAY
     p = Pipeline(engine, tmp_path, land=False, start=FIRST, end=end, window_days=CDNOW_WINDOW)
-    write_landing(MASTER, p.landing)
+    write_landing(CDNOW, p.landing)
     days = delay(p.landing, 0.02, seed=1)
     window = p.settings.window_days
     for today in (FIRST + n * DAY for n in range(1, NIGHTS + 1)):
@@ -215,7 +215,7 @@ def test_cdnow_night_by_night_with_late_lines(engine, spark, tmp_path):
 
 def _same_as_the_source(p: Pipeline, end: date, arrived: int) -> None:
     """Once all that was bought in the range has arrived, the totals are those of CDNOW itself."""
-    text = MASTER.read_text().splitlines()[1:]
+    text = CDNOW.read_text().splitlines()[1:]
     bought = [line.split() for line in text if line.strip()]
     inside = [r for r in bought if r[1] < f"{end:%Y%m%d}"]
     assert arrived <= len(inside)

@@ -17,7 +17,7 @@ from backfill_assets.delta.evolution import differences
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.monitoring.look import Look
 from backfill_assets.monitoring.states import State, day_states
-from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day
+from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, undo
 
 FIXTURE = Path(__file__).parent / "fixtures" / "warehouse-before-sources.tar.gz"
 DAYS = {*Window(START, day(7))}
@@ -44,11 +44,7 @@ def test_it_is_read_replayed_with_the_same_rows_and_undone(old):
     assert all(state.good for found in states.values() for state in found - {State.INPUT_NEWER})
 
     before = old.digests()
-    undone = old.repository.get_job("undo").execute_in_process(
-        instance=old.instance,
-        run_config={"ops": {"put_back": {"config": {"backfill": "old5"}}}},
-    )
-    assert undone.success
+    undo(old, "old5")
     assert read_ledgers(old.settings)["fact_daily_orders"].published == {*Window(START, day(5))}
     old.run(1, 6, EVERYTHING, tags={"backfill_assets/rewrite": "true"})
     after = old.digests()

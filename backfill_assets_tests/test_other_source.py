@@ -28,9 +28,9 @@ from backfill_assets.tables import versions
 from backfill_assets.tables.codes import Code
 from backfill_assets.tables.sources import Role, Source
 from backfill_assets.tables.table import nullable
+from backfill_assets_tests.invented_logs import days, ledger, record
+from backfill_assets_tests.model import by_delay
 from backfill_assets_tests.pipeline import START, day
-from backfill_assets_tests.test_assets_lateness import by_delay
-from backfill_assets_tests.test_records import days, ledger, record
 
 
 class VisitLine(pa.DataFrameModel):

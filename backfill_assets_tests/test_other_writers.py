@@ -21,8 +21,11 @@ from backfill_assets.monitoring.states import State
 from backfill_assets.orders.facts import FACT
 from backfill_assets.publish.candidates import Built, Candidate, Outcome, Plan
 from backfill_assets.staleness.backlog import Backlog
+from backfill_assets_tests.invented_logs import days, said_of
+from backfill_assets_tests.invented_states import healthy, situation, states
 from backfill_assets_tests.pipeline import day
-from backfill_assets_tests.test_commit_files import (
+from backfill_assets_tests.publishing import RECORD, content, fact_rows, outcomes, publish, window
+from backfill_assets_tests.written_logs import (
     append,
     copy_of,
     info,
@@ -32,10 +35,6 @@ from backfill_assets_tests.test_commit_files import (
     read,
     read_by_another_process,
 )
-from backfill_assets_tests.test_io_manager import RECORD, content, outcomes, publish, window
-from backfill_assets_tests.test_io_manager import facts as spark_facts
-from backfill_assets_tests.test_records import days, said_of
-from backfill_assets_tests.test_states import healthy, situation, states
 
 
 @pytest.fixture
@@ -416,12 +415,12 @@ def test_a_cut_log_is_an_incident_until_its_days_are_rebuilt(history):
 
 def test_a_foreign_append_beside_a_run(pipeline, spark):
     """After the run has looked at the table, and before it commits."""
-    publish(pipeline, spark_facts(spark, [(1, "a", 1), (2, "a", 2)]), window(1, 2))
+    publish(pipeline, fact_rows(spark, [(1, "a", 1), (2, "a", 2)]), window(1, 2))
     url = pipeline.io_manager.url(FACT)
 
     def beside(n: int, rows: Any, **how: bool) -> list:
         def build(_: Window) -> Built:
-            row = spark_facts(spark, [(n, "stranger", 7)])
+            row = fact_rows(spark, [(n, "stranger", 7)])
             row.write.format("delta").mode("append").save(url)
             return Built(rows, {})
 
@@ -431,23 +430,23 @@ def test_a_foreign_append_beside_a_run(pipeline, spark):
         )
 
     # An overwrite replaces the row that it has not seen, and what it says of the day is so.
-    assert outcomes(beside(1, spark_facts(spark, [(1, "a", 5)]))) == ["written"]
+    assert outcomes(beside(1, fact_rows(spark, [(1, "a", 5)]))) == ["written"]
     assert content(pipeline) == {(1, "a", 5), (2, "a", 2)}
     assert pipeline.io_manager.ledger(FACT).stands(day(1)) is not None
     # A merge leaves it: nobody may take the day for what the record says.
-    assert outcomes(beside(2, spark_facts(spark, [(2, "a", 6)]), merge=True)) == ["written"]
+    assert outcomes(beside(2, fact_rows(spark, [(2, "a", 6)]), merge=True)) == ["written"]
     assert content(pipeline) == {(1, "a", 5), (2, "a", 6), (2, "stranger", 7)}
     ledger = pipeline.io_manager.ledger(FACT)
     assert ledger.stands(day(2)) is None
     assert ledger.content(day(2)) == f"version {ledger.version}"
     # The next run of the day finds it so, and mends it.
-    (done,) = publish(pipeline, spark_facts(spark, [(2, "a", 6)]), window(2, 2))
+    (done,) = publish(pipeline, fact_rows(spark, [(2, "a", 6)]), window(2, 2))
     assert done.outcome is Outcome.WRITTEN
     assert content(pipeline) == {(1, "a", 5), (2, "a", 6)}
 
 
 def test_a_table_whose_log_was_cut_is_written_again(pipeline, spark):
-    rows = spark_facts(spark, [(n, "a", n) for n in (1, 2, 3)])
+    rows = fact_rows(spark, [(n, "a", n) for n in (1, 2, 3)])
     for n in (1, 2, 3):
         publish(pipeline, rows.where(f"run_date = DATE'{day(n)}'"), window(n, n), recipe="one")
     url = Path(pipeline.io_manager.url(FACT))
@@ -464,6 +463,6 @@ def test_a_table_whose_log_was_cut_is_written_again(pipeline, spark):
     assert found.transaction == before.transaction + 1
     # And a commit still does not come about if another of ours came after the ledger was read.
     writer = Writer(spark, str(url), FACT)
-    frame = spark_facts(spark, [(1, "late", 1)])
+    frame = fact_rows(spark, [(1, "late", 1)])
     assert writer.commit(frame, [day(1)], {**RECORD, "audit": {}}, before) is None
     assert content(pipeline) == {(n, "a", n) for n in (1, 2, 3)}

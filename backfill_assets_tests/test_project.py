@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import yaml
 
-ROOT = Path(__file__).parents[1]
-LOCK = (ROOT / "requirements.lock").read_text()
+from backfill_assets_tests.places import PROJECT
+
+LOCK = (PROJECT / "requirements.lock").read_text()
 #: Versions by name. pip takes no extras in a file of constraints.
 LOCKED = dict(re.findall(r"^([\w.-]+)==([\w.]+)", LOCK, re.MULTILINE))
 
 
 def test_the_lock_file_has_every_pin():
-    text = (ROOT / "pyproject.toml").read_text()
+    text = (PROJECT / "pyproject.toml").read_text()
     pins = dict(re.findall(r'^    "([\w.-]+)(?:\[\w+\])?==([\w.]+)",$', text, re.MULTILINE))
     assert {"click", "dagster", "pytest", "mkdocs", "pandera"} <= pins.keys()
     assert {name: LOCKED.get(name) for name in pins} == pins
@@ -28,10 +28,10 @@ def test_the_lock_file_has_names_and_versions_only():
 
 
 def test_the_hooks_are_the_checks():
-    makefile = (ROOT / "Makefile").read_text()
+    makefile = (PROJECT / "Makefile").read_text()
     (recipe,) = re.findall(r"^check:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
     checks = [line.removeprefix("\t@$(BIN)/") for line in recipe.splitlines()]
-    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    (local,) = yaml.safe_load((PROJECT / ".pre-commit-config.yaml").read_text())["repos"]
     assert local["repo"] == "local"
     assert [hook["entry"].removeprefix(".venv/bin/") for hook in local["hooks"]] == checks
     assert all(hook["language"] == "system" for hook in local["hooks"])

@@ -19,10 +19,9 @@ from backfill_assets.orders.tables import LATENESS, RAW, REJECTED, STAGED
 from backfill_assets.publish.reasons import why
 from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets.tables.codes import Code
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
-from backfill_assets_tests.test_backfills import planned
-from backfill_assets_tests.test_records import commit, days, ledger, read, record, said_of
-from backfill_assets_tests.test_undo import undo
+from backfill_assets_tests.invented_logs import days, ledger, record, said_of
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, planned, undo
+from backfill_assets_tests.written_logs import commit, read
 
 NOW = ("recipe", "code", "config")
 

@@ -18,8 +18,8 @@ from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED
 from backfill_assets.staleness.recipes import made_of
 from backfill_assets.tables.table import Table
+from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.pipeline import START, day
-from backfill_assets_tests.test_records import days, ledger, ledgers, record
 
 POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touched=True)
 ALL = Window(day(1), day(10))

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from backfill_assets.orders.tables import TABLES
 from backfill_assets_tests.pipeline import END, LAYERS, START, Pipeline, day, order
+from backfill_assets_tests.places import BIN
 
 DAYS = 4
 #: The last of them is let be.
@@ -43,7 +43,7 @@ def launch(pipeline: Pipeline) -> subprocess.Popen:
     Path(environment["DAGSTER_HOME"]).mkdir(exist_ok=True)
     layers = " or ".join(f"key:{name}" for name in LAYERS)
     select = ["--select", layers, "--partition-range", f"{day(1)}...{day(DAYS)}"]
-    command = [Path(sys.executable).with_name("dagster"), "asset", "materialize", *select]
+    command = [BIN / "dagster", "asset", "materialize", *select]
     return subprocess.Popen(
         [*map(str, command), "-m", "backfill_assets.definitions"],
         env=environment,

@@ -35,17 +35,18 @@ from backfill_assets.staleness.finality import closings, settled_days
 from backfill_assets.staleness.finality import final_days as all_final
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Table
-from backfill_assets_tests.pipeline import START, day
-from backfill_assets_tests.test_manifests import file, landing
-from backfill_assets_tests.test_records import (
+from backfill_assets_tests.invented_listings import file, landing
+from backfill_assets_tests.invented_logs import (
     NIGHTLY,
     SOURCES,
     counted,
     days,
     ledger,
     ledgers,
+    loaded,
     record,
 )
+from backfill_assets_tests.pipeline import START, day
 
 # A window so long that no day closes unless a test wants it to.
 POLICY = Policy(START, None, window_days=7, lag_days=1, corrects=True, only_touched=True)
@@ -62,47 +63,6 @@ def asked_rebuild(behind, *more, **named):
 
 
 LATER = day(20)  # by then every day of these tests is due
-
-
-def loaded(
-    version: int,
-    logged: Iterable[date],
-    touches: Iterable[date] | None = None,
-    *,
-    follow: Iterable[date] = (),
-    run: str = "",
-    settled: Iterable[date] | None = None,
-    unsettled: Iterable[date] = (),
-    current: Iterable[date] | None = None,
-    taken_back: Iterable[date] = (),
-) -> Record:
-    """A commit of the raw log.
-
-    Args:
-        version: the version it made.
-        logged: the log days that it published.
-        touches: the event days that it says it touches; by default the same days.
-        follow: later log days whose lateness changes as well.
-        run: the run's id.
-        settled: the log days for which nothing more is due since; by default all that it loads.
-        unsettled: those for which something has come since they were settled.
-        current: the event days of which it says that what is known changes; by default the same
-            as those that it touches.
-        taken_back: the log days that it took back.
-    """
-    logged = frozenset(logged)
-    touches = logged if touches is None else frozenset(touches)
-    said = record(
-        version,
-        logged,
-        run=run,
-        event_days=touches,
-        current_days=touches if current is None else frozenset(current),
-        log_days=logged | frozenset(follow),
-        settled=logged if settled is None else frozenset(settled),
-        unsettled=frozenset(unsettled),
-    )
-    return msgspec.structs.replace(said, withdrawn=frozenset(taken_back))
 
 
 def staged(version: int, of: Iterable[date], raw: int, **more) -> Record:

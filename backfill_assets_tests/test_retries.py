@@ -58,7 +58,7 @@ from backfill_assets.engine import spark as engines
 from backfill_assets.engine.jars import EngineError
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.killing import kill
-from backfill_assets_tests.test_daemon import BIN, PROJECT
+from backfill_assets_tests.places import BIN, PROJECT
 
 HANDLE = "The handle ab67369f is invalid. "
 

@@ -11,6 +11,7 @@ import pytest
 
 import backfill_assets
 from backfill_assets.orders.tables import TABLES
+from backfill_assets_tests.pages import documented
 
 PACKAGE = Path(backfill_assets.__file__).parent
 #: The rooms of the orders, of other pipelines, and of the sample; what users import; and the
@@ -40,8 +41,8 @@ def test_no_module_of_the_machinery_names_a_table_of_the_orders():
 
 
 def test_the_page_of_the_architecture_lists_all_modules_of_each_room():
-    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
-    (listed,) = re.findall(r"^```text\nbackfill_assets/\n(.*?)^```$", page, re.M | re.S)
+    shown = documented("docs/architecture.md", "text")
+    (listed,) = (text for text in shown if text.startswith("backfill_assets/"))
     room, found = "", set()
     for indent, name, ending in re.findall(r"^( +)(\w+)(/|\.py) ", listed, re.M):
         if ending == "/":
@@ -67,6 +68,23 @@ def test_the_names_in_dagster_yaml_are_those_of_the_room():
         inner = import_module(f"backfill_assets.dagster_ext.{old}")
         assert module.__all__
         assert all(getattr(module, name) is getattr(inner, name) for name in module.__all__)
+
+
+def imported(path: Path) -> list[str]:
+    return [
+        f"{getattr(node, 'module', '')}.{alias.name}".lstrip(".")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    ]
+
+
+def test_no_module_imports_from_a_test():
+    """What several tests need is in a module that is none."""
+    modules = list(Path(__file__).parent.rglob("*.py"))
+    found = [(path.name, name) for path in modules for name in imported(path)]
+    assert ("test_rooms.py", "backfill_assets_tests.pages.documented") in found
+    assert not [of for of in found if of[1].startswith("backfill_assets_tests.test_")]
 
 
 @pytest.mark.parametrize("name", MODULES)

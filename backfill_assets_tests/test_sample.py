@@ -15,17 +15,11 @@ import pytest
 
 from backfill_assets.sample.cdnow import write_landing
 from backfill_assets.sample.generator import generate
-from backfill_assets_tests.model import (
-    Model,
-    Unreadable,
-    parse_amount,
-    parse_timestamp,
-    run_model,
-)
+from backfill_assets_tests.model import Model, Unreadable, parse_amount, parse_timestamp, run_model
+from backfill_assets_tests.places import CDNOW
 
 DAY = timedelta(days=1)
 START = date(2024, 2, 20)  # so that the runs cross a leap day
-CDNOW = Path(__file__).parents[2] / "shared/data/cdnow/CDNOW_master.txt"
 
 
 def model_of(landing: Path, expected: dict) -> Model:

@@ -13,8 +13,9 @@ from pyspark.sql import DataFrame
 from backfill_assets.calendar.partitions import any_of, windows
 from backfill_assets.delta.snapshots import rows_as_of
 from backfill_assets.orders.facts import FACT
-from backfill_assets_tests.test_evolution import WIDER
-from backfill_assets_tests.test_records import commit, days, facts
+from backfill_assets_tests.invented_logs import days
+from backfill_assets_tests.publishing import WIDER
+from backfill_assets_tests.written_logs import commit, facts
 
 TWO = days(1, 3)
 

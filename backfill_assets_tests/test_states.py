@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import date
 from itertools import combinations
@@ -12,13 +12,11 @@ import msgspec
 import pytest
 
 from backfill_assets.calendar.partitions import DAY
-from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.records import Foreign, Record
 from backfill_assets.monitoring.states import (
     MEANING,
-    Situation,
     State,
     changed_final_days,
     day_states,
@@ -29,55 +27,29 @@ from backfill_assets.monitoring.states import (
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.settings import load_settings
-from backfill_assets.staleness.arrivals import Arrivals
-from backfill_assets.staleness.backlog import Backlog, Behind, backlog
+from backfill_assets.staleness.backlog import Backlog
 from backfill_assets.tables.catalog import config_digests
 from backfill_assets.tables.table import Table
-from backfill_assets_tests.pipeline import START, day
-from backfill_assets_tests.test_records import (
-    NIGHTLY,
-    SOURCES,
-    change,
-    days,
-    ledger,
-    ledgers,
-    ours,
-    record,
+from backfill_assets_tests.invented_logs import NIGHTLY, days, ledger, ledgers, record
+from backfill_assets_tests.invented_states import (
+    ALL,
+    POLICY,
+    W,
+    appended,
+    built,
+    healthy,
+    lacking,
+    situation,
+    states,
 )
-
-W = 2
-POLICY = Policy(START, None, window_days=W, lag_days=1, corrects=True, only_touched=True)
-TODAY = day(11)
-ALL = days((1, 10))
+from backfill_assets_tests.pipeline import START, day
+from backfill_assets_tests.written_logs import change, commit_ours
 
 #: Tables by event day; those of them whose days become final; those that go on changing.
 BY_EVENT_DAY = (STAGED, FACT, CURRENT, CORRECTIONS)
 FREEZE, FOLLOW = (STAGED, FACT), (CURRENT, CORRECTIONS)
 
 each_table = pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
-
-
-def healthy(
-    published: Collection[date] = ALL, final: Collection[date] = days((1, 8))
-) -> dict[str, Ledger]:
-    """All tables after a night in which everything went well."""
-    logged = frozenset(published)
-    raw = record(0, published, event_days=logged, current_days=logged, log_days=logged)
-    closes = {STAGED.name: set(final) & logged, FACT.name: set(final) & logged}
-    built = [
-        record(0, published, inputs=dict.fromkeys(sources, 0), final=closes.get(name, ()))
-        for name, sources in SOURCES.items()
-    ]
-    others = [ledger(TABLES[name], one) for name, one in zip(SOURCES, built, strict=True)]
-    return ledgers(*others, ledger(RAW, raw))
-
-
-def appended(table: Table, *to: int) -> dict[str, Ledger]:
-    """Healthy tables; somebody else has appended to some days of one."""
-    found = healthy()
-    record = found[table.name].records[-1]
-    other = Foreign(record.version + 1, "WRITE", days(*to))
-    return found | {table.name: ledger(table, record, foreign=[other])}
 
 
 def withdrawn(table: Table, *of: int) -> dict[str, Ledger]:
@@ -94,48 +66,6 @@ def without_rows(found: Ledger) -> Ledger:
     """The ledger, where days that were withdrawn have no files."""
     rows = {day: rows for day, rows in found.measured.items() if day in found.latest}
     return replace(found, measured=rows)
-
-
-def situation(
-    found: Mapping[str, Ledger] | None = None,
-    *,
-    behind: Backlog | None = None,
-    load: Collection[date] = (),
-    absent: Collection[date] = (),
-    held: Collection[date] = (),
-    failed: Mapping[str, Collection[date]] | None = None,
-    policy: Policy = POLICY,
-    today: date = TODAY,
-    in_time: bool = False,
-    settings: str = "config",
-) -> Situation:
-    found = healthy() if found is None else found
-    return Situation(
-        ledgers=found,
-        backlog=behind or backlog(found, policy, today),
-        arrivals={
-            RAW.name: Arrivals(
-                load=dict.fromkeys(load, "x"),
-                absent=frozenset(absent),
-                held={day: [f"arrival_date={day}/part-0.jsonl"] for day in held},
-            )
-        },
-        failed=failed or {},
-        policy=policy,
-        config_digests=dict.fromkeys(TABLES, settings),
-        today=today,
-        in_time=in_time,
-    )
-
-
-def lacking(*of: date, table: Table, final: bool = False) -> Backlog:
-    part = {table.name: dict.fromkeys(of, Behind({}))}
-    return Backlog({}, part) if final else Backlog(part)
-
-
-def states(table: Table, now: Situation) -> dict[int, State]:
-    """By the number of the day."""
-    return {(d - START).days + 1: state for d, state in day_states(table.name, now).items()}
 
 
 def unlike(found: dict[int, State], usual: dict[int, State]) -> dict[int, State]:
@@ -522,12 +452,6 @@ def changed(*records: Record, foreign: Collection[Foreign] = ()) -> dict[date, s
     return changed_final_days(FACT.name, situation(found))
 
 
-def built(version: int, digest: str, *, final: bool = True, by: str = NIGHTLY, of=(1, 2)) -> Record:
-    """Days 1 and 2 as of a version; both final or both not."""
-    found = days(*of)
-    return record(version, found, digest=digest, final=found if final else (), by=by)
-
-
 @pytest.mark.parametrize(
     ("history", "reported"),
     [
@@ -608,8 +532,8 @@ def test_it_is_said_how_others_changed_it():
 def test_other_writers_on_a_real_table(tmp_path, operation, reported):
     """Days 1 and 2 are final, day 3 is open."""
     url = tmp_path / FACT.name
-    ours(url, 1, 2, 3, final=["2024-01-01...2024-01-02"])
-    ours(url, 2, final=["2024-01-02"], launched_by=NIGHTLY)
+    commit_ours(url, 1, 2, 3, final=["2024-01-01...2024-01-02"])
+    commit_ours(url, 2, final=["2024-01-02"], launched_by=NIGHTLY)
     change(url, operation)
     found = changed_final_days(FACT.name, situation(ledgers(read_ledger(str(url), FACT))))
     assert found.keys() == (days(reported) if reported else set())

@@ -20,7 +20,7 @@ from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.publish.run_tags import ACCEPT_TAG
 from backfill_assets.staleness.arrivals import manifests
-from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, order
+from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, order, undo
 
 
 def published(pipeline):
@@ -34,18 +34,6 @@ def published(pipeline):
             assert digest == held.get(name, {}).get(str(d), "0-0-0"), (name, d)
             found[name, d] = digest
     return found
-
-
-def undo(pipeline, name, days="", *, fails=False):
-    result = pipeline.repository.get_job("undo").execute_in_process(
-        instance=pipeline.instance,
-        run_config={
-            "ops": {"put_back": {"config": {"backfill": name, "days": days, "reason": "a drill"}}}
-        },
-        raise_on_error=False,
-    )
-    assert result.success is not fails, pipeline.failure(result)
-    return result
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ from backfill_assets.quality.audit import RefusedError
 from backfill_assets.settings import Settings
 from backfill_assets.tables.codes import Code
 from backfill_assets_tests.conftest import SMALL
+from backfill_assets_tests.invented_logs import days, ledger, record
 from backfill_assets_tests.pipeline import Pipeline, day, order, verify
-from backfill_assets_tests.test_records import days, ledger, record
 
 #: Over the end of a month; a double could not hold the sum of the amounts.
 LOADED = Window(day(30), day(34))

@@ -1,0 +1,57 @@
+"""What the commands say that are refused, and days of facts for the others to tell of."""
+
+from __future__ import annotations
+
+import json
+from datetime import date, timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import CommitProperties, write_deltalake
+
+from backfill_assets.cli import main
+
+JAN = [date(2024, 1, 1) + timedelta(days=n) for n in range(31)]
+
+
+def refused(capsys, command: str) -> str:
+    """What a command says that could not run: one line."""
+    said = capsys.readouterr()
+    assert said.err.startswith(f"backfill-assets {command}: ")
+    assert said.err.count("\n") == 1
+    assert "Traceback" not in said.err + said.out
+    return said.err
+
+
+def wrong(capsys, *command: str) -> str:
+    """What a command says that was used wrongly."""
+    assert main(command) == 2
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err + said.out
+    return said.err.partition("Error: ")[2]
+
+
+def publish_facts(tmp_path: Path, days: dict[date, str], rows: int = 2, **said: object) -> None:
+    """Commit days of facts as the IO manager would, with their verdicts."""
+    table = pa.table(
+        {
+            "run_date": [day for day in days for _ in range(rows)],
+            "customer_id": [f"c{n}" for _ in days for n in range(rows)],
+            "orders": [1] * (rows * len(days)),
+            "revenue": [Decimal("1.00")] * (rows * len(days)),
+        }
+    )
+    audit = {
+        str(day): {"rows": rows, "digest": "d", "verdict": verdict} for day, verdict in days.items()
+    }
+    record = {"run_id": "r", "code_version": "c", "config_digest": "d", "audit": audit, **said}
+    if "written" in said:
+        record["days"] = said["written"]
+    write_deltalake(
+        tmp_path / "warehouse" / "fact_daily_orders",
+        table,
+        mode="append",
+        partition_by=["run_date"],
+        commit_properties=CommitProperties(custom_metadata={"userMetadata": json.dumps(record)}),
+    )

@@ -1,0 +1,46 @@
+"""Listings of a landing, made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from backfill_assets.landing.listing import Entry, Folder, Listing
+from backfill_assets_tests.pipeline import day
+
+
+@dataclass(frozen=True)
+class Made(Listing):
+    """A listing of files that exist only here; it notes which of them were opened."""
+
+    contents: Mapping[str, str] = field(default_factory=dict)
+    opened: set[str] = field(default_factory=set)
+
+    def digests(self, entries: Iterable[Entry]) -> dict[Entry, str]:
+        found = {entry: f"digest of {self.contents[entry.source_file]}" for entry in entries}
+        self.opened.update(entry.name for entry in found)
+        return found
+
+
+def landing(*folders: str | None, at: int = 1) -> Made:
+    """What the folders of days 1, 2, ... hold.
+
+    Args:
+        folders: each as `name=content` of its files; none if there is no folder.
+        at: when the files were changed; 0 where the store does not say.
+    """
+    found, contents = {}, {}
+    for n, text in enumerate(folders, start=1):
+        if text is None:
+            continue
+        files = {}
+        for name, content in (told.split("=") for told in text.split()):
+            source_file = file(n, name)
+            files[source_file] = Entry(source_file, f"/orders/{source_file}", len(content), at)
+            contents[source_file] = content
+        found[day(n)] = Folder(files)
+    return Made("/landing", found, contents=contents)
+
+
+def file(n: int, name: str = "part-0.jsonl") -> str:
+    return f"arrival_date={day(n)}/{name}"

@@ -1,0 +1,132 @@
+"""Commit records and ledgers made by hand; days are numbers from 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import date
+from typing import Any
+
+import msgspec
+
+from backfill_assets.calendar.partitions import packed
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.records import Foreign, Published, Record
+from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
+from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
+from backfill_assets.quality.audit import Measured
+from backfill_assets.tables.table import Table
+from backfill_assets_tests.pipeline import day
+
+NIGHTLY = "schedule nightly"
+#: What each table is built from.
+SOURCES: dict[str, tuple[str, ...]] = {
+    RAW.name: (),
+    REJECTED.name: (),
+    STAGED.name: (RAW.name,),
+    FACT.name: (STAGED.name,),
+    CURRENT.name: (RAW.name,),
+    CORRECTIONS.name: (FACT.name, CURRENT.name),
+    LATE.name: (RAW.name,),
+    LATENESS.name: (RAW.name, REJECTED.name),
+}
+
+
+def days(*spans: int | tuple[int, int]) -> frozenset[date]:
+    """Days by number: single ones, and (first, last)."""
+    pairs = [span if isinstance(span, tuple) else (span, span) for span in spans]
+    return frozenset(day(n) for first, last in pairs for n in range(first, last + 1))
+
+
+def record(
+    version: int,
+    published: Iterable[date],
+    *,
+    inputs: Mapping[str, int] | None = None,
+    final: Iterable[date] = (),
+    by: str = NIGHTLY,
+    run: str = "",
+    backfill: str | None = None,
+    rows: int = 1,
+    digest: str = "",
+    config_digest: str = "config",
+    **said: Any,
+) -> Record:
+    """What a commit says of itself; sets of days in `said` are packed as the assets do it."""
+    told = Published(rows, digest or f"digest {version}", "ok")
+    return Record(
+        version=version,
+        run_id=run or f"run {version}",
+        backfill_id=backfill,
+        launched_by=by,
+        code_version="code",
+        config_digest=config_digest,
+        inputs=inputs or {},
+        days=dict.fromkeys(sorted(published), told),
+        final=frozenset(final),
+        said={k: packed(v) if isinstance(v, frozenset) else v for k, v in said.items()},
+    )
+
+
+def ledger(table: Table, *records: Record, foreign: Iterable[Foreign] = ()) -> Ledger:
+    others = sorted(foreign, key=lambda other: other.version)
+    version = max((commit.version for commit in (*records, *others)), default=None)
+    rows = {d: told.rows for r in records for d, told in r.days.items() if told.rows}
+    return Ledger(table, version, records, others, counted(rows))
+
+
+def counted(rows: Mapping[date, int]) -> dict[date, Measured]:
+    """Rows by day as a table's log counts them."""
+    return {d: Measured(count, {}, 0, {}, "") for d, count in rows.items()}
+
+
+def ledgers(*given: Ledger) -> dict[str, Ledger]:
+    """The ledgers of all tables; those that are not given are empty."""
+    return {name: Ledger(t) for name, t in TABLES.items()} | {x.table.name: x for x in given}
+
+
+def said_of(of: Iterable[date], **more: Any) -> dict[str, Any]:
+    """The record of a commit, in the form that it had from the beginning."""
+    audit = {str(d): {"rows": 1, "digest": f"digest of {d}", "verdict": "ok"} for d in of}
+    told = {"run_id": "r", "code_version": "code", "config_digest": "config", "audit": audit}
+    return {**told, "inputs": {"stg_orders": 4}, "asset": FACT.name, **more}
+
+
+def loaded(
+    version: int,
+    logged: Iterable[date],
+    touches: Iterable[date] | None = None,
+    *,
+    follow: Iterable[date] = (),
+    run: str = "",
+    settled: Iterable[date] | None = None,
+    unsettled: Iterable[date] = (),
+    current: Iterable[date] | None = None,
+    taken_back: Iterable[date] = (),
+) -> Record:
+    """A commit of the raw log.
+
+    Args:
+        version: the version it made.
+        logged: the log days that it published.
+        touches: the event days that it says it touches; by default the same days.
+        follow: later log days whose lateness changes as well.
+        run: the run's id.
+        settled: the log days for which nothing more is due since; by default all that it loads.
+        unsettled: those for which something has come since they were settled.
+        current: the event days of which it says that what is known changes; by default the same
+            as those that it touches.
+        taken_back: the log days that it took back.
+    """
+    logged = frozenset(logged)
+    touches = logged if touches is None else frozenset(touches)
+    said = record(
+        version,
+        logged,
+        run=run,
+        event_days=touches,
+        current_days=touches if current is None else frozenset(current),
+        log_days=logged | frozenset(follow),
+        settled=logged if settled is None else frozenset(settled),
+        unsettled=frozenset(unsettled),
+    )
+    return msgspec.structs.replace(said, withdrawn=frozenset(taken_back))

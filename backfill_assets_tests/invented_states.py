@@ -1,0 +1,94 @@
+"""What the states of days are told from, made by hand: all is well, or one thing is not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import date
+
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.records import Foreign, Record
+from backfill_assets.monitoring.states import Situation, State, day_states
+from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.tables import RAW, STAGED, TABLES
+from backfill_assets.staleness.arrivals import Arrivals
+from backfill_assets.staleness.backlog import Backlog, Behind, backlog
+from backfill_assets.tables.table import Table
+from backfill_assets_tests.invented_logs import NIGHTLY, SOURCES, days, ledger, ledgers, record
+from backfill_assets_tests.pipeline import START, day
+
+W = 2
+POLICY = Policy(START, None, window_days=W, lag_days=1, corrects=True, only_touched=True)
+TODAY = day(11)
+ALL = days((1, 10))
+
+
+def healthy(
+    published: Collection[date] = ALL, final: Collection[date] = days((1, 8))
+) -> dict[str, Ledger]:
+    """All tables after a night in which everything went well."""
+    logged = frozenset(published)
+    raw = record(0, published, event_days=logged, current_days=logged, log_days=logged)
+    closes = {STAGED.name: set(final) & logged, FACT.name: set(final) & logged}
+    built = [
+        record(0, published, inputs=dict.fromkeys(sources, 0), final=closes.get(name, ()))
+        for name, sources in SOURCES.items()
+    ]
+    others = [ledger(TABLES[name], one) for name, one in zip(SOURCES, built, strict=True)]
+    return ledgers(*others, ledger(RAW, raw))
+
+
+def appended(table: Table, *to: int) -> dict[str, Ledger]:
+    """Healthy tables; somebody else has appended to some days of one."""
+    found = healthy()
+    record = found[table.name].records[-1]
+    other = Foreign(record.version + 1, "WRITE", days(*to))
+    return found | {table.name: ledger(table, record, foreign=[other])}
+
+
+def situation(
+    found: Mapping[str, Ledger] | None = None,
+    *,
+    behind: Backlog | None = None,
+    load: Collection[date] = (),
+    absent: Collection[date] = (),
+    held: Collection[date] = (),
+    failed: Mapping[str, Collection[date]] | None = None,
+    policy: Policy = POLICY,
+    today: date = TODAY,
+    in_time: bool = False,
+    settings: str = "config",
+) -> Situation:
+    found = healthy() if found is None else found
+    return Situation(
+        ledgers=found,
+        backlog=behind or backlog(found, policy, today),
+        arrivals={
+            RAW.name: Arrivals(
+                load=dict.fromkeys(load, "x"),
+                absent=frozenset(absent),
+                held={day: [f"arrival_date={day}/part-0.jsonl"] for day in held},
+            )
+        },
+        failed=failed or {},
+        policy=policy,
+        config_digests=dict.fromkeys(TABLES, settings),
+        today=today,
+        in_time=in_time,
+    )
+
+
+def lacking(*of: date, table: Table, final: bool = False) -> Backlog:
+    part = {table.name: dict.fromkeys(of, Behind({}))}
+    return Backlog({}, part) if final else Backlog(part)
+
+
+def states(table: Table, now: Situation) -> dict[int, State]:
+    """By the number of the day."""
+    return {(d - START).days + 1: state for d, state in day_states(table.name, now).items()}
+
+
+def built(version: int, digest: str, *, final: bool = True, by: str = NIGHTLY, of=(1, 2)) -> Record:
+    """Days 1 and 2 as of a version; both final or both not."""
+    found = days(*of)
+    return record(version, found, digest=digest, final=found if final else (), by=by)

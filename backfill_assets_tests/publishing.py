@@ -1,0 +1,101 @@
+"""Rows of facts that the IO manager publishes, without an asset that makes them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+from uuid import uuid4
+
+import pyspark.sql.types as T
+from pandera.pyspark import Field
+
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.orders.facts import FACT, DailyOrders
+from backfill_assets.publish.candidates import Built, Candidate, Done, Plan
+from backfill_assets.quality.audit import Book
+from backfill_assets_tests.pipeline import Pipeline, day
+
+RECORD = {"run_id": "r1", "asset": FACT.name, "code_version": "c", "config_digest": "d"}
+
+
+def fact_rows(spark, rows: Iterable[tuple]):
+    """Rows of (day number, customer, orders)."""
+    data = [(day(n), customer, orders, Decimal(orders)) for n, customer, orders in rows]
+    return spark.createDataFrame(data, FACT.struct)
+
+
+def window(first: int, last: int) -> Window:
+    return Window(day(first), day(last + 1))
+
+
+def candidate(frame, *, due: int | None = None, recipe: str | None = None) -> Candidate:
+    """Rows for any days, which are made of something new unless a recipe is given."""
+    recipe = recipe or uuid4().hex
+
+    def plan(days: Window) -> Plan:
+        books = {d: Book(rows=due) for d in days} if due is not None else {}
+        return Plan(dict.fromkeys(days, recipe), lambda _: Built(frame, books))
+
+    return Candidate(FACT, plan)
+
+
+def publish(
+    pipeline: Pipeline,
+    frame,
+    days: Window,
+    *,
+    run: str = "r1",
+    due: int | None = None,
+    recipe: str | None = None,
+    **how: Any,
+) -> list[Done]:
+    record = {**RECORD, "run_id": run}
+    proposed = candidate(frame, due=due, recipe=recipe)
+    return pipeline.io_manager.publish(proposed, days, record, **how)
+
+
+def content(pipeline: Pipeline) -> set[tuple]:
+    rows = pipeline.rows(FACT.name)
+    return {(r["run_date"].day, r["customer_id"], r["orders"]) for r in rows}
+
+
+def together(*work) -> list[BaseException]:
+    """Run all at once; what they raised."""
+    gate, raised = threading.Barrier(len(work)), []
+
+    def run(one) -> None:
+        gate.wait()
+        try:
+            one()
+        except BaseException as error:  # noqa: BLE001 - handed to the asserting thread
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(one,)) for one in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+def outcomes(done: list[Done]) -> list[str]:
+    return [d.outcome.value for d in done]
+
+
+OPTIONAL = {"null_warn": 1.0, "null_error": 1.0}
+
+
+class Wider(DailyOrders):
+    """Two columns more, both of which may be null."""
+
+    channel: T.StringType = Field(nullable=True, description="Where it's from.", metadata=OPTIONAL)
+    items: T.LongType = Field(nullable=True, ge=1, description="Items.", metadata=OPTIONAL)
+
+    class Config(DailyOrders.Config):
+        """As it is."""
+
+
+WIDER = replace(FACT, model=Wider)
