@@ -70,6 +70,7 @@ def test_a_table_is_an_input_of_itself():
     assert (of.source, of.reach) == (STAGED, SAME_DAY)
     assert own.source is balance
     assert own.reach == PREVIOUS_DAY
+    assert own.launched is None, "Dagster is told the reach itself"
     # What decides its rows is what decides the rows of the others.
     assert balance.decided_by == FACT.decided_by
     digests = config_digests(SETTINGS)
@@ -244,6 +245,9 @@ def test_a_day_of_a_long_history_is_final_as_well():
     # And so is none after a day that is not.
     gap = [n for n in range(1, last + 1) if n != 700]
     assert final(*one_by_one(*gap), last=last) == days((1, 699))
+    # Whichever day is asked for first: here it is the last one.
+    backwards = one_by_one(*range(last, 0, -1), *range(1, last + 1))
+    assert final(*backwards, last=last) == days((1, last - 2))
 
 
 def test_the_first_day_of_all_needs_no_day_before():
