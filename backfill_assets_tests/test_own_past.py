@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from datetime import date
+from pathlib import Path
 from typing import Annotated
 
 import dagster as dg
@@ -16,6 +18,7 @@ from backfill_assets.assets.publishing import delta_assets
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY
+from backfill_assets.definitions import build_defs
 from backfill_assets.orders.facts import DailyOrders
 from backfill_assets.orders.tables import LATE, RAW
 from backfill_assets.settings import SettingsError, load_settings
@@ -117,6 +120,15 @@ def test_it_is_refused_where_it_would_be_computed(made):
     with pytest.raises(DeclarationError, match=rf"{made.name}: .* not be computed yet"):
         derived.build(SETTINGS, running_code(SETTINGS), made)
     assert derived.build(SETTINGS, running_code(SETTINGS), after_balance)
+    # Not by leaving it out.
+    with pytest.raises(DeclarationError, match="balance: before is the day before of balance"):
+        build_defs(SETTINGS)
+
+
+def test_the_page_declares_one():
+    page = (Path(__file__).parents[1] / "docs" / "own-tables.md").read_text()
+    _, function = inspect.getsource(balance.transform).split("\n", 1)
+    assert f"```text\n{function}```" in page
 
 
 # --- the graph ------------------------------------------------------------------------------------
