@@ -6,13 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from backfill_assets.calendar.reach import SAME_DAY, last_days
+    from backfill_assets.calendar.reach import PREVIOUS_DAY, SAME_DAY, last_days
     from backfill_assets.component import BackfillAssets
     from backfill_assets.definitions import build_defs, delta_io_manager
     from backfill_assets.orders.facts import CURRENT, FACT
     from backfill_assets.orders.tables import LATE, ORDERS, RAW, REJECTED, STAGED
     from backfill_assets.settings import load_settings
-    from backfill_assets.tables.derived import Reads, conserves, table
+    from backfill_assets.tables.derived import SELF, Reads, conserves, table
     from backfill_assets.tables.known import corrections, current
     from backfill_assets.tables.sources import Source
     from backfill_assets.tables.table import json_text, nullable
@@ -24,10 +24,12 @@ _PLACES = {
     "build_defs": "definitions",
     "delta_io_manager": "definitions",
     "Reads": "tables.derived",
+    "SELF": "tables.derived",
     "conserves": "tables.derived",
     "table": "tables.derived",
     "corrections": "tables.known",
     "current": "tables.known",
+    "PREVIOUS_DAY": "calendar.reach",
     "SAME_DAY": "calendar.reach",
     "last_days": "calendar.reach",
     "CURRENT": "orders.facts",
@@ -47,9 +49,11 @@ __all__ = [
     "FACT",
     "LATE",
     "ORDERS",
+    "PREVIOUS_DAY",
     "RAW",
     "REJECTED",
     "SAME_DAY",
+    "SELF",
     "STAGED",
     "BackfillAssets",
     "Reads",

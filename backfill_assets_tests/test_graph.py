@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from backfill_assets.calendar.partitions import DAY, Days, Window, packed
 from backfill_assets.calendar.policy import Policy
-from backfill_assets.calendar.reach import SAME_DAY, Known, Reach, last_days, next_days
+from backfill_assets.calendar.reach import (
+    PREVIOUS_DAY,
+    SAME_DAY,
+    Known,
+    Reach,
+    last_days,
+    next_days,
+)
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import Dependency
@@ -22,7 +29,10 @@ from backfill_assets_tests.pipeline import START, day
 POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touched=True)
 GRAPH = Graph.of(TABLES.values(), POLICY)
 RAW_LEDGER = ledger(RAW)
-reaches = st.builds(Reach, st.integers(0, 9), st.integers(0, 9), st.booleans())
+#: Those that end before the day itself included.
+reaches = st.integers(0, 9).flatmap(
+    lambda before: st.builds(Reach, st.just(before), st.integers(-before, 9), st.booleans())
+)
 some_days = st.sets(st.integers(1, 12).map(day), min_size=1).map(frozenset)
 
 
@@ -52,11 +62,31 @@ def test_nothing_is_touched_by_nothing():
 
 @pytest.mark.parametrize(
     ("reach", "read"),
-    [(SAME_DAY, (5, 5)), (next_days(0), (5, 5)), (next_days(2), (5, 7)), (last_days(3), (3, 5))],
+    [
+        (SAME_DAY, (5, 5)),
+        (next_days(0), (5, 5)),
+        (next_days(2), (5, 7)),
+        (last_days(3), (3, 5)),
+        (PREVIOUS_DAY, (4, 4)),
+    ],
 )
 def test_reaches_by_name(reach, read):
     first, last = read
     assert reach.read(one(day(5))) == Window(day(first), day(last) + DAY)
+
+
+@given(reaches, st.integers(1, 12))
+def test_a_day_needs_its_own_day_or_the_last_before_it(reach, n):
+    read = {*reach.read(one(day(n)))}
+    assert reach.of_the_past == (day(n) not in read)
+    assert reach.needed(day(n)) == max(d for d in read if d <= day(n))
+    assert Known().needed(day(n)) == day(n)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, -1), (2, -3), (-1, 1)])
+def test_a_reach_that_has_no_day_or_begins_after_the_day_is_none(before, after):
+    with pytest.raises(ValueError, match="begins after the day, or ends before it begins"):
+        Reach(before, after)
 
 
 @given(reaches.filter(lambda reach: reach != SAME_DAY), st.integers(1, 12))

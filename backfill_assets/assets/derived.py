@@ -18,6 +18,7 @@ from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import graph_for
 from backfill_assets.tables.codes import Code
 from backfill_assets.tables.derived import FOR_DAY, Derived
+from backfill_assets.tables.table import DeclarationError
 
 #: By name, some numbers of a day.
 Sums = dict[str, int | Decimal]
@@ -92,7 +93,12 @@ def books(table: Derived, frames: Mapping[str, DataFrame], days: Window) -> dict
 
 
 def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition:
-    """The asset of a declared table."""
+    """The asset of a declared table.
+
+    Raises:
+        DeclarationError: a day of it needs an earlier day of an input, and not its own.
+    """
+    _refuse_the_past(table)
     graph = graph_for(settings)
     starts = {name: graph.policy_of(of.table.name).start for name, of in table.reads.items()}
 
@@ -113,6 +119,20 @@ def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition
         return Built(rows, books(table, frames, days), scattered=True, remarks=remarks)
 
     return made_asset(settings, code, table, make, group=table.group, lineage=table.lineage)
+
+
+def _refuse_the_past(table: Derived) -> None:
+    """Refuse to compute what would come out wrong.
+
+    All days of a run are computed at once, and a day is held back if its own day of an input is
+    not there. Days that are built upon each other must be computed and judged one after the other.
+    """
+    for parameter, of in table.reads.items():
+        if of.reach.of_the_past:
+            raise DeclarationError(
+                f"{table.name}: {parameter} is the day before of {of.table.name}. That can be "
+                "declared, but not be computed yet: take the table out of the list of tables"
+            )
 
 
 def _final(

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reach:
-    """A day is decided by its own day of the input, and so many days before it and after it.
+    """A day is decided by input days in a row: most often its own day, and days around it.
 
     Attributes:
         before: so many days before.
         after: so many days after. So an `after` of 7 spans 8 days, and with 0 only what is logged
-            on the very day counts.
+            on the very day counts. With -1 the last of them is the day before.
         stays_open: whether the days after are a window for late data: a day of the table is built
             when its own day has come, and again as long as the window is open.
     """
@@ -39,6 +39,22 @@ class Reach:
     stays_open: bool = False
     #: Whether how many input days there are differs by day, so that they must be told by date.
     varies: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.before < 0 or self.before + self.after < 0:
+            raise ValueError(f"{self} begins after the day, or ends before it begins")
+
+    @property
+    def of_the_past(self) -> bool:
+        """Whether only days before a day decide it, and not its own day of the input."""
+        return self.after < 0
+
+    def needed(self, day: date) -> date:
+        """The input day without which a day cannot be made: its own, or the last before it.
+
+        Whatever else the reach has is read if it is there.
+        """
+        return day + min(self.after, 0) * DAY
 
     def read(self, days: Window) -> Window:
         """The input days that decide some days."""
@@ -79,6 +95,8 @@ class Reach:
 
 
 SAME_DAY = Reach()
+#: The day before, alone: of a table that carries its own state from day to day.
+PREVIOUS_DAY = Reach(before=1, after=-1)
 
 
 def next_days(n: int) -> Reach:
@@ -101,6 +119,10 @@ class Known:
 
     stays_open: ClassVar[bool] = True
     varies: ClassVar[bool] = True
+
+    def needed(self, day: date) -> date:
+        """The input day without which a day cannot be made: its own."""
+        return day
 
     def deciding(self, source: Ledger) -> Callable[[date], Collection[date]]:
         """By day, the input days that decide it, in ascending order.

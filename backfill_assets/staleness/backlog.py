@@ -17,6 +17,7 @@ from backfill_assets.delta.records import Record
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.recipes import made_of
 from backfill_assets.tables.graph import graph_of
+from backfill_assets.tables.table import Inputs
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,7 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
         own = graph.policy_of(table)
         due = own.due(today) if table in graph.by_event_day else own.logged(today)
         for day, record in needed.items():
-            # They may have been taken back since.
-            can = day in due and all(
-                day in ledgers[name].published for name in graph.made_from(table)
-            )
+            can = day in due and _can_be_made(graph.inputs[table], ledgers, day, own.start)
             # A day that was taken back stays so until there is newer input than there was then.
             built = ledgers[table].latest.get(day) or ledgers[table].withdrawals.get(day)
             if can and _is_older(built, ledgers[source], record):
@@ -94,6 +92,18 @@ def follows(
         for table, inputs in graph_of(ledgers, policy).inputs.items()
         for of in inputs
     ]
+
+
+def _can_be_made(inputs: Inputs, ledgers: Ledgers, day: date, start: date) -> bool:
+    """Whether all that a day needs is published: it may have been taken back since.
+
+    Before the first day of all there is nothing to wait for.
+    """
+    return all(
+        needed < start or needed in ledgers[of.source.name].published
+        for of in inputs
+        for needed in [of.reach.needed(day)]
+    )
 
 
 def _is_older(built: Record | None, source: Ledger, needed: Record) -> bool:

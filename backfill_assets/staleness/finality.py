@@ -78,6 +78,7 @@ def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], b
     Of a table that is made of a raw log, that is so if the window of the day has closed, and the
     record was built from the last of those commits of the log that changed the day until then, or
     later. Of a table that is made of such tables, if so were the input days that decide the day.
+    With its own day before among them, that goes back to the first day of all.
     """
     graph = graph_of(ledgers, policy)
     closed = {log: closings(ledgers[log], graph.policy_of(log)) for log in graph.sources}
@@ -87,25 +88,23 @@ def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], b
         for of in graph.inputs[name]
         if of.source.name in closed
     }
-    builds: dict[str, dict[date, list[Record]]] = {
-        name: defaultdict(list) for name in graph.closing
-    }
-    for name, of_day in builds.items():
-        for record in ledgers[name].records:
-            for day in record.days:
-                of_day[day].append(record)
+    builds = {name: _builds(ledgers[name]) for name in graph.closing}
+    known: dict[tuple[str, int, date], bool] = {}
 
     def closes(table: str, record: Record, day: date) -> bool:
-        return all(
-            holds(table, of.source.name, record, day)
-            if of.source.name in closed
-            else all(
-                made(of.source.name, record, needed)
-                for needed in of.reach.deciding(ledgers[of.source.name])(day)
-                if needed >= graph.policy_of(of.source.name).start
+        key = table, record.version, day
+        if key not in known:
+            known[key] = all(
+                holds(table, of.source.name, record, day)
+                if of.source.name in closed
+                else all(
+                    made(of.source.name, record, needed)
+                    for needed in of.reach.deciding(ledgers[of.source.name])(day)
+                    if needed >= graph.policy_of(of.source.name).start
+                )
+                for of in graph.inputs[table]
             )
-            for of in graph.inputs[table]
-        )
+        return known[key]
 
     def holds(table: str, log: str, record: Record, day: date) -> bool:
         closed_by = closed[log].get(day)
@@ -125,7 +124,21 @@ def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], b
         ]
         return any(closes(source, r, day) for r in [*old, *same])
 
+    for name in filter(graph.carries_state, builds):
+        # In this order, no day has to go back further than to the one before it.
+        for day, records in sorted(builds[name].items()):
+            for record in records:
+                closes(name, record, day)
     return closes
+
+
+def _builds(ledger: Ledger) -> Mapping[date, Sequence[Record]]:
+    """By day, the commits that published it, in ascending order."""
+    found: dict[date, list[Record]] = defaultdict(list)
+    for record in ledger.records:
+        for day in record.days:
+            found[day].append(record)
+    return found
 
 
 def _changes(of: Dependency, ledgers: Ledgers) -> Mapping[date, Sequence[int]]:

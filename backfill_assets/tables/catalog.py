@@ -39,7 +39,7 @@ def _graph(place: str, policy: Policy) -> Graph:
     found: dict[str, Table] = {}
     for name, table in declared(place).items():
         for of in table.inputs(policy):
-            if found.get(of.source.name) is not of.source:
+            if of.source is not table and found.get(of.source.name) is not of.source:
                 raise _bad(place, f"{of.source.name}, an input of {name}, must come before it")
         if isinstance(table, SourceTable) and table.source.under(policy).start < policy.start:
             source = table.source

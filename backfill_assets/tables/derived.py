@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pandera.pyspark as pa
@@ -33,13 +33,23 @@ _PUBLISHES = "backfill_assets.assets.derived"
 Transform = Callable[..., DataFrame]
 
 
+class _Self:
+    """Stands for a table in its own declaration, which has no name for it yet."""
+
+    name = "the table itself"
+
+
+#: In `Reads`, the table that is being declared. Any type will do: `Derived` takes its place.
+SELF: Any = _Self()
+
+
 @dataclass(frozen=True)
 class Reads:
     """Which days of a table a parameter holds; the annotation of a parameter.
 
     Attributes:
-        table: the input.
-        reach: which days of it decide a day: `SAME_DAY`, or `last_days(n)`.
+        table: the input; `SELF` is the table that is being declared.
+        reach: which days of it decide a day: `SAME_DAY`, `last_days(n)` or `PREVIOUS_DAY`.
     """
 
     table: Table
@@ -97,15 +107,26 @@ class Derived(Table):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        reads = {
+            name: replace(of, table=self) if of.table is SELF else of
+            for name, of in self.reads.items()
+        }
+        object.__setattr__(self, "reads", reads)
         # Dagster is told the same day: with an offset in the mapping, a launch of the newest day
         # of the input would ask for days of this table whose own input day does not exist yet. The
-        # days after it follow by themselves, as all that is behind its inputs.
+        # days after it follow by themselves, as all that is behind its inputs. Of a table that
+        # depends on itself, Dagster must know that the days are earlier ones.
         dependencies = tuple(
-            Dependency(of.table, of.reach, launched=None if of.reach == SAME_DAY else SAME_DAY)
-            for of in self.reads.values()
+            Dependency(
+                of.table,
+                of.reach,
+                launched=None if of.table is self or of.reach == SAME_DAY else SAME_DAY,
+            )
+            for of in reads.values()
         )
         object.__setattr__(self, "inputs", lambda _: dependencies)
-        object.__setattr__(self, "decided_by", decided_by(of.table for of in self.reads.values()))
+        others = [of.table for of in reads.values() if of.table is not self]
+        object.__setattr__(self, "decided_by", decided_by(others))
 
     @property
     def equations(self) -> list[Equation]:
@@ -218,6 +239,14 @@ def _reads(function: Transform) -> dict[str, Reads]:
             )
         found[parameter] = reads[0]
     names = [one.table.name for one in found.values()]
-    if not names or len(set(names)) < len(names):
-        raise DeclarationError(f"{function.__name__}: it needs inputs, each table once: {names}")
+    if {*names} <= {SELF.name} or len(set(names)) < len(names):
+        raise DeclarationError(
+            f"{function.__name__}: it needs inputs besides itself, each table once: {names}"
+        )
+    for parameter, one in found.items():
+        if one.table is SELF and not one.reach.of_the_past:
+            raise DeclarationError(
+                f"{function.__name__}: {parameter} has days that are being made; of itself, a "
+                "table reads earlier days: Reads(SELF, PREVIOUS_DAY)"
+            )
     return found

@@ -85,11 +85,15 @@ class Graph:
         )
 
     def made_from(self, name: str) -> list[str]:
-        """The tables that a table is made of directly."""
-        return [of.source.name for of in self.inputs[name]]
+        """The other tables that a table is made of directly."""
+        return [of.source.name for of in self.inputs[name] if of.source.name != name]
+
+    def carries_state(self, name: str) -> bool:
+        """Whether a table is made of its own days before as well."""
+        return any(of.source.name == name for of in self.inputs[name])
 
     def upstream(self, name: str) -> set[str]:
-        """All tables that a table is made of, directly or by way of others."""
+        """All other tables that a table is made of, directly or by way of others."""
         found = set(self.made_from(name))
         return found.union(*(self.upstream(source) for source in found))
 
@@ -124,14 +128,15 @@ class Graph:
     def closing(self) -> tuple[str, ...]:
         """The tables of which a day is final once all input days that decide it are.
 
-        A day that all that is known decides never is; nor is one that is made of such.
+        A day that all that is known decides never is; nor is one that is made of such. Its own
+        days before close no later than a table's other inputs do.
         """
         found: list[str] = []
         for name in self.by_event_day:
-            inputs = self.inputs[name]
             if all(
-                not isinstance(of.reach, Known) and (of.source.name in found or of.reach.stays_open)
-                for of in inputs
+                not isinstance(of.reach, Known)
+                and (of.source.name in (*found, name) or of.reach.stays_open)
+                for of in self.inputs[name]
             ):
                 found.append(name)
         return tuple(found)

@@ -82,11 +82,11 @@ def holds_json(column: Any) -> bool:
 class Dependency:
     """An input of a table.
 
-    A day of the table needs its own day of the input to be published; whatever else it reaches is
-    read if it is there.
+    A day of the table needs one day of the input to be published, see `Reach.needed`; whatever
+    else it reaches is read if it is there.
 
     Attributes:
-        source: the input.
+        source: the input; the table itself, if it reads days of its own.
         reach: which days of it decide a day.
         recorded: the name under which a commit of the input records the days of the table that it
             changes; where it does not, all that it may change are meant.

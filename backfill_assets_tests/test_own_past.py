@@ -1,0 +1,267 @@
+"""A table that is made of its own day before: declared, and what follows from that."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from datetime import date
+from pathlib import Path
+from typing import Annotated
+
+import dagster as dg
+import pytest
+from pyspark.sql import DataFrame
+
+from backfill_assets import FACT, ORDERS, PREVIOUS_DAY, SELF, STAGED, Reads, last_days, table
+from backfill_assets.assets import derived
+from backfill_assets.assets.publishing import delta_assets
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.calendar.reach import SAME_DAY
+from backfill_assets.definitions import build_defs
+from backfill_assets.orders.facts import DailyOrders
+from backfill_assets.orders.tables import LATE, RAW
+from backfill_assets.settings import SettingsError, load_settings
+from backfill_assets.staleness.backlog import backlog
+from backfill_assets.staleness.finality import final_days
+from backfill_assets.staleness.recipes import made_of
+from backfill_assets.tables.catalog import config_digests, tables_of
+from backfill_assets.tables.codes import running_code
+from backfill_assets.tables.graph import Graph
+from backfill_assets.tables.table import DeclarationError
+from backfill_assets_tests.pipeline import START, day
+from backfill_assets_tests.test_records import days, ledger, ledgers, record
+
+
+@table(DailyOrders)
+def balance(
+    orders: Annotated[DataFrame, Reads(STAGED)],
+    before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
+) -> DataFrame: ...
+
+
+@table(DailyOrders)
+def after_balance(of: Annotated[DataFrame, Reads(balance)]) -> DataFrame: ...
+
+
+@table(DailyOrders)
+def yesterday(orders: Annotated[DataFrame, Reads(STAGED, PREVIOUS_DAY)]) -> DataFrame: ...
+
+
+@table(DailyOrders)
+def late_balance(
+    before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
+    late: Annotated[DataFrame, Reads(LATE)],
+) -> DataFrame: ...
+
+
+TABLES = [*ORDERS, balance, after_balance, yesterday, late_balance]
+BACKWARDS = [*ORDERS, after_balance, balance]
+SETTINGS = load_settings(
+    tables="backfill_assets_tests.test_own_past:TABLES", start=START, window_days=2
+)
+POLICY = Policy.of(SETTINGS)
+GRAPH = Graph.of(tables_of(SETTINGS).values(), POLICY)
+LATER = day(20)
+
+
+# --- the declaration ------------------------------------------------------------------------------
+
+
+def test_a_table_is_an_input_of_itself():
+    of, own = balance.inputs(POLICY)
+    assert (of.source, of.reach) == (STAGED, SAME_DAY)
+    assert own.source is balance
+    assert own.reach == PREVIOUS_DAY
+    assert own.launched is None, "Dagster is told the reach itself"
+    # What decides its rows is what decides the rows of the others.
+    assert balance.decided_by == FACT.decided_by
+    digests = config_digests(SETTINGS)
+    assert digests[balance.name] == digests[FACT.name]
+
+
+def of_today(
+    orders: Annotated[DataFrame, Reads(STAGED)], own: Annotated[DataFrame, Reads(SELF)]
+): ...
+
+
+def of_a_week(
+    orders: Annotated[DataFrame, Reads(STAGED)],
+    own: Annotated[DataFrame, Reads(SELF, last_days(7))],
+): ...
+
+
+def alone(own: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)]): ...
+
+
+def twice(
+    orders: Annotated[DataFrame, Reads(STAGED)],
+    one: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
+    other: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
+): ...
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (of_today, "own has days that are being made"),
+        (of_a_week, "own has days that are being made"),
+        (alone, "inputs besides itself"),
+        (twice, "each table once"),
+    ],
+)
+def test_of_itself_a_table_reads_earlier_days_and_something_else(function, said):
+    with pytest.raises(DeclarationError, match=said):
+        table(DailyOrders)(function)
+
+
+@pytest.mark.parametrize("made", [balance, yesterday])
+def test_it_is_refused_where_it_would_be_computed(made):
+    with pytest.raises(DeclarationError, match=rf"{made.name}: .* not be computed yet"):
+        derived.build(SETTINGS, running_code(SETTINGS), made)
+    assert derived.build(SETTINGS, running_code(SETTINGS), after_balance)
+    # Not by leaving it out.
+    with pytest.raises(DeclarationError, match="balance: before is the day before of balance"):
+        build_defs(SETTINGS)
+
+
+def test_the_page_declares_one():
+    page = (Path(__file__).parents[1] / "docs" / "own-tables.md").read_text()
+    _, function = inspect.getsource(balance.transform).split("\n", 1)
+    assert f"```text\n{function}```" in page
+
+
+# --- the graph ------------------------------------------------------------------------------------
+
+
+def test_a_table_does_not_come_before_itself():
+    assert list(tables_of(SETTINGS))[-4:] == [of.name for of in TABLES[-4:]]
+    assert GRAPH.made_from(balance.name) == [STAGED.name]
+    assert GRAPH.upstream(balance.name) == {STAGED.name, RAW.name}
+    assert GRAPH.upstream(after_balance.name) == {balance.name, STAGED.name, RAW.name}
+    assert GRAPH.logs(after_balance.name) == {RAW.name}
+    assert [name for name in GRAPH.tables if GRAPH.carries_state(name)] == [
+        balance.name,
+        late_balance.name,
+    ]
+    with pytest.raises(SettingsError, match="balance, an input of after_balance, must come before"):
+        tables_of(load_settings(tables="backfill_assets_tests.test_own_past:BACKWARDS"))
+
+
+def test_it_stays_open_and_closes_as_its_other_inputs_do():
+    named = {balance.name, after_balance.name, yesterday.name}
+    assert named <= {*GRAPH.by_event_day}
+    assert named <= {*GRAPH.closing}
+    assert late_balance.name in GRAPH.by_log_day
+    assert late_balance.name not in GRAPH.closing
+
+
+def test_dagster_takes_the_days_before_for_a_dependency_of_the_asset_on_itself():
+    @delta_assets(SETTINGS, name="make_balance", tables=[balance], group="derived")
+    def asset(context, **inputs): ...
+
+    staged = dg.AssetSpec(STAGED.name, partitions_def=asset.partitions_def)
+    definitions = dg.Definitions(assets=[staged, asset])
+    dg.Definitions.validate_loadable(definitions)
+    graph = definitions.resolve_asset_graph()
+    key, daily = dg.AssetKey(balance.name), graph.get(dg.AssetKey(balance.name)).partitions_def
+    assert graph.get(key).has_self_dependency
+    mapping = graph.get_partition_mapping(key, key)
+
+    def reads(*of: date) -> set[str]:
+        subset = daily.subset_with_partition_keys(map(str, of))
+        found = mapping.get_upstream_mapped_partitions_result_for_partitions(subset, daily, daily)
+        return {*found.partitions_subset.get_partition_keys()}
+
+    assert reads(day(5), day(6)) == {str(day(4)), str(day(5))}
+    assert reads(START) == set()
+    # What a launch takes along of another table's days is the same days.
+    (of,) = yesterday.inputs(POLICY)
+    assert of.launched == SAME_DAY
+
+
+# --- what a day is made of, and what is behind ----------------------------------------------------
+
+
+def test_a_day_has_another_recipe_once_the_day_before_has_other_rows():
+    staged = ledger(STAGED, record(0, days((1, 4)), inputs={RAW.name: 0}))
+    made = record(0, days((1, 3)), inputs={STAGED.name: 0})
+    again = record(1, days(2), inputs={STAGED.name: 0}, digest="other")
+    then, now = (
+        made_of(GRAPH.inputs[balance.name], ledgers(staged, ledger(balance, *of)), days((1, 4)))
+        for of in ([made], [made, again])
+    )
+    assert {d for d in then if then[d] != now[d]} == days(3)
+
+
+def behind(*made) -> dict[date, set[str]]:
+    staged = ledger(STAGED, record(0, days((1, 3)), inputs={RAW.name: 0}))
+    found = backlog(ledgers(staged, ledger(balance, *made)), POLICY, LATER)
+    return {d: {*of.inputs} for d, of in found.open.get(balance.name, {}).items()}
+
+
+def test_a_day_waits_for_the_day_before():
+    assert behind() == {day(1): {STAGED.name}}
+    first = record(0, days(1), inputs={STAGED.name: 0, balance.name: 0})
+    assert behind(first) == {day(2): {STAGED.name, balance.name}}
+    second = record(1, days(2), inputs={STAGED.name: 0, balance.name: 0})
+    assert behind(first, second).keys() == days(3)
+    # The first day with other rows: the second one was made of what it held before.
+    again = record(2, days(1), inputs={STAGED.name: 0, balance.name: 1})
+    assert behind(first, second, again) == {
+        day(2): {balance.name},
+        day(3): {STAGED.name, balance.name},
+    }
+
+
+def test_a_day_of_the_day_before_of_another_table_waits_for_that_day():
+    staged = ledger(STAGED, record(0, days(1, 2, 4), inputs={RAW.name: 0}))
+    found = backlog(ledgers(staged, ledger(yesterday)), POLICY, LATER)
+    assert found.open[yesterday.name].keys() == days(2, 3, 5)
+
+
+# --- what is final --------------------------------------------------------------------------------
+
+
+def final(*made, last: int = 5, staged: Iterable[date] | None = None) -> frozenset[date]:
+    """With a window of 2 days, the days of a log that is settled to the last are final but two."""
+    of = days((1, last))
+    raw = ledger(RAW, record(0, of, settled=of, event_days=of))
+    stg = ledger(STAGED, record(0, of if staged is None else staged, inputs={RAW.name: 0}))
+    found = final_days(ledgers(raw, stg, ledger(balance, *made)), POLICY)
+    return frozenset(found[balance.name])
+
+
+def one_by_one(*of: int) -> list:
+    """A commit for each day, which has read what the commits before it published."""
+    return [
+        record(n, days(d), inputs={STAGED.name: 0, balance.name: max(n - 1, 0)})
+        for n, d in enumerate(of)
+    ]
+
+
+def test_a_day_is_final_once_the_day_before_is():
+    assert final(*one_by_one(1, 2, 3, 4, 5)) == days(1, 2, 3)
+    # The first day of all has none before it; the third one has none that is published.
+    assert final(*one_by_one(1, 3, 4, 5)) == days(1)
+    assert final(*one_by_one(2, 3, 4, 5)) == frozenset()
+    # The second day came after the third had been made.
+    assert final(*one_by_one(1, 3, 2)) == days(1, 2)
+    # Staging lacks a day: those after it are not final either.
+    assert final(*one_by_one(1, 2, 3, 4, 5), staged=days(1, (3, 5))) == days(1)
+
+
+def test_a_day_of_a_long_history_is_final_as_well():
+    last = 1500
+    assert final(*one_by_one(*range(1, last + 1)), last=last) == days((1, last - 2))
+    # And so is none after a day that is not.
+    gap = [n for n in range(1, last + 1) if n != 700]
+    assert final(*one_by_one(*gap), last=last) == days((1, 699))
+    # Whichever day is asked for first: here it is the last one.
+    backwards = one_by_one(*range(last, 0, -1), *range(1, last + 1))
+    assert final(*backwards, last=last) == days((1, last - 2))
+
+
+def test_the_first_day_of_all_needs_no_day_before():
+    assert PREVIOUS_DAY.needed(START) == START - DAY
+    assert {*PREVIOUS_DAY.read(Window(START, START + DAY))} == {START - DAY}
