@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any
 
+import msgspec
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -216,14 +217,13 @@ class Work:
         loaded = {v.day: wanted[v.day].manifest for v in verdicts if v.passed}
         log = before.ledger if before else Ledger(self.source.raw)
         was, now = self._settled(log, loaded, listing, policy)
-        return Remarks(
-            said={
-                "landing": {str(day): manifest.said for day, manifest in loaded.items()},
-                **changes.said,
-                "settled": packed(now - was),
-                "unsettled": packed(was - now),
-            }
+        details = msgspec.structs.replace(
+            changes.details,
+            landing={day: manifest.said for day, manifest in loaded.items()},
+            settled=packed(now - was),
+            unsettled=packed(was - now),
         )
+        return Remarks(details=details)
 
     def _settled(
         self, log: Ledger, loaded: Mapping[date, Manifest], listing: Listing, policy: Policy

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from backfill_assets.assets.making import made_asset
 from backfill_assets.calendar.partitions import Window
+from backfill_assets.delta.records import Details
 from backfill_assets.engine.spark import Keep
 from backfill_assets.publish.candidates import Built, Remarks, Snapshot
 from backfill_assets.quality.audit import Book, Severity, Verdict
@@ -184,8 +185,8 @@ def _keep_late(settings: Settings, code: Code, source: Source) -> dg.AssetsDefin
 def _say_what_is_late(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
     entries = {v.day: v.book.entries for v in verdicts if v.passed}
     late = {
-        str(day): [entry["late"], str(entry["late amount"])]
+        day: (int(entry["late"]), str(entry["late amount"]))
         for day, entry in entries.items()
         if entry["late"]
     }
-    return Remarks(said={"late": late})
+    return Remarks(details=Details(late=late))

@@ -15,9 +15,6 @@ from backfill_assets.calendar.partitions import unpacked
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import Foreign, Record
 
-#: What the record of an undo says of the days that it put back, by the version they are as of.
-AS_OF = "as of"
-
 #: As many characters of a run's id as the console shows are enough to name it.
 _SHORT = 8
 
@@ -142,8 +139,8 @@ class Origins:
 
 def _as_of(commit: Record) -> dict[date, int]:
     """By day that an undo put back, the version that it is as of."""
-    said = commit.said.get(AS_OF, {})
-    return {day: int(version) for version, days in said.items() for day in unpacked(days)}
+    ranges = commit.details.as_of
+    return {day: int(version) for version, days in ranges.items() for day in unpacked(days)}
 
 
 def footprint(ledger: Ledger, mine: Mine, origins: Origins | None = None) -> dict[date, Change]:

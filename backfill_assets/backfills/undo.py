@@ -14,16 +14,17 @@ from datetime import date
 from functools import reduce
 from typing import Any
 
+import msgspec
 from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame
 
 from backfill_assets.backfills.dependents import Extent, extents
-from backfill_assets.backfills.footprints import AS_OF, Change, footprint, part_of, put_back
+from backfill_assets.backfills.footprints import Change, footprint, part_of, put_back
 from backfill_assets.calendar.partitions import DAY, Window, packed, spelled
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.delta.records import Record
+from backfill_assets.delta.records import Details, Record
 from backfill_assets.delta.snapshots import data_files, rows_as_of
 from backfill_assets.engine.stores import open_store
 from backfill_assets.landing.manifests import Manifest, after_undo
@@ -36,9 +37,6 @@ from backfill_assets.staleness.touched import touched
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.sources import Role, SourceTable
 from backfill_assets.tables.table import Table
-
-#: What the record of an undo calls the backfill that it undoes.
-_UNDOES = "undoes"
 
 
 class UndoRefusedError(ValueError):
@@ -267,22 +265,22 @@ class _Undo:
                 f"audit: {why}. Tables that were put back before it stay so; leave these days "
                 "out, or mend the input and launch them again."
             )
-        said = {
-            _UNDOES: self.asked.name,
-            AS_OF: {str(v): packed(of) for v, of in _by_version(changes).items()},
-            **self._told(before, rows, verdicts, todo),
-        }
+        details = msgspec.structs.replace(
+            self._details(before, rows, verdicts, todo),
+            undoes=self.asked.name,
+            as_of={str(v): packed(of) for v, of in _by_version(changes).items()},
+        )
         final = {d for d, c in todo.items() if c.previous and d in c.previous.final}
         gone = f"taken back by the undo of {self.asked.name}: it counts as never published"
-        return Remarks(final, dict.fromkeys(withdrawn, gone), said)
+        return Remarks(final, dict.fromkeys(withdrawn, gone), details)
 
-    def _told(
+    def _details(
         self,
         before: Snapshot,
         rows: DataFrame,
         verdicts: Sequence[Verdict],
         changes: Mapping[date, Change],
-    ) -> dict[str, Any]:
+    ) -> Details:
         """What those who follow this table read from its commits, as the assets themselves say it.
 
         An undo holds until somebody decides otherwise or something new lands: what has landed by
@@ -291,33 +289,27 @@ class _Undo:
         days = [v.day for v in verdicts]
         table = self.table
         if not isinstance(table, SourceTable):
-            return {}
+            return Details()
         if table.role is Role.LOG:
             loaded = manifests(before.ledger)
             settings = self.asked.settings
             policy = table.source.policy(settings)
             moved = touched(table.source, before, rows, verdicts, policy, settings.timezone)
-            return {
-                "landing": {
-                    str(day): _put_back(changes[day].previous, day, loaded[day]).said
-                    for day in days
-                    if day in loaded
-                },
-                **moved.said,
+            landing = {
+                day: _put_back(changes[day].previous, day, loaded[day]).said
+                for day in days
+                if day in loaded
             }
+            return msgspec.structs.replace(moved.details, landing=landing)
         if table.role is Role.LATE:
-            olds = {
-                str(day): c.previous.said.get("late", {})
-                for day, c in changes.items()
-                if c.previous
-            }
-            return {"late": {day: old[day] for day, old in olds.items() if day in old}}
-        return {}
+            olds = {day: c.previous.details.late for day, c in changes.items() if c.previous}
+            return Details(late={day: old[day] for day, old in olds.items() if day in old})
+        return Details()
 
 
 def _put_back(previous: Record | None, day: date, undone: Manifest) -> Manifest:
     """What a log day is made of once the commit before stands again; see `after_undo`."""
-    before = Manifest.of(previous.said.get("landing", {}).get(str(day))) if previous else None
+    before = Manifest.of(previous.details.landing.get(day)) if previous else None
     if previous and before is None:
         return undone  # a commit of an earlier release did not record it
     return after_undo(before, undone)

@@ -134,13 +134,12 @@ class Known:
         unknown = {day for other in source.foreign for day in other.days} | source.uncertain
         unknown |= source.unrecorded | (source.published - source.latest.keys())
         for record in source.records:
-            spans = record.said.get("spans")
-            if spans is None:
+            if record.details.spans is None:
                 unknown |= record.wrote
                 continue
-            for input_day, told in spans.items():
-                for day in unpacked(told):
-                    found[day].add(date.fromisoformat(input_day))
+            for input_day, ranges in record.details.spans.items():
+                for day in unpacked(ranges):
+                    found[day].add(input_day)
         there = source.published
 
         def days_of(day: date) -> Collection[date]:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from backfill_assets.calendar.partitions import unpacked
-from backfill_assets.delta.records import PERSON, Published, Record
+from backfill_assets.delta.records import PERSON, Details, Published, Record
 from backfill_assets.tables.table import Table
 
 
@@ -28,7 +28,7 @@ class _Said(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     since: int | msgspec.UnsetType | None = msgspec.UNSET
     days: list[str] = msgspec.field(default_factory=list)
     final: list[str] = msgspec.field(default_factory=list)
-    said: dict[str, Any] = msgspec.field(default_factory=dict)
+    said: Details = msgspec.field(default_factory=Details)
     commit_id: str = ""
     reason: str | None = None
     git_commit: str = ""
@@ -164,7 +164,7 @@ def record_of(entry: Entry, said: _Said) -> Record:
         inputs=said.inputs,
         days=said.audit,
         final=_days(said.final),
-        said=said.said,
+        details=said.said,
         commit_id=said.commit_id,
         since=None if said.since is msgspec.UNSET else said.since,
         written=None if said.since is msgspec.UNSET else _days(said.days),

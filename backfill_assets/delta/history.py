@@ -86,7 +86,7 @@ def _said(commit: Record | Foreign, days: Window | None) -> dict[str, Any]:
         **head,
         "run": commit.run_id,
         "backfill": commit.backfill_id,
-        "undoes": commit.said.get("undoes"),
+        "undoes": commit.details.undoes,
         "by": commit.launched_by,
         "reason": commit.reason,
         "code": commit.code_version,
@@ -140,7 +140,7 @@ def _cells(commit: Record | Foreign) -> list[str]:
             lines = spans(windows(others)).splitlines()
             days.append("\n".join(f"{line} {what}" for line in lines))
     by = commit.launched_by
-    if undone := commit.said.get("undoes"):
+    if undone := commit.details.undoes:
         by = f"undo of {undone} by {by}"
     return ["\n".join(days), commit.run_id[:8], (commit.backfill_id or "none")[:17], by]
 
@@ -151,7 +151,7 @@ def _told(commit: Record | Foreign, day: date) -> Iterator[tuple[str, str]]:
         yield head, f"{_at(commit)} UTC, changed by another writer: {commit.operation}"
         return
     what = "written" if day in commit.wrote else "computed, and unchanged"
-    if undone := commit.said.get("undoes"):
+    if undone := commit.details.undoes:
         what = f"put back to what it was before {undone}"
         if day in commit.withdrawn:
             what = f"taken back: before {undone} it had never been published"

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from backfill_assets.calendar.partitions import Window, unpacked
+from backfill_assets.calendar.partitions import Window
 from backfill_assets.quality.audit import Book, Finding, Measured, Severity, Verdict
 from backfill_assets.tables.table import Table
 
@@ -48,6 +48,37 @@ class Published(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     made_under: str = ""
 
 
+class Details(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What a commit tells those who follow its table, besides the days that it published.
+
+    Days are ranges, as `partitions.packed` makes them. What is none was not recorded: the commit is
+    of an earlier release, or of a table that does not record it.
+
+    Attributes:
+        landing: by log day, the manifest that it was loaded from; see `landing.manifests`.
+        event_days: the event days whose staged rows it changes; see `staleness.touched`.
+        current_days: the event days whose rows it changes in what is known now.
+        log_days: the log days whose lateness it changes.
+        spans: by log day, the event days that its lines tell of.
+        settled: the log days for which nothing more is due since; see `staleness.finality`.
+        unsettled: the log days for which something is due again.
+        late: by log day, the number of late lines, and their amount as text.
+        undoes: the backfill that it undoes.
+        as_of: of an undo, by version of the table, the days that it put back to that version.
+    """
+
+    landing: dict[date, Any] = msgspec.field(default_factory=dict)
+    event_days: list[str] | None = None
+    current_days: list[str] | None = None
+    log_days: list[str] | None = None
+    spans: dict[date, list[str]] | None = None
+    settled: list[str] = msgspec.field(default_factory=list)
+    unsettled: list[str] = msgspec.field(default_factory=list)
+    late: dict[date, tuple[int, str]] = msgspec.field(default_factory=dict)
+    undoes: str | None = None
+    as_of: dict[str, list[str]] = msgspec.field(default_factory=dict, name="as of")
+
+
 class Record(msgspec.Struct, frozen=True, gc=False):
     """What one commit of ours says of itself.
 
@@ -61,7 +92,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         inputs: the version of each table that it was computed from.
         days: what was published, by day.
         final: those of the days that will not change any more unless a person rebuilds them.
-        said: what the asset itself added, by name.
+        details: what it tells those who follow the table.
         commit_id: tells this commit from every other.
         since: the version that it was compared with; none if there was no table.
         written: those of the days whose files it wrote; the others had these rows already.
@@ -85,7 +116,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     inputs: Mapping[str, int]
     days: Mapping[date, Published]
     final: frozenset[date]
-    said: Mapping[str, Any]
+    details: Details
     commit_id: str = ""
     since: int | None = None
     written: frozenset[date] | None = None
@@ -129,10 +160,6 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     def made_under(self, day: date) -> str:
         """Digest of the settings that a day of it was made under."""
         return self.days[day].made_under or self.config_digest
-
-    def days_said(self, name: str) -> frozenset[date]:
-        """Days that the asset recorded under a name."""
-        return frozenset(unpacked(self.said.get(name, ())))
 
     @property
     def by_person(self) -> bool:

@@ -164,7 +164,7 @@ def _late_money(now: Situation, source: Source) -> list[Incident]:
     )
     found = []
     for day, record in sorted(now.ledgers[late].latest.items()):
-        count, amount = record.said.get("late", {}).get(str(day), (0, "0"))
+        count, amount = record.details.late.get(day, (0, "0"))
         if count and day > now.today - _NEWS * DAY:
             worth = f" worth {amount}" if source.amount else ""
             detail = f"{day}: {count} line(s){worth} came after their day had closed; {became}"

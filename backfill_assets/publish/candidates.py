@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.records import Details
 from backfill_assets.quality.audit import Book, Verdict
 from backfill_assets.tables.table import Table
 
@@ -87,12 +88,12 @@ class Remarks:
     Attributes:
         final: days that only a person may rebuild from now on.
         withdrawn: days, by the reason, that are to count as never published; they have no rows.
-        said: by name, anything that JSON can hold.
+        details: what the commit is to tell those who follow the table.
     """
 
     final: Collection[date] = ()
     withdrawn: Mapping[date, str] = field(default_factory=dict)
-    said: Mapping[str, Any] = field(default_factory=dict)
+    details: Details = field(default_factory=Details)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from datetime import date
 from typing import Any
 
 import dagster as dg
+import msgspec
 from pydantic import PrivateAttr
 from pyspark.sql import DataFrame
 
@@ -207,7 +208,7 @@ class Publisher(dg.ConfigurableIOManager):
                 "because": by_reason({v.day: because[v.day] for v in passed}),
                 "final": packed(remarks.final),
                 "withdrawn": packed(remarks.withdrawn),
-                "said": remarks.said,
+                "said": msgspec.to_builtins(remarks.details),
             }
             version = self._writer(table).commit(
                 audited.frame,

@@ -102,11 +102,9 @@ def targets(
 def manifests(raw: Ledger) -> dict[date, Manifest]:
     """What each log day was last loaded from; those of which it is not known are left out."""
     loaded = {
-        date.fromisoformat(day): said
-        for record in raw.records
-        for day, said in record.said.get("landing", {}).items()
+        day: manifest for record in raw.records for day, manifest in record.details.landing.items()
     }
-    found = {day: Manifest.of(said) for day, said in loaded.items()}
+    found = {day: Manifest.of(manifest) for day, manifest in loaded.items()}
     return {day: manifest for day, manifest in found.items() if manifest is not None}
 
 

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from datetime import date
 
+from backfill_assets.calendar.partitions import unpacked
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import Record
@@ -66,8 +67,8 @@ def _settling(raw: Ledger) -> Iterator[tuple[Record, frozenset[date], set[date]]
     """By commit of the raw log: the log days that it settled, and all that are settled then."""
     settled: set[date] = set()
     for record in raw.records:
-        settled -= record.days_said("unsettled") | record.withdrawn
-        new = record.days_said("settled") - settled
+        settled -= {*unpacked(record.details.unsettled)} | record.withdrawn
+        new = frozenset(unpacked(record.details.settled)) - settled
         settled |= new
         yield record, new, settled
 

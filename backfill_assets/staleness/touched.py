@@ -9,13 +9,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import any_of, packed, windows
 from backfill_assets.calendar.policy import Policy
+from backfill_assets.delta.records import Details
 from backfill_assets.engine.spark import keeping
 from backfill_assets.publish.candidates import Snapshot
 from backfill_assets.quality.audit import Verdict
@@ -49,14 +49,14 @@ class Touched:
     spans: Mapping[date, frozenset[date]] = field(default_factory=dict)
 
     @property
-    def said(self) -> dict[str, Any]:
+    def details(self) -> Details:
         """The same for the record of a commit, where `recipes` and `backlog` read it."""
-        return {
-            "event_days": packed(self.event_days),
-            "current_days": packed(self.current_days),
-            "log_days": packed(self.log_days),
-            "spans": {str(day): packed(told) for day, told in self.spans.items()},
-        }
+        return Details(
+            event_days=packed(self.event_days),
+            current_days=packed(self.current_days),
+            log_days=packed(self.log_days),
+            spans={day: packed(told) for day, told in self.spans.items()},
+        )
 
 
 def touched(

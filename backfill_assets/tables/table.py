@@ -21,6 +21,7 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from backfill_assets.calendar.partitions import unpacked
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import Known, Reach
 
@@ -88,8 +89,8 @@ class Dependency:
     Attributes:
         source: the input; the table itself, if it reads days of its own.
         reach: which days of it decide a day.
-        recorded: the name under which a commit of the input records the days of the table that it
-            changes; where it does not, all that it may change are meant.
+        recorded: the field of `records.Details` in which a commit of the input records the days of
+            the table that it changes; where it does not, all that it may change are meant.
         launched: the reach that Dagster is told, where it is another: what a launch of the input's
             days takes along, and no more.
     """
@@ -103,8 +104,9 @@ class Dependency:
         """The days of the table that a commit of the input makes due."""
 
         def days(record: Record) -> Iterable[date]:
-            if self.recorded and self.recorded in record.said:
-                return record.days_said(self.recorded)
+            ranges = getattr(record.details, self.recorded) if self.recorded else None
+            if ranges is not None:
+                return unpacked(ranges)
             return self.reach.changed(source.changed[record.version], source)
 
         return days
