@@ -10,7 +10,7 @@ import msgspec
 
 from backfill_assets.calendar.partitions import packed
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import Foreign, Published, Record
+from backfill_assets.delta.records import Details, Foreign, Published, Record
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.quality.audit import Measured
@@ -49,9 +49,11 @@ def record(
     rows: int = 1,
     digest: str = "",
     config_digest: str = "config",
-    **said: Any,
+    **details: Any,
 ) -> Record:
-    """What a commit says of itself; sets of days in `said` are packed as the assets do it."""
+    """What a commit says of itself; sets of days in `details` are packed as the assets do it."""
+    written = {k: packed(v) if isinstance(v, frozenset) else v for k, v in details.items()}
+    assert written.keys() <= {*Details.__struct_encode_fields__}
     told = Published(rows, digest or f"digest {version}", "ok")
     return Record(
         version=version,
@@ -63,7 +65,7 @@ def record(
         inputs=inputs or {},
         days=dict.fromkeys(sorted(published), told),
         final=frozenset(final),
-        said={k: packed(v) if isinstance(v, frozenset) else v for k, v in said.items()},
+        details=msgspec.convert(written, Details),
     )
 
 

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from backfill_assets.backfills.dependents import extents
-from backfill_assets.backfills.footprints import AS_OF
 from backfill_assets.calendar.partitions import packed
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.records import Foreign, Record
@@ -61,14 +60,12 @@ class Tables:
             )
             for d, said in one.days.items()
         }
-        said = dict(one.said)
-        if as_of is not None:
-            said[AS_OF] = {str(as_of): packed(days(*of, *withdrawn))}
+        put_back = {} if as_of is None else {str(as_of): packed(days(*of, *withdrawn))}
         self.commits[name].append(
             msgspec.structs.replace(
                 one,
                 days=audit,
-                said=said,
+                details=msgspec.structs.replace(one.details, as_of=put_back),
                 since=version - 1,
                 written=frozenset(one.days.keys() - days(*same)),
                 withdrawn=days(*withdrawn),

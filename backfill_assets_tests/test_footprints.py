@@ -13,7 +13,7 @@ from backfill_assets.backfills.footprints import (
 )
 from backfill_assets.backfills.undo import undone
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import Foreign, Published, Record
+from backfill_assets.delta.records import Details, Foreign, Published, Record
 from backfill_assets.orders.facts import FACT
 from backfill_assets_tests.pipeline import day
 
@@ -31,7 +31,7 @@ def record(version, days, *, written=None, withdrawn=(), **more):
             "inputs": {},
             "days": said,
             "final": frozenset(),
-            "said": {},
+            "details": Details(),
             "since": version - 1,
             "written": frozenset(day(n) for n in (days if written is None else written)),
             "withdrawn": frozenset(day(n) for n in withdrawn),
@@ -107,7 +107,7 @@ def test_others_that_wrote_since_or_between(other):
 
 def undo(version, as_of):
     """An undo that puts day 1 back to what it held as of a version."""
-    return record(version, [1], said={"as of": {str(as_of): ["2024-01-01"]}})
+    return record(version, [1], details=Details(as_of={str(as_of): ["2024-01-01"]}))
 
 
 def test_days_that_were_undone():

@@ -29,8 +29,8 @@ from backfill_assets.tables.catalog import config_digests, tables_of
 from backfill_assets.tables.codes import running_code
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import DeclarationError
+from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.pipeline import START, day
-from backfill_assets_tests.test_records import days, ledger, ledgers, record
 
 
 @table(DailyOrders)

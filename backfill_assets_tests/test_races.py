@@ -64,14 +64,14 @@ def check(nightly: Pipeline, races: int) -> None:
         records = list(nightly.io_manager.ledger(TABLES[name]).records)
         for d, found in builds(records):
             # What files came in between has no recipe on record, and is made again.
-            recipes = [record.days[d].made_of or repr(record.said["landing"]) for record in found]
+            recipes = [record.days[d].made_of or repr(record.details.landing) for record in found]
             assert len(recipes) == len(set(recipes)), f"{name}[{d}] was committed twice"
             for source in {s for record in found for s in record.inputs}:
                 versions = [record.inputs[source] for record in found]
                 assert versions == sorted(versions), f"{name}[{d}]: older {source} on newer"
             if name == RAW.name:
                 # Files are only added: what was read later has more of them.
-                files = [set(record.said["landing"][str(d)].get("files", ())) for record in found]
+                files = [set(record.details.landing[d].get("files", ())) for record in found]
                 newer = pairwise(files)
                 assert all(a <= b for a, b in newer), f"{name}[{d}]: an older listing on a newer"
     nightly.run(1, DAYS)

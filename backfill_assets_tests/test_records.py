@@ -20,7 +20,7 @@ from backfill_assets.calendar.partitions import DAY, Window, packed, unpacked, w
 from backfill_assets.delta import reading
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.logs import load_log
-from backfill_assets.delta.records import Foreign, Published, Record
+from backfill_assets.delta.records import Details, Foreign, Published, Record
 from backfill_assets.orders.facts import FACT
 from backfill_assets.publish.run_tags import launched_by
 from backfill_assets_tests.invented_logs import NIGHTLY, days, record, said_of
@@ -96,11 +96,11 @@ def test_a_record_comes_back_whole(url):
             day(3): Published(2, "0", "warn", {"orders": "0"}),
         },
         final=days(1),
-        said=said,
+        details=msgspec.convert(said, Details),
         failed={day(2): "unique_key: 2 rows"},
     )
-    assert found.days_said("event_days") == days((1, 3))
-    assert found.days_said("log_days") == frozenset()
+    assert frozenset(unpacked(found.details.event_days or ())) == days((1, 3))
+    assert found.details.log_days is None
 
 
 @pytest.mark.parametrize("reason", ["Grüße \u2028", "caf\udce9"])
@@ -123,7 +123,7 @@ def test_a_record_in_the_older_form(url):
     commit_ours(url, 1, 2)
     (found,) = read(url).records
     assert found.launched_by == "person"
-    assert (found.backfill_id, found.final, found.said) == (None, frozenset(), {})
+    assert (found.backfill_id, found.final, found.details) == (None, frozenset(), Details())
     assert found.inputs == {"stg_orders": 4}
     assert found.days[day(2)] == Published(1, "digest of 2024-01-02", "ok", {})
 

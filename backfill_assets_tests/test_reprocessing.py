@@ -14,7 +14,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from backfill_assets.calendar.partitions import DAY, Window, windows
+from backfill_assets.calendar.partitions import DAY, Window, unpacked, windows
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import Foreign, Record
@@ -1206,7 +1206,7 @@ class World:
         changed: dict[date, int] = {}
         for log in raw.records:
             open_days = {d for n in log.days for d in self.policy.may_touch(n)}
-            touches = log.days_said("event_days") if self.policy.only_touched else open_days
+            touches = unpacked(log.details.event_days) if self.policy.only_touched else open_days
             changed |= dict.fromkeys(touches, log.version)
         self.closed |= {
             d
@@ -1350,11 +1350,11 @@ def _nothing_is_missed(world: World, waiting: set[date]) -> None:
     now = world.ledgers
     assert waiting <= world.shut
     for log in now[RAW.name].records:
-        for d in log.days_said("event_days"):
+        for d in unpacked(log.details.event_days):
             built = now[STAGED.name].latest[d]
             assert built.inputs[RAW.name] >= log.version or d in waiting
         # What is known now of a day is up to date, whether its window is shut or not.
-        for d in log.days_said("current_days"):
+        for d in unpacked(log.details.current_days):
             assert now[CURRENT.name].latest[d].inputs[RAW.name] >= log.version
     for name in (FACT.name, CURRENT.name, CORRECTIONS.name, *BY_LOG_DAY):
         source = SOURCES[name][0]

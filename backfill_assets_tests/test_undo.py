@@ -71,7 +71,7 @@ def test_exactly_its_days_go_back(loaded):
     assert set(commits.values()) <= {0, 1}
     assert commits[RAW.name] == commits[STAGED.name] == commits[FACT.name] == 1
     record = read_ledger(loaded.settings.table(FACT.name), FACT).records[-1]
-    assert (record.reason, record.said["undoes"]) == ("a drill", "wrongone")
+    assert (record.reason, record.details.undoes) == ("a drill", "wrongone")
 
 
 def test_an_undo_can_be_undone(loaded):
