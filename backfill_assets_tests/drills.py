@@ -232,17 +232,17 @@ def land(drill: Drill, days: Window, name: str, amount: Decimal) -> None:
 
 def balance(drill: Drill) -> tuple[str, int]:
     """What the source says it sent against the orders of the facts, and how many are too many."""
-    books = {}
+    expectations = {}
     for table in (RAW, REJECTED, STAGED, LATE):
         ledger = read_ledgers(drill.settings)[table.name]
         days = [record.days[day] for day, record in ledger.latest.items()]
-        books[table.name] = {
+        expectations[table.name] = {
             entry: sum(int(day.entries.get(entry, 0)) for day in days)
             for entry in ("landed", "rejected", "superseded", "late")
         }
     # Where a day has a control total, the audit has held what landed against it.
-    landed, rejected = books[RAW.name]["landed"], books[REJECTED.name]["rejected"]
-    superseded, late = books[STAGED.name]["superseded"], books[LATE.name]["late"]
+    landed, rejected = expectations[RAW.name]["landed"], expectations[REJECTED.name]["rejected"]
+    superseded, late = expectations[STAGED.name]["superseded"], expectations[LATE.name]["late"]
     right = landed - rejected - superseded - late
     orders = sum(count for count, _ in drill.facts().values())
     text = (
@@ -289,7 +289,7 @@ def doubled(drill: Drill) -> None:
     drill.say(
         f"readers see {revenue(now, hit):,} of revenue, where {revenue(right, hit):,} is right"
     )
-    found = f"{State.FOREIGN.value}: {hit}"
+    found = f"{State.EXTERNAL.value}: {hit}"
     drill.until(lambda: found in drill.days_check())
     drill.say(
         f"DETECTED after {time.monotonic() - happened:.0f} seconds, by the check `days`, which "
@@ -323,7 +323,7 @@ def doubled(drill: Drill) -> None:
     assert drill.facts() == right
     assert balance(drill)[1] == drill.keys_twice() == 0
     drill.note(balance(drill)[0])
-    drill.until(lambda: State.FOREIGN.value not in drill.days_check())
+    drill.until(lambda: State.EXTERNAL.value not in drill.days_check())
     drill.say(
         f"REPAIRED: revenue of {hit} is {revenue(right, hit):,}; no other day was written, and "
         "the check `days` finds no other writer any more"

@@ -10,7 +10,7 @@ import msgspec
 
 from backfill_assets.calendar.partitions import packed
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import Details, Foreign, Published, Record
+from backfill_assets.delta.records import Details, ExternalCommit, Published, Record
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.quality.audit import Measured
@@ -69,8 +69,8 @@ def record(
     )
 
 
-def ledger(table: Table, *records: Record, foreign: Iterable[Foreign] = ()) -> Ledger:
-    others = sorted(foreign, key=lambda other: other.version)
+def ledger(table: Table, *records: Record, external: Iterable[ExternalCommit] = ()) -> Ledger:
+    others = sorted(external, key=lambda other: other.version)
     version = max((commit.version for commit in (*records, *others)), default=None)
     rows = {d: told.rows for r in records for d, told in r.days.items() if told.rows}
     return Ledger(table, version, records, others, counted(rows))

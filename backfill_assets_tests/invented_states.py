@@ -7,7 +7,7 @@ from datetime import date
 
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import Foreign, Record
+from backfill_assets.delta.records import ExternalCommit, Record
 from backfill_assets.monitoring.states import Situation, State, day_states
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
@@ -42,8 +42,8 @@ def appended(table: Table, *to: int) -> dict[str, Ledger]:
     """Healthy tables; somebody else has appended to some days of one."""
     found = healthy()
     record = found[table.name].records[-1]
-    other = Foreign(record.version + 1, "WRITE", days(*to))
-    return found | {table.name: ledger(table, record, foreign=[other])}
+    other = ExternalCommit(record.version + 1, "WRITE", days(*to))
+    return found | {table.name: ledger(table, record, external=[other])}
 
 
 def situation(

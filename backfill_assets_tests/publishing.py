@@ -15,7 +15,7 @@ from pandera.pyspark import Field
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.orders.facts import FACT, DailyOrders
 from backfill_assets.publish.candidates import Built, Candidate, Done, Plan
-from backfill_assets.quality.audit import Book
+from backfill_assets.quality.audit import Expectation
 from backfill_assets_tests.pipeline import Pipeline, day
 
 RECORD = {"run_id": "r1", "asset": FACT.name, "code_version": "c", "config_digest": "d"}
@@ -31,13 +31,13 @@ def window(first: int, last: int) -> Window:
     return Window(day(first), day(last + 1))
 
 
-def candidate(frame, *, due: int | None = None, recipe: str | None = None) -> Candidate:
-    """Rows for any days, which are made of something new unless a recipe is given."""
-    recipe = recipe or uuid4().hex
+def candidate(frame, *, due: int | None = None, fingerprint: str | None = None) -> Candidate:
+    """Rows for any days, which are made of something new unless a fingerprint is given."""
+    fingerprint = fingerprint or uuid4().hex
 
     def plan(days: Window) -> Plan:
-        books = {d: Book(rows=due) for d in days} if due is not None else {}
-        return Plan(dict.fromkeys(days, recipe), lambda _: Built(frame, books))
+        expectations = {d: Expectation(rows=due) for d in days} if due is not None else {}
+        return Plan(dict.fromkeys(days, fingerprint), lambda _: Built(frame, expectations))
 
     return Candidate(FACT, plan)
 
@@ -49,11 +49,11 @@ def publish(
     *,
     run: str = "r1",
     due: int | None = None,
-    recipe: str | None = None,
+    fingerprint: str | None = None,
     **how: Any,
 ) -> list[Done]:
     record = {**RECORD, "run_id": run}
-    proposed = candidate(frame, due=due, recipe=recipe)
+    proposed = candidate(frame, due=due, fingerprint=fingerprint)
     return pipeline.io_manager.publish(proposed, days, record, **how)
 
 

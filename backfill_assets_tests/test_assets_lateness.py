@@ -206,13 +206,13 @@ def test_numbers_are_what_the_ui_plots(spark):
     )
 
 
-def test_books_count_for_themselves(spark):
+def test_expectations_count_for_themselves(spark):
     lines, window = generated(), Window(day(10), day(12))
     rejected = [day(10)]
     raw_frame, rejected_frame = frames(spark, lines, rejected)
     rows = {d: expected(lines, rejected, d, 2) for d in window}
     rows[day(11)]["lines"] += 1
-    found = lateness.books(rows, raw_frame, rejected_frame, ORDER_LINES, window, 2, {day(8)})
+    found = lateness.expectations(rows, raw_frame, rejected_frame, ORDER_LINES, window, 2, {day(8)})
     good, bad = found[day(10)], found[day(11)]
     assert (good.rows, bad.rows) == (1, 1)
     assert not good.problems

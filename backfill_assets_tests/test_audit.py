@@ -12,7 +12,7 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import STAGED
 from backfill_assets.quality.audit import (
-    Book,
+    Expectation,
     Measured,
     RefusedError,
     Severity,
@@ -35,8 +35,10 @@ def measured(rows: int, **changes) -> Measured:
     return replace(empty_day(STAGED), rows=rows, **changes)
 
 
-def finding(table, found, check, *, book=None, before=None, window=ONE_DAY):
-    verdicts = judge(table, window, {day(10): found}, {day(10): book or Book()}, before or {})
+def finding(table, found, check, *, expectation=None, before=None, window=ONE_DAY):
+    verdicts = judge(
+        table, window, {day(10): found}, {day(10): expectation or Expectation()}, before or {}
+    )
     return next(f for f in verdicts[0].findings if f.check == check)
 
 
@@ -140,38 +142,40 @@ def test_unique_key():
 
 
 @pytest.mark.parametrize(
-    ("book", "severity"),
+    ("expectation", "severity"),
     [
-        (Book(rows=5), Severity.OK),
-        (Book(rows=6), Severity.ERROR),
-        (Book(rows=5, totals={"amount": 0}), Severity.OK),
-        (Book(rows=5, totals={"amount": 1}), Severity.ERROR),
-        (Book(rows=5, problems=["file x cannot be read"]), Severity.ERROR),
-        (Book(rows=5, warnings=["mind the gap"]), Severity.WARN),
-        (Book(), Severity.OK),
+        (Expectation(rows=5), Severity.OK),
+        (Expectation(rows=6), Severity.ERROR),
+        (Expectation(rows=5, totals={"amount": 0}), Severity.OK),
+        (Expectation(rows=5, totals={"amount": 1}), Severity.ERROR),
+        (Expectation(rows=5, problems=["file x cannot be read"]), Severity.ERROR),
+        (Expectation(rows=5, warnings=["mind the gap"]), Severity.WARN),
+        (Expectation(), Severity.OK),
     ],
 )
-def test_conservation(book, severity):
-    assert finding(STAGED, measured(5), "conservation", book=book).severity is severity
+def test_conservation(expectation, severity):
+    assert (
+        finding(STAGED, measured(5), "conservation", expectation=expectation).severity is severity
+    )
 
 
 @pytest.mark.parametrize(
-    ("found", "books", "said"),
+    ("found", "expectations", "said"),
     [
         ({None: measured(2)}, {}, "2 row(s) have no event_date"),
         ({day(10): measured(1), day(12): measured(3)}, {}, "3 row(s) have a event_date outside"),
-        ({}, {day(10): Book(rows=7)}, "no rows at all, but its inputs say that 7 are due"),
+        ({}, {day(10): Expectation(rows=7)}, "no rows at all, but its inputs say that 7 are due"),
     ],
 )
-def test_refusals_name_table_days_and_cause(found, books, said):
+def test_refusals_name_table_days_and_cause(found, expectations, said):
     with pytest.raises(RefusedError) as error:
-        refuse_strays(found, STAGED, ONE_DAY, books)
+        refuse_strays(found, STAGED, ONE_DAY, expectations)
     for part in ("stg_orders", "2024-01-10", "the table is as it was", said):
         assert part in str(error.value)
 
 
 def test_a_day_that_is_truly_empty_is_fine():
-    refuse_strays({}, STAGED, ONE_DAY, {day(10): Book(rows=0)})
-    verdict = judge(STAGED, ONE_DAY, {}, {day(10): Book(rows=0)}, {})[0]
+    refuse_strays({}, STAGED, ONE_DAY, {day(10): Expectation(rows=0)})
+    verdict = judge(STAGED, ONE_DAY, {}, {day(10): Expectation(rows=0)}, {})[0]
     assert verdict.passed
     assert verdict.measured.rows == 0

@@ -68,7 +68,7 @@ def committed_twice(pipeline: Pipeline) -> list[tuple[str, str]]:
     found = []
     for name in LAYERS:
         records = pipeline.io_manager.ledger(TABLES[name]).records
-        times = Counter((d, record.days[d].made_of) for record in records for d in record.days)
+        times = Counter((d, record.days[d].fingerprint) for record in records for d in record.days)
         found += [(name, str(d)) for (d, _), count in times.items() if count > 1]
     return found
 

@@ -23,7 +23,7 @@ from backfill_assets.delta import commit_files, reading
 from backfill_assets.delta.commit_files import CommitFiles
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.reading import read_ledger
-from backfill_assets.delta.records import Foreign
+from backfill_assets.delta.records import ExternalCommit
 from backfill_assets.orders.facts import FACT
 from backfill_assets_tests.invented_logs import days, said_of
 from backfill_assets_tests.pipeline import day
@@ -68,7 +68,7 @@ def whole(ledger: Ledger) -> dict[str, Any]:
     return {
         "version": ledger.version,
         "records": [msgspec.structs.asdict(r) for r in ledger.records],
-        "foreign": [asdict(other) for other in ledger.foreign],
+        "external": [asdict(other) for other in ledger.external],
         "measured": ledger.measured,
         "rows": ledger.rows,
         "transaction": ledger.transaction,
@@ -176,7 +176,7 @@ def test_a_commit_that_says_nothing_shifts_no_version(url):
     last = ours(url, 3)
     found = read(url)
     assert [record.version for record in found.records] == [first, last]
-    assert found.foreign == [Foreign(silent, "None", days(2))]
+    assert found.external == [ExternalCommit(silent, "None", days(2))]
 
 
 def test_what_a_commit_is_about_may_come_last_and_be_spoken_of_elsewhere(url):
@@ -217,7 +217,7 @@ def test_others_before_our_first_commit_made_the_table(url):
     theirs(url, 1)
     ours(url, 2)
     version = theirs(url, 3)
-    assert [other.version for other in read(url).foreign] == [version]
+    assert [other.version for other in read(url).external] == [version]
 
 
 def test_a_table_by_another_name_is_another(url):

@@ -8,10 +8,10 @@ import pytest
 from backfill_assets.backfills.dependents import extents
 from backfill_assets.calendar.partitions import packed
 from backfill_assets.calendar.policy import Policy
-from backfill_assets.delta.records import Foreign, Record
+from backfill_assets.delta.records import ExternalCommit, Record
 from backfill_assets.orders.facts import CORRECTIONS, FACT
 from backfill_assets.orders.tables import LATE, RAW, STAGED, TABLES
-from backfill_assets.staleness.recipes import made_of
+from backfill_assets.staleness.fingerprints import input_fingerprints
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.pipeline import START, day
 
@@ -22,7 +22,7 @@ class Tables:
     """Ledgers of tables that grow commit by commit, in the versions that the test says."""
 
     def __init__(self):
-        self.commits: dict[str, list[Record | Foreign]] = {name: [] for name in TABLES}
+        self.commits: dict[str, list[Record | ExternalCommit]] = {name: [] for name in TABLES}
 
     def now(self):
         return ledgers(
@@ -30,7 +30,7 @@ class Tables:
                 ledger(
                     TABLES[name],
                     *[c for c in commits if isinstance(c, Record)],
-                    foreign=[c for c in commits if isinstance(c, Foreign)],
+                    external=[c for c in commits if isinstance(c, ExternalCommit)],
                 )
                 for name, commits in self.commits.items()
             ]
@@ -44,18 +44,20 @@ class Tables:
         """A commit of days; some of them may have had the `same` rows already."""
         self._add(table.name, version, of, inputs, run, **more)
 
-    def foreign(self, table, version, of):
-        self.commits[table.name].append(Foreign(version, "DELETE", days(*of)))
+    def external(self, table, version, of):
+        self.commits[table.name].append(ExternalCommit(version, "DELETE", days(*of)))
 
     def _add(self, name, version, of, inputs, run, *, withdrawn=(), as_of=None, same=(), **more):
         code = more.pop("code", "code")
         one = record(version, days(*of), inputs=inputs, run=run, **more)
-        recipes = made_of(TABLES[name].inputs(POLICY), self.now(), one.days) if inputs else {}
+        fingerprints = (
+            input_fingerprints(TABLES[name].inputs(POLICY), self.now(), one.days) if inputs else {}
+        )
         held = self.now()[name]
         audit = {
             d: msgspec.structs.replace(
                 said,
-                made_of=recipes.get(d, ""),
+                fingerprint=fingerprints.get(d, ""),
                 digest=held.latest[d].days[d].digest if d in days(*same) else said.digest,
             )
             for d, said in one.days.items()
@@ -155,7 +157,7 @@ def test_what_was_written_since_is_refused(tables, how):
         tables.make(STAGED, 3, [3], **more)
         who = "run deployed"
     else:
-        tables.foreign(STAGED, 3, [3])
+        tables.external(STAGED, 3, [3])
         who = "another writer (DELETE)"
     (said,) = problems(tables.extents("nightrun"))
     assert said == (

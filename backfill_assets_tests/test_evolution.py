@@ -204,13 +204,13 @@ def test_a_ledger_knows_which_records_are_from_before_a_column(tmp_path):
     ours(url, 1)
     ours(url, 2)
     added = append(url, info("ADD COLUMNS"), {"metaData": with_columns(url, "channel")})
-    foreign = theirs(url, 7)
+    external = theirs(url, 7)
     ours(url, 3)
     for found in (read_by_another_process(url), read_ledger(str(url), WIDER)):
         assert found.added == {"channel": added}
         lacked = [found.lacked(record) for record in found.records]
         assert lacked == [{"channel"}, {"channel"}, frozenset()]
-        assert [other.version for other in found.foreign] == [foreign]
+        assert [other.version for other in found.external] == [external]
 
 
 # --- with Spark -----------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def test_a_column_that_may_be_null_is_added_before_the_commit(loaded, spark, mon
     # A merge, and who reads the days of then.
     assert outcomes(publish_wide(4, merge=True)) == ["written"]
     ledger = io.ledger(WIDER)
-    assert ledger.stands(day(1)) is not None
+    assert ledger.current_record(day(1)) is not None
     assert ledger.lacked(ledger.latest[day(1)]) == {"channel", "items"}
     old = io.source(ledger, False).days(window(1, 1)).collect()
     assert [(r["customer_id"], r["channel"]) for r in old] == [("a", None)]

@@ -13,7 +13,7 @@ from backfill_assets.backfills.footprints import (
 )
 from backfill_assets.backfills.undo import undone
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import Details, Foreign, Published, Record
+from backfill_assets.delta.records import Details, ExternalCommit, Published, Record
 from backfill_assets.orders.facts import FACT
 from backfill_assets_tests.pipeline import day
 
@@ -40,8 +40,8 @@ def record(version, days, *, written=None, withdrawn=(), **more):
     )
 
 
-def ledger(*records, foreign=()):
-    return Ledger(FACT, records[-1].version, records, foreign)
+def ledger(*records, external=()):
+    return Ledger(FACT, records[-1].version, records, external)
 
 
 @pytest.mark.parametrize(
@@ -90,18 +90,18 @@ def test_what_was_taken_back_was_not_there_before():
     assert ledger(*records).withdrawals == {}
 
 
-@pytest.mark.parametrize("other", ["record", "foreign"])
+@pytest.mark.parametrize("other", ["record", "external"])
 def test_others_that_wrote_since_or_between(other):
     mine, again = record(2, [1], backfill_id="b"), record(4, [1], backfill_id="b")
     if other == "record":
         theirs, known = record(3, [1]), ()
         records = [record(1, [1]), mine, theirs]
     else:
-        theirs = Foreign(3, "DELETE", frozenset([day(1)]))
+        theirs = ExternalCommit(3, "DELETE", frozenset([day(1)]))
         known, records = (theirs,), [record(1, [1]), mine]
-    since = ledger(*records, foreign=known)
+    since = ledger(*records, external=known)
     assert written_since(since, footprint(since, part_of("b"))) == {day(1): theirs}
-    between = ledger(*records, again, foreign=known)
+    between = ledger(*records, again, external=known)
     assert written_since(between, footprint(between, part_of("b"))) == {day(1): theirs}
 
 
@@ -158,9 +158,9 @@ def test_days_that_were_found_as_they_were_to_be():
         day(1): first,
         day(3): first,
     }
-    later = ledger(first, same, record(3, [3], written=[]), foreign=[])
+    later = ledger(first, same, record(3, [3], written=[]), external=[])
     assert found_unchanged(later, part_of("b")).keys() == {day(1)}
-    others = ledger(first, same, foreign=[Foreign(3, "DELETE", frozenset([day(1)]))])
+    others = ledger(first, same, external=[ExternalCommit(3, "DELETE", frozenset([day(1)]))])
     assert found_unchanged(others, part_of("b")).keys() == {day(3)}
 
 

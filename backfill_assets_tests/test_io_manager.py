@@ -258,7 +258,7 @@ def never(_: Window) -> Built:
 
 def test_days_that_would_be_the_same_are_neither_computed_nor_committed(loaded, spark):
     frame = fact_rows(spark, [(n, "a", n) for n in (1, 2, 3)])
-    first = publish(loaded, frame, window(1, 3), recipe="one")
+    first = publish(loaded, frame, window(1, 3), fingerprint="one")
     before = versions(loaded)
     plan = Plan(dict.fromkeys(window(1, 3), "one"), never)
     again = loaded.io_manager.publish(
@@ -276,10 +276,10 @@ def test_days_that_would_be_the_same_are_neither_computed_nor_committed(loaded, 
 @pytest.mark.parametrize("changed", ["code_version", "config_digest"])
 def test_other_code_or_configuration_computes_anew_and_writes_what_differs(loaded, spark, changed):
     frame = fact_rows(spark, [(n, "a", n) for n in (1, 2, 3)])
-    publish(loaded, frame, window(1, 3), recipe="one")
+    publish(loaded, frame, window(1, 3), fingerprint="one")
     files = set(loaded.log(FACT.name).file_uris())
     done = loaded.io_manager.publish(
-        candidate(fact_rows(spark, [(1, "a", 1), (2, "z", 2), (3, "a", 3)]), recipe="one"),
+        candidate(fact_rows(spark, [(1, "a", 1), (2, "z", 2), (3, "a", 3)]), fingerprint="one"),
         window(1, 3),
         {**RECORD, "run_id": "r2", changed: "other"},
     )
@@ -292,19 +292,19 @@ def test_other_code_or_configuration_computes_anew_and_writes_what_differs(loade
 
 def test_a_day_that_others_changed_is_not_the_same(loaded, spark):
     frame = fact_rows(spark, [(n, "a", n) for n in (1, 2, 3)])
-    publish(loaded, frame, window(1, 3), recipe="one")
+    publish(loaded, frame, window(1, 3), fingerprint="one")
     spark.sql(f"DELETE FROM delta.`{loaded.warehouse / FACT.name}` WHERE run_date = '{day(2)}'")
     # Only the day in question is asked for.
-    done = publish(loaded, fact_rows(spark, [(2, "a", 2)]), window(1, 3), recipe="one")
+    done = publish(loaded, fact_rows(spark, [(2, "a", 2)]), window(1, 3), fingerprint="one")
     assert outcomes(done) == ["identical", "written", "identical"]
     assert content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
 
 
 def test_on_demand_everything_is_written_again(loaded, spark):
     frame = fact_rows(spark, [(n, "a", n) for n in (1, 2, 3)])
-    publish(loaded, frame, window(1, 3), recipe="one")
+    publish(loaded, frame, window(1, 3), fingerprint="one")
     files = set(loaded.log(FACT.name).file_uris())
-    done = publish(loaded, frame, window(1, 3), recipe="one", rewrite=window(1, 3))
+    done = publish(loaded, frame, window(1, 3), fingerprint="one", rewrite=window(1, 3))
     assert outcomes(done) == ["written"] * 3
     assert not files & set(loaded.log(FACT.name).file_uris())
 
@@ -320,7 +320,7 @@ def test_a_run_that_was_overtaken_looks_again_and_does_not_put_older_on_newer(lo
         def build(_: Window) -> Built:
             if len(reads) == 1:
                 newest["value"] = "new"
-                publish(loaded, fact_rows(spark, [(2, "new", 1)]), window(2, 2), recipe="new")
+                publish(loaded, fact_rows(spark, [(2, "new", 1)]), window(2, 2), fingerprint="new")
             return Built(fact_rows(spark, [(2, value, 1)]), {})
 
         return Plan(dict.fromkeys(days, value), build)
@@ -382,8 +382,8 @@ def test_what_others_do_to_a_day_before_its_record_is_not_overlooked(loaded, spa
         Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "r2"}
     )
     assert done.outcome is Outcome.UNCHANGED
-    assert loaded.io_manager.ledger(FACT).stands(day(2)) is None
-    again = publish(loaded, frame, window(2, 2), recipe="same rows, other input")
+    assert loaded.io_manager.ledger(FACT).current_record(day(2)) is None
+    again = publish(loaded, frame, window(2, 2), fingerprint="same rows, other input")
     assert outcomes(again) == ["written"]
     assert content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
 
@@ -488,7 +488,7 @@ def made_under(digest: str, n: int, *, by_day: bool = True) -> Snapshot:
 
 def lacks(manager, source: Snapshot) -> dict[int, str]:
     found = lacking([source], window(1, 6), manager.config_of, {})
-    return {d.day: book.problems[0] for d, book in found.items()}
+    return {d.day: expectation.problems[0] for d, expectation in found.items()}
 
 
 def test_a_day_is_not_made_of_what_other_settings_made(pipeline):

@@ -12,7 +12,7 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
 from backfill_assets import FACT, RAW, STAGED, Reads, corrections, current, last_days, table
-from backfill_assets.assets.known import correction_books, correction_rows
+from backfill_assets.assets.known import correction_expectations, correction_rows
 from backfill_assets.backfills.comparison import Outcome
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
@@ -140,8 +140,8 @@ def test_differences_have_the_types_of_the_facts_and_no_bounds(spark):
         (day(4), 1, Decimal("9.99")),
     ]
     assert not more.constraints
-    books = correction_books(more, facts, now, Window(day(3), day(6)))
-    assert [books[day(n)].totals for n in (3, 4, 5)] == [
+    expectations = correction_expectations(more, facts, now, Window(day(3), day(6)))
+    assert [expectations[day(n)].totals for n in (3, 4, 5)] == [
         {"few": -1, "money": Decimal("-1.00")},
         {"few": 1, "money": Decimal("9.99")},
         {"few": 0, "money": Decimal("0.00")},

@@ -128,8 +128,8 @@ def test_files_become_fewer_and_nothing_else_changes(scattered):
     # What was replaced can still be had.
     assert customers(scattered, 2, before - 1) == {"a"}
     ledger = scattered.io_manager.ledger(FACT)
-    assert ledger.foreign == []
-    assert all(ledger.stands(day(n)) for n in (1, 2, 3))
+    assert ledger.external == []
+    assert all(ledger.current_record(day(n)) for n in (1, 2, 3))
     # A second time there is nothing to do, and no commit says so.
     again = maintained(scattered)
     assert (again.compacted, again.removed) == ([], 0)
@@ -194,7 +194,7 @@ def test_files_past_the_time_to_undo_are_gone_and_all_others_stay(scattered, tmp
     assert commits_before <= set((url(old) / "_delta_log").glob("*.json"))
     ledger = old.io_manager.ledger(FACT)
     assert [record.version for record in ledger.records] == [first, second, version]
-    assert ledger.foreign == []
+    assert ledger.external == []
     after = old.log(FACT.name).version()
     assert {one.outcome.value for one in publish(old, range(3, 4), "c")} == {"identical"}
     assert old.log(FACT.name).version() == after
@@ -220,7 +220,7 @@ def test_another_time_to_undo_holds_at_once_and_takes_away_the_next_time(scatter
     assert operations(soon, version) == ["SET TBLPROPERTIES", "OPTIMIZE"]
     again = maintained(soon)
     assert (again.removed, again.notes) == (FILES, [])
-    assert soon.io_manager.ledger(FACT).foreign == []
+    assert soon.io_manager.ledger(FACT).external == []
 
 
 def test_a_run_at_the_same_time_commits_all_the_same(scattered, monkeypatch):
@@ -247,7 +247,7 @@ def test_a_run_at_the_same_time_commits_all_the_same(scattered, monkeypatch):
     assert len(attempts) == 2, "the two did not meet"
     assert customers(scattered, 2) == {"c"}
     assert (
-        scattered.io_manager.ledger(FACT).stands(day(2)).digest
+        scattered.io_manager.ledger(FACT).current_record(day(2)).digest
         == (scattered.digests()[FACT.name][str(day(2))])
     )
 

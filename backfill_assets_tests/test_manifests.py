@@ -68,7 +68,7 @@ def test_the_records_of_before_there_were_manifests(said):
     assert Manifest.of(said) is None
 
 
-# --- the recipe -----------------------------------------------------------------------------------
+# --- the fingerprint ------------------------------------------------------------------------------
 
 HELD = Manifest(
     {file(1, "a"): Loaded(3, 5, "d"), file(2, "b"): Loaded(4, 6, "e")},
@@ -83,8 +83,8 @@ HELD = Manifest(
         {file(1, "other"): Loaded(3, 5, "d"), file(2, "b"): Loaded(4, 6, "e")},  # renamed
     ],
 )
-def test_the_recipe_is_one_of_contents(other):
-    assert replace(HELD, files=other).recipe() == HELD.recipe()
+def test_the_fingerprint_is_one_of_contents(other):
+    assert replace(HELD, files=other).fingerprint() == HELD.fingerprint()
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_the_recipe_is_one_of_contents(other):
         {"held": {file(1, "a"): "x"}},
     ],
 )
-def test_the_recipe_tells_apart_what_is_loaded(other):
-    assert replace(HELD, **other).recipe() != HELD.recipe()
+def test_the_fingerprint_tells_apart_what_is_loaded(other):
+    assert replace(HELD, **other).fingerprint() != HELD.fingerprint()
 
 
 # --- settled --------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ def test_holding_a_file_leaves_what_was_loaded():
     assert not found.replaced
     assert found.manifest.files == before.files
     assert found.manifest.held == {file(2, "b"): "digest of less"}
-    assert found.manifest.recipe() != before.recipe()
+    assert found.manifest.fingerprint() != before.fingerprint()
 
 
 def test_a_file_that_is_held_back_is_not_read_again():

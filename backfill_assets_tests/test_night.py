@@ -33,7 +33,7 @@ from backfill_assets.orders.facts import CURRENT, FACT
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.backlog import Backlog, Behind
-from backfill_assets.staleness.recipes import made_of
+from backfill_assets.staleness.fingerprints import input_fingerprints
 from backfill_assets.tables.codes import Code
 from backfill_assets_tests import conftest
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, loaded, record
@@ -107,9 +107,9 @@ def test_days_that_a_run_may_take_in():
         record(0, days((1, 3)), inputs={RAW.name: 0}, final=days((1, 2))),
     )
     found = ledgers(raw, staged)
-    recipes = made_of(STAGED.inputs(policy), found, days((1, 3)))
+    fingerprints = input_fingerprints(STAGED.inputs(policy), found, days((1, 3)))
     (old,) = staged.records
-    made = {d: msgspec.structs.replace(p, made_of=recipes[d]) for d, p in old.days.items()}
+    made = {d: msgspec.structs.replace(p, fingerprint=fingerprints[d]) for d, p in old.days.items()}
 
     def may(code: str, config: str, behind: set = frozenset(), **changed) -> set[int]:
         again = msgspec.structs.replace(old, days={**made, **changed.get("made", {})})
@@ -124,7 +124,7 @@ def test_days_that_a_run_may_take_in():
     assert may("other code", by[1]) == {3}, "final days would be computed by it"
     assert may(by[0], "other settings") == set()
     # Made of something else though not behind: lines that touch other days of its window.
-    odd = {d: msgspec.structs.replace(p, made_of="x") for d, p in made.items() if d != day(1)}
+    odd = {d: msgspec.structs.replace(p, fingerprint="x") for d, p in made.items() if d != day(1)}
     assert may(*by, made=odd) == {1, 3}
 
 

@@ -21,7 +21,7 @@ from backfill_assets.assets import lateness, staging
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.publish.candidates import Snapshot
-from backfill_assets.quality.audit import Book, Finding, Measured, Severity, Verdict
+from backfill_assets.quality.audit import Expectation, Finding, Measured, Severity, Verdict
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.touched import Touched, touched
 from backfill_assets.tables import versions
@@ -190,31 +190,31 @@ def test_late_lines_have_no_worth_without_an_amount(spark, keep, severity, becam
     late = staging.late_lines(frame, VISITS, 2, keep=keep)
     VISITS.late.conform(late)
     assert late.count() == (2 if keep else 0)
-    books = staging.late_books(frame, VISITS, WEEK, 2, day(2), keep=keep)
-    book = books[day(5)]
-    assert book.entries == {
+    expectations = staging.late_expectations(frame, VISITS, WEEK, 2, day(2), keep=keep)
+    expectation = expectations[day(5)]
+    assert expectation.entries == {
         "raw": 3,
         "in time": 1,
         "late": 2,
         "late amount": Decimal("0.00"),
         "before the first day": 1,
     }
-    assert book.rows == (2 if keep else 0)
-    assert book.notices == {
+    assert expectation.rows == (2 if keep else 0)
+    assert expectation.notices == {
         "late_lines": (
             severity,
             f"2 line(s) came after the window of their day had closed; {became}",
         )
     }
-    assert "they are in raw_visits and in no total" in book.warnings[0]
-    assert not books[day(2)].notices
+    assert "they are in raw_visits and in no total" in expectation.warnings[0]
+    assert not expectations[day(2)].notices
 
 
 def test_staged_books_count_for_themselves(spark):
     frame = dated(spark, [visit(A1, 1, 1), visit(A1, 2, 1, sent=5), visit(A2, 1, 1)])
     rows = versions.ranked(frame, VISITS, WEEK, 1)
-    book = staging.staged_books(frame, rows, WEEK, 1)[day(1)]
-    assert (book.entries, book.rows) == ({"in time": 3, "superseded": 1}, 2)
+    expectation = staging.staged_expectations(frame, rows, WEEK, 1)[day(1)]
+    assert (expectation.entries, expectation.rows) == ({"in time": 3, "superseded": 1}, 2)
 
 
 # --- figures of lateness --------------------------------------------------------------------------
@@ -252,10 +252,12 @@ def test_lateness_without_money(spark):
         **by_delay((nothing, delay) for delay in (0, 1, 2, 2)),
     }
     assert lateness.numbers(row)["beyond window amount"] == 0
-    book = lateness.books({day(3): row}, frame, rejected, VISITS, of, 1, {day(2)})[day(3)]
-    assert book.entries == {"lines": 4, "late": 3, "beyond": 2, "rejected": 1}
-    assert not book.problems
-    assert "have no published raw_visits;" in book.warnings[0]
+    expectation = lateness.expectations({day(3): row}, frame, rejected, VISITS, of, 1, {day(2)})[
+        day(3)
+    ]
+    assert expectation.entries == {"lines": 4, "late": 3, "beyond": 2, "rejected": 1}
+    assert not expectation.problems
+    assert "have no published raw_visits;" in expectation.warnings[0]
 
 
 # --- what a change touches ------------------------------------------------------------------------
@@ -264,7 +266,9 @@ POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touc
 
 
 def verdict(of: date, digest: str) -> Verdict:
-    return Verdict(of, Measured(1, {}, 0, {}, digest), Book(), [Finding("c", Severity.OK, "")])
+    return Verdict(
+        of, Measured(1, {}, 0, {}, digest), Expectation(), [Finding("c", Severity.OK, "")]
+    )
 
 
 def change(

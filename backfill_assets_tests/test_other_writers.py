@@ -15,7 +15,7 @@ from backfill_assets.calendar.partitions import Window, packed
 from backfill_assets.delta import commit_files, reading
 from backfill_assets.delta.commits import LOG_RETENTION, Writer
 from backfill_assets.delta.logs import APPLICATION
-from backfill_assets.delta.records import Foreign
+from backfill_assets.delta.records import ExternalCommit
 from backfill_assets.monitoring.incidents import incidents
 from backfill_assets.monitoring.states import State
 from backfill_assets.orders.facts import FACT
@@ -99,16 +99,16 @@ def theirs(url: Path, *actions: dict[str, Any], operation: str = "WRITE") -> int
 def test_a_commit_vouches_as_of_the_version_that_it_looked_at(url, operation, stands):
     """An overwrite replaces whatever came in between; a merge leaves it, and never saw it."""
     since = ours(url, file(1), of=(1,), since=None)
-    foreign = theirs(url, {"add": file(1)})
+    external = theirs(url, {"add": file(1)})
     theirs_content = read(url).content(day(1))
-    assert theirs_content == f"version {foreign}"
+    assert theirs_content == f"version {external}"
     # As many rows as the audit saw: only the order of the commits tells.
     files = DeltaTable(url).get_add_actions(flatten=True).column("path").to_pylist()
     removes = tuple({"path": path} for path in files)
     version = ours(url, file(1), of=(1,), removes=removes, operation=operation, since=since)
     found = read(url)
     assert found.rows == {day(1): 1}
-    assert (found.stands(day(1)) is not None) is stands
+    assert (found.current_record(day(1)) is not None) is stands
     assert (found.content(day(1)) == "digest 1") is stands
     assert found.content(day(1)) != theirs_content, "the merge changed what is there"
     assert found.changed[version] == days(1)
@@ -131,12 +131,12 @@ def test_a_merge_beside_changes_of_other_days_stands(url):
 def test_what_was_compared_only_has_changed_if_others_were_in_between(url):
     """The second commit wrote nothing: what it had looked at was as it should be."""
     since = ours(url, file(1), of=(1,), since=None)
-    foreign = theirs(url, {"add": file(1)})
+    external = theirs(url, {"add": file(1)})
     told = {str(day(1)): {"rows": 1, "digest": "digest 1", "verdict": "ok"}}
     said = said_of((), days=[], since=since, commit_id="c")
     compared = append(url, info(said={**said, "audit": told}))
     found = read(url)
-    assert found.content(day(1)) == f"version {foreign}"
+    assert found.content(day(1)) == f"version {external}"
     assert found.changed[compared] == frozenset()
     files = DeltaTable(url).get_add_actions(flatten=True).column("path").to_pylist()
     removes = tuple({"path": path} for path in files)
@@ -152,9 +152,9 @@ def test_a_removal_that_does_not_name_its_partition(url, folder):
     version = theirs(url, gone(two), operation="DELETE")
     found = read(url)
     expected = days(2) if folder else frozenset()
-    assert found.foreign == [Foreign(version, "DELETE", expected, anywhere=not folder)]
-    assert found.stands(day(1)) is not None
-    assert found.stands(day(2)) is None
+    assert found.external == [ExternalCommit(version, "DELETE", expected, anywhere=not folder)]
+    assert found.current_record(day(1)) is not None
+    assert found.current_record(day(2)) is None
     assert found.content(day(2)) == f"version {version}"
     # Put back as it was, it has changed for whoever built on what was left of it.
     last = ours(url, file(2), of=(2,), since=version)
@@ -167,30 +167,30 @@ def test_a_removal_from_under_another_partitioning(url):
     ours(url, file(1), of=(1,), since=None)
     removal = {"path": "log_date=2024-01-05/x.parquet", "dataChange": True}
     theirs(url, {"remove": {**removal, "partitionValues": {"log_date": "2024-01-05"}}})
-    assert read(url).foreign == [Foreign(2, "WRITE", frozenset(), anywhere=True)]
+    assert read(url).external == [ExternalCommit(2, "WRITE", frozenset(), anywhere=True)]
 
 
 def test_a_removal_from_anywhere_where_rows_are_not_counted(url):
     ours(url, file(1, rows=None, folder=False), file(2), of=(1, 2), since=None)
-    assert read(url).stands(day(1)) is not None
+    assert read(url).current_record(day(1)) is not None
     theirs(url, gone({"path": "q7/other.parquet"}), operation="DELETE")
-    assert read(url).stands(day(1)) is None
-    assert read(url).stands(day(2)) is not None
+    assert read(url).current_record(day(1)) is None
+    assert read(url).current_record(day(2)) is not None
 
 
 def test_rows_in_the_log_are_held_against_the_record(url):
     """Whatever the reason: here a commit that says nothing of changing data takes a file away."""
     one, two = file(1), file(2)
     ours(url, one, two, file(2), of=(1, 2, 3), since=None)
-    assert all(read(url).stands(day(n)) for n in (1, 2, 3))
+    assert all(read(url).current_record(day(n)) for n in (1, 2, 3))
     quiet = gone(two)
     quiet["remove"]["dataChange"] = False
     theirs(url, quiet, operation="OPTIMIZE")
     found = read(url)
-    assert found.foreign == []
-    assert [found.stands(day(n)) is not None for n in (1, 2, 3)] == [True, False, True]
+    assert found.external == []
+    assert [found.current_record(day(n)) is not None for n in (1, 2, 3)] == [True, False, True]
     assert found.content(day(2)) == ("unrecorded 1 rows in 1 file(s) of 10 bytes, the newest of 1")
-    assert found.as_of(1).stands(day(2)) is not None, "what was there then is not known"
+    assert found.as_of(1).current_record(day(2)) is not None, "what was there then is not known"
 
 
 def test_rows_are_not_counted_where_deletion_vectors_may_be(url):
@@ -204,14 +204,14 @@ def test_rows_are_not_counted_where_deletion_vectors_may_be(url):
     }
     append(url, info("SET TBLPROPERTIES"), {"protocol": protocol})
     assert read(url).rows is None
-    assert read(url).stands(day(1)) is not None
+    assert read(url).current_record(day(1)) is not None
 
 
 def test_ten_thousand_days_are_compared_at_once(url, monkeypatch):
     ours(url, *(file(n) for n in range(1, 31)), of=tuple(range(1, 31)), since=None)
     found = read(url)
     monkeypatch.delattr(type(found.measured), "__getitem__")
-    assert all(found.stands(day(n)) for n in range(1, 31))
+    assert all(found.current_record(day(n)) for n in range(1, 31))
 
 
 # --- a log that was cut ---------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_days_of_lost_commits_are_not_days_that_were_never_published(history):
     found = read_by_another_process(history)
     assert found.lost == list(range(6))
     assert found.unrecorded == days((1, 5))
-    assert [found.stands(day(n)) is not None for n in (5, 6)] == [False, True]
+    assert [found.current_record(day(n)) is not None for n in (5, 6)] == [False, True]
     assert found.content(day(5)) == "unrecorded 1 rows in 1 file(s) of 10 bytes, the newest of 1"
     assert found.content(day(9)) == "nothing"
     # Rebuilt, all is as before, though the commits are gone for good.
@@ -268,7 +268,7 @@ def test_others_are_others_from_the_first_commit_that_is_left(history):
     theirs(history, {"add": file(1)})
     ours(history, file(9), of=(9,), since=9)
     cut(history, *range(9))
-    assert [other.version for other in read_by_another_process(history).foreign] == [9]
+    assert [other.version for other in read_by_another_process(history).external] == [9]
 
 
 def test_an_older_record_does_not_stand_for_what_came_in_lost_commits(history, monkeypatch):
@@ -285,8 +285,8 @@ def test_an_older_record_does_not_stand_for_what_came_in_lost_commits(history, m
     cut(history, *range(lost + 1))
     found = read_by_another_process(history)
     assert found.lost == [lost]
-    assert found.stands(day(1)) is None
-    assert found.stands(day(9)) is not None
+    assert found.current_record(day(1)) is None
+    assert found.current_record(day(9)) is not None
     assert found.unrecorded == days((1, 8)), "any of them may have been written by it"
 
 
@@ -432,12 +432,12 @@ def test_a_foreign_append_beside_a_run(pipeline, spark):
     # An overwrite replaces the row that it has not seen, and what it says of the day is so.
     assert outcomes(beside(1, fact_rows(spark, [(1, "a", 5)]))) == ["written"]
     assert content(pipeline) == {(1, "a", 5), (2, "a", 2)}
-    assert pipeline.io_manager.ledger(FACT).stands(day(1)) is not None
+    assert pipeline.io_manager.ledger(FACT).current_record(day(1)) is not None
     # A merge leaves it: nobody may take the day for what the record says.
     assert outcomes(beside(2, fact_rows(spark, [(2, "a", 6)]), merge=True)) == ["written"]
     assert content(pipeline) == {(1, "a", 5), (2, "a", 6), (2, "stranger", 7)}
     ledger = pipeline.io_manager.ledger(FACT)
-    assert ledger.stands(day(2)) is None
+    assert ledger.current_record(day(2)) is None
     assert ledger.content(day(2)) == f"version {ledger.version}"
     # The next run of the day finds it so, and mends it.
     (done,) = publish(pipeline, fact_rows(spark, [(2, "a", 6)]), window(2, 2))
@@ -448,7 +448,7 @@ def test_a_foreign_append_beside_a_run(pipeline, spark):
 def test_a_table_whose_log_was_cut_is_written_again(pipeline, spark):
     rows = fact_rows(spark, [(n, "a", n) for n in (1, 2, 3)])
     for n in (1, 2, 3):
-        publish(pipeline, rows.where(f"run_date = DATE'{day(n)}'"), window(n, n), recipe="one")
+        publish(pipeline, rows.where(f"run_date = DATE'{day(n)}'"), window(n, n), fingerprint="one")
     url = Path(pipeline.io_manager.url(FACT))
     cut(url, *range(latest(url)))
     reading._known.clear()
@@ -456,7 +456,7 @@ def test_a_table_whose_log_was_cut_is_written_again(pipeline, spark):
     assert before.unrecorded == days(1, 2)
     # What is on record is not computed again; what is not, is.
     lost = rows.where(f"run_date < DATE'{day(3)}'")
-    done = publish(pipeline, lost, window(1, 3), recipe="one")
+    done = publish(pipeline, lost, window(1, 3), fingerprint="one")
     assert outcomes(done) == ["written", "written", "identical"]
     found = pipeline.io_manager.ledger(FACT)
     assert found.unrecorded == frozenset()

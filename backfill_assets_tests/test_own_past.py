@@ -24,7 +24,7 @@ from backfill_assets.orders.tables import LATE, RAW
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.staleness.backlog import backlog
 from backfill_assets.staleness.finality import final_days
-from backfill_assets.staleness.recipes import made_of
+from backfill_assets.staleness.fingerprints import input_fingerprints
 from backfill_assets.tables.catalog import config_digests, tables_of
 from backfill_assets.tables.codes import running_code
 from backfill_assets.tables.graph import Graph
@@ -183,12 +183,14 @@ def test_dagster_takes_the_days_before_for_a_dependency_of_the_asset_on_itself()
 # --- what a day is made of, and what is behind ----------------------------------------------------
 
 
-def test_a_day_has_another_recipe_once_the_day_before_has_other_rows():
+def test_a_day_has_another_fingerprint_once_the_day_before_has_other_rows():
     staged = ledger(STAGED, record(0, days((1, 4)), inputs={RAW.name: 0}))
     made = record(0, days((1, 3)), inputs={STAGED.name: 0})
     again = record(1, days(2), inputs={STAGED.name: 0}, digest="other")
     then, now = (
-        made_of(GRAPH.inputs[balance.name], ledgers(staged, ledger(balance, *of)), days((1, 4)))
+        input_fingerprints(
+            GRAPH.inputs[balance.name], ledgers(staged, ledger(balance, *of)), days((1, 4))
+        )
         for of in ([made], [made, again])
     )
     assert {d for d in then if then[d] != now[d]} == days(3)

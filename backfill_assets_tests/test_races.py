@@ -63,9 +63,11 @@ def check(nightly: Pipeline, races: int) -> None:
     for name in LAYERS:
         records = list(nightly.io_manager.ledger(TABLES[name]).records)
         for d, found in builds(records):
-            # What files came in between has no recipe on record, and is made again.
-            recipes = [record.days[d].made_of or repr(record.details.landing) for record in found]
-            assert len(recipes) == len(set(recipes)), f"{name}[{d}] was committed twice"
+            # What files came in between has no fingerprint on record, and is made again.
+            fingerprints = [
+                record.days[d].fingerprint or repr(record.details.landing) for record in found
+            ]
+            assert len(fingerprints) == len(set(fingerprints)), f"{name}[{d}] was committed twice"
             for source in {s for record in found for s in record.inputs}:
                 versions = [record.inputs[source] for record in found]
                 assert versions == sorted(versions), f"{name}[{d}]: older {source} on newer"

@@ -13,7 +13,7 @@ from backfill_assets import definitions
 from backfill_assets.backfills.plans import BackfillPlan, Outlook, in_lines
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.delta.records import Foreign, Record
+from backfill_assets.delta.records import ExternalCommit, Record
 from backfill_assets.orders.facts import CURRENT, FACT
 from backfill_assets.orders.tables import LATENESS, RAW, REJECTED, STAGED
 from backfill_assets.publish.reasons import why
@@ -23,24 +23,26 @@ from backfill_assets_tests.invented_logs import days, ledger, record, said_of
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, planned, undo
 from backfill_assets_tests.written_logs import commit, read
 
-NOW = ("recipe", "code", "config")
+NOW = ("fingerprint", "code", "config")
 
 
-def made(published: Record, recipe: str = "recipe", **changed) -> Record:
+def made(published: Record, fingerprint: str = "fingerprint", **changed) -> Record:
     """A record of days that were made of this."""
-    told = {d: msgspec.structs.replace(x, made_of=recipe) for d, x in published.days.items()}
+    told = {
+        d: msgspec.structs.replace(x, fingerprint=fingerprint) for d, x in published.days.items()
+    }
     return msgspec.structs.replace(published, days=told, **changed)
 
 
-def foreign(version: int, *of: int) -> Foreign:
-    return Foreign(version, "DELETE", days(*of))
+def external(version: int, *of: int) -> ExternalCommit:
+    return ExternalCommit(version, "DELETE", days(*of))
 
 
 #: The ledger of `fact_daily_orders`, or its one record, by why its first day is computed.
 LEDGERS: Mapping[str | None, Ledger] = {
     None: ledger(FACT, made(record(3, days(1)))),
     "never published": ledger(FACT, made(record(3, days(2)))),
-    "external commit": ledger(FACT, made(record(3, days(1))), foreign=[foreign(4, 1)]),
+    "external commit": ledger(FACT, made(record(3, days(1))), external=[external(4, 1)]),
     "new input: stg_orders": ledger(FACT, made(record(3, days(1)), "another")),
     "input not on record": ledger(FACT, made(record(3, days(1)), "")),
     "other code": ledger(FACT, made(record(3, days(1)), code_version="old")),
@@ -82,7 +84,7 @@ def test_the_input_that_is_new_is_named():
     for raw, names in (
         (ledger(RAW, record(5, days(1)), same), "new input"),
         (ledger(RAW, record(5, days(1)), same, new), "new input: raw_orders"),
-        (ledger(RAW, record(5, days(1)), foreign=[foreign(6, 1)]), "new input: raw_orders"),
+        (ledger(RAW, record(5, days(1)), external=[external(6, 1)]), "new input: raw_orders"),
     ):
         assert why(ledger(LATENESS, seen), day(1), *NOW, inputs=[rejected, raw]) == names
 

@@ -45,7 +45,7 @@ from backfill_assets.backfills.reports import (
     as_markdown,
 )
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import Foreign, Published, Record
+from backfill_assets.delta.records import ExternalCommit, Published, Record
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.tables.table import Table
@@ -412,7 +412,7 @@ def test_many_commits_are_few_versions_to_read(spark, tmp_path):
     audits = dict.fromkeys(DAYS[:2], Published(1, "digest", "ok"))
     first = Record(0, "run", None, "person", "code", "config", {}, audits, frozenset(), {})
     second = msgspec.structs.replace(first, version=1, written=frozenset([day(1)]))
-    ledger = Ledger(FACT, 2, [first, second], [Foreign(2, "DELETE", frozenset([day(2)]))])
+    ledger = Ledger(FACT, 2, [first, second], [ExternalCommit(2, "DELETE", frozenset([day(2)]))])
     asked = {day(1): (0, 1), day(2): (1, 2)}
     found = reconcile(spark, url, FACT, asked, ledger)
     assert found.summary == "fact_daily_orders: 2 changed"
@@ -650,9 +650,13 @@ def test_a_day_is_held_against_its_own_commit():
         "2024-01-01: stg_orders has rows 2, but the commit that published it says 3",
     ]
     # What others did to the day since, its commit need not know; what comes after, no more.
-    by_others = replace(LEDGERS[STAGED.name], foreign=[Foreign(3, "DELETE", frozenset([day(1)]))])
+    by_others = replace(
+        LEDGERS[STAGED.name], external=[ExternalCommit(3, "DELETE", frozenset([day(1)]))]
+    )
     assert across_layers([changed], {STAGED.name: by_others}) == []
-    later = replace(LEDGERS[STAGED.name], foreign=[Foreign(4, "DELETE", frozenset([day(1)]))])
+    later = replace(
+        LEDGERS[STAGED.name], external=[ExternalCommit(4, "DELETE", frozenset([day(1)]))]
+    )
     assert len(across_layers([changed], {STAGED.name: later})) == 2
 
 

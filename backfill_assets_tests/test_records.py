@@ -20,7 +20,7 @@ from backfill_assets.calendar.partitions import DAY, Window, packed, unpacked, w
 from backfill_assets.delta import reading
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.logs import load_log
-from backfill_assets.delta.records import Details, Foreign, Published, Record
+from backfill_assets.delta.records import Details, ExternalCommit, Published, Record
 from backfill_assets.orders.facts import FACT
 from backfill_assets.publish.run_tags import launched_by
 from backfill_assets_tests.invented_logs import NIGHTLY, days, record, said_of
@@ -110,7 +110,7 @@ def test_what_json_of_python_can_hold_beyond_others(url, reason):
     (found,) = read(url).records
     assert found.reason == reason
     assert math.isnan(found.days[day(1)].numbers["x"])
-    assert read(url).foreign == []
+    assert read(url).external == []
 
 
 def test_what_a_later_version_adds_is_passed_over(url):
@@ -216,7 +216,7 @@ def test_metadata_of_others_is_no_record(url, metadata):
     commit(url, days(2), metadata)
     found = read(url)
     assert [r.version for r in found.records] == [0]
-    assert found.foreign == [Foreign(1, "WRITE", days(2))]
+    assert found.external == [ExternalCommit(1, "WRITE", days(2))]
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_others_that_change_rows(url, operation, name, changed):
     commit_ours(url, 2)  # a second file, so that there is something to compact and to restore
     change(url, operation)
     found = read(url)
-    assert found.foreign == [Foreign(2, name, changed)]
+    assert found.external == [ExternalCommit(2, name, changed)]
     assert [r.version for r in found.records] == [0, 1]
 
 
@@ -251,7 +251,7 @@ def test_others_that_change_no_row(url, operation):
     change(url, operation)
     found = read(url)
     assert DeltaTable(url).version() > 1
-    assert found.foreign == []
+    assert found.external == []
     assert found.rows == {day(1): 1, day(2): 2, day(3): 1}
     assert found.version == DeltaTable(url).version()
 
@@ -261,7 +261,7 @@ def test_commits_before_the_first_record_are_no_news(url):
     commit(url, ())  # how an interrupted creation is mended
     commit_ours(url, 1)
     found = read(url)
-    assert found.foreign == []
+    assert found.external == []
     assert [r.version for r in found.records] == [2]
 
 
@@ -280,21 +280,21 @@ def test_operations_of_other_engines(url, operation):
     add = added(url)
     gone = removal(add, partitionValues=add["partitionValues"], extendedFileMetadata=True)
     append(url, {"commitInfo": {"operation": operation, "timestamp": 1}}, gone)
-    assert read(url).foreign == [Foreign(1, operation, days(1))]
+    assert read(url).external == [ExternalCommit(1, operation, days(1))]
 
 
 def test_others_in_a_folder_with_a_space(tmp_path):
     url = tmp_path / "data lake" / FACT.name
     commit_ours(url, 1, 2)
     change(url, "update")
-    assert read(url).foreign == [Foreign(1, "UPDATE", days(2))]
+    assert read(url).external == [ExternalCommit(1, "UPDATE", days(2))]
 
 
 def test_a_removal_that_does_not_tell_its_partition(url):
     commit_ours(url, 1)
     info = {"commitInfo": {"operation": "DELETE", "timestamp": 1}}
     append(url, info, removal(added(url)))
-    assert read(url).foreign == [Foreign(1, "DELETE", days(1))]
+    assert read(url).external == [ExternalCommit(1, "DELETE", days(1))]
 
 
 def test_a_file_without_statistics(url):
@@ -302,7 +302,7 @@ def test_a_file_without_statistics(url):
     add = {k: v for k, v in added(url).items() if k != "stats"}
     info = {"commitInfo": {"operation": "WRITE", "timestamp": 1}}
     append(url, info, {"add": {**add, "path": f"copy-{add['path']}"}})
-    assert read(url).foreign == [Foreign(1, "WRITE", days(1))]
+    assert read(url).external == [ExternalCommit(1, "WRITE", days(1))]
 
 
 # --- who launched it ------------------------------------------------------------------------------

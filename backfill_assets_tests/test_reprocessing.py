@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from backfill_assets.calendar.partitions import DAY, Window, unpacked, windows
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import Foreign, Record
+from backfill_assets.delta.records import ExternalCommit, Record
 from backfill_assets.landing.listing import Listing
 from backfill_assets.landing.manifests import target
 from backfill_assets.monitoring.run_requests import (
@@ -222,7 +222,7 @@ def test_rows_of_others_do_not_make_a_day_built():
 
 
 def test_commits_of_others_are_nobodys_input():
-    raw = ledger(RAW, loaded(1, days(1)), foreign=[Foreign(2, "UPDATE", days(1))])
+    raw = ledger(RAW, loaded(1, days(1)), external=[ExternalCommit(2, "UPDATE", days(1))])
     assert behind(raw, ledger(STAGED, staged(0, days(1), raw=1))) == set()
 
 
@@ -889,24 +889,27 @@ def test_a_folder_is_waited_for_until_one_of_long_after_has_been_loaded(last, cl
 def test_rejected_lines_that_were_not_published_with_their_day_are_loaded():
     """A crash between the two commits of a load."""
     raw, policy = ledger(RAW, LOADED), POLICY
-    recipes = {d: manifest.recipe() for d, manifest in manifests(raw).items()}
+    fingerprints = {d: manifest.fingerprint() for d, manifest in manifests(raw).items()}
 
     def published(made_of: Mapping[date, str]) -> Ledger:
         told = record(1, made_of)
-        of = {d: msgspec.structs.replace(told.days[d], made_of=r) for d, r in made_of.items()}
+        of = {d: msgspec.structs.replace(told.days[d], fingerprint=r) for d, r in made_of.items()}
         return ledger(REJECTED, msgspec.structs.replace(told, days=of))
 
     def found(rejected: Ledger) -> set[date]:
         return set(arrivals(raw, THREE, policy, day(4), rejected).load)
 
-    assert found(published(recipes)) == set()
-    assert found(published({d: recipes[d] for d in days(1, 3)})) == days(2)
-    assert found(published({**recipes, day(3): "an older one"})) == days(3)
+    assert found(published(fingerprints)) == set()
+    assert found(published({d: fingerprints[d] for d in days(1, 3)})) == days(2)
+    assert found(published({**fingerprints, day(3): "an older one"})) == days(3)
     # Nobody recorded it: it is taken for what it should be.
-    assert found(published({**recipes, day(3): ""})) == set()
-    assert found(published(recipes | dict.fromkeys(days(2), "x"))) == days(2)
+    assert found(published({**fingerprints, day(3): ""})) == set()
+    assert found(published(fingerprints | dict.fromkeys(days(2), "x"))) == days(2)
     undo = msgspec.structs.replace(record(2, ()), withdrawn=days(2))
-    assert found(replace(ledger(REJECTED, *published(recipes).records, undo), measured={})) == set()
+    assert (
+        found(replace(ledger(REJECTED, *published(fingerprints).records, undo), measured={}))
+        == set()
+    )
 
 
 # --- requests: loading ----------------------------------------------------------------------------

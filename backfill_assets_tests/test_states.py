@@ -14,7 +14,7 @@ import pytest
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.reading import read_ledger
-from backfill_assets.delta.records import Foreign, Record
+from backfill_assets.delta.records import ExternalCommit, Record
 from backfill_assets.monitoring.states import (
     MEANING,
     State,
@@ -226,8 +226,8 @@ def test_a_day_whose_window_closed_quietly_is_final():
 def test_changed_by_another_writer(table):
     """A day that is still open too, which no check on final days looks at."""
     found = states(table, situation(appended(table, 9)))
-    assert unlike(found, usual(table)) == {9: State.FOREIGN}
-    assert not State.FOREIGN.good
+    assert unlike(found, usual(table)) == {9: State.EXTERNAL}
+    assert not State.EXTERNAL.good
 
 
 @each_table
@@ -303,7 +303,7 @@ CAUSES: dict[State, dict[str, Any]] = {
     State.CHECK_FAILED: {"failed": {FACT.name: days(9)}},
     State.MISSING: {"found": healthy() | {FACT.name: healthy(ALL - days(9))[FACT.name]}},
     State.UNRECORDED: {"found": healthy() | {FACT.name: replace(healthy()[FACT.name], lost=[99])}},
-    State.FOREIGN: {"found": appended(FACT, 9)},
+    State.EXTERNAL: {"found": appended(FACT, 9)},
     State.OTHER_SETTINGS: {"settings": "others"},
     State.INPUT_WITHDRAWN: {"found": withdrawn(STAGED, 9)},
     State.INPUT_NEWER: {"behind": lacking(day(9), table=FACT)},
@@ -447,8 +447,8 @@ def test_every_state_has_a_meaning():
 # --- final days that changed ----------------------------------------------------------------------
 
 
-def changed(*records: Record, foreign: Collection[Foreign] = ()) -> dict[date, str]:
-    found = ledgers(ledger(FACT, *records, foreign=foreign))
+def changed(*records: Record, external: Collection[ExternalCommit] = ()) -> dict[date, str]:
+    found = ledgers(ledger(FACT, *records, external=external))
     return changed_final_days(FACT.name, situation(found))
 
 
@@ -496,12 +496,12 @@ def test_it_is_said_who_changed_it():
     assert text == "changed by schedule nightly in run run 2"
 
 
-def other(version: int, *of: int, operation: str = "UPDATE") -> Foreign:
-    return Foreign(version, operation, days(*of))
+def other(version: int, *of: int, operation: str = "UPDATE") -> ExternalCommit:
+    return ExternalCommit(version, operation, days(*of))
 
 
 @pytest.mark.parametrize(
-    ("records", "foreign", "reported"),
+    ("records", "external", "reported"),
     [
         ([built(1, "a")], [other(2, 1)], (1,)),
         ([built(1, "a")], [other(2, 1), other(3, 2)], (1, 2)),
@@ -516,12 +516,12 @@ def other(version: int, *of: int, operation: str = "UPDATE") -> Foreign:
         ([built(1, "a"), built(3, "b", by="person", of=(1,))], [other(2, 1, 2)], (2,)),
     ],
 )
-def test_final_days_that_others_changed(records, foreign, reported):
-    assert changed(*records, foreign=foreign).keys() == days(*reported)
+def test_final_days_that_others_changed(records, external, reported):
+    assert changed(*records, external=external).keys() == days(*reported)
 
 
 def test_it_is_said_how_others_changed_it():
-    (text,) = changed(built(1, "a"), foreign=[other(7, 1, operation="MERGE")]).values()
+    (text,) = changed(built(1, "a"), external=[other(7, 1, operation="MERGE")]).values()
     assert text == "changed by another writer (MERGE, version 7)"
 
 

@@ -30,7 +30,7 @@ def published(pipeline):
     for name, ledger in read_ledgers(pipeline.settings).items():
         assert {str(d) for d in ledger.published} >= held.get(name, {}).keys()
         for d in ledger.latest:
-            digest = ledger.stands(d).digest
+            digest = ledger.current_record(d).digest
             assert digest == held.get(name, {}).get(str(d), "0-0-0"), (name, d)
             found[name, d] = digest
     return found

@@ -23,7 +23,7 @@ from backfill_assets.backfills.verification import _each_day, as_grid, as_json, 
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.cli import main
 from backfill_assets.delta.other_engine import ReadTest, read_test
-from backfill_assets.delta.records import Foreign
+from backfill_assets.delta.records import ExternalCommit
 from backfill_assets.orders.facts import CORRECTIONS, FACT
 from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.quality.audit import RefusedError
@@ -246,41 +246,41 @@ def test_days_that_are_in_no_calendar(pipeline, tmp_path, engine):
 OLD, NEW, ODD = Content(1, {}, "digest 1"), Content(2, {}, "new"), Content(1, {}, "odd")
 
 
-def compared(book, *, now=OLD, held=OLD, failing="", unreadable="", moved=()) -> tuple:
+def compared(expectation, *, now=OLD, held=OLD, failing="", unreadable="", moved=()) -> tuple:
     one = compare(
-        book, day(1), now=now, held=held, failing=failing, unreadable=unreadable, moved=moved
+        expectation, day(1), now=now, held=held, failing=failing, unreadable=unreadable, moved=moved
     )
     return one.outcome, one.why
 
 
 def test_why_a_day_differs():
-    book = ledger(RAW, record(1, days(1)))
+    expectation = ledger(RAW, record(1, days(1)))
     unknown = "nothing that it is made of has changed since"
     behind = "its files are not what version 1 says: changed behind the log"
     again = "computed anew it is as it was published"
-    assert compared(book) == (Outcome.MATCHES, "")
-    assert compared(book, moved=["a", "b"]) == (Outcome.MATCHES, "although a and b")
-    assert compared(book, now=NEW, moved=["a", "b"]) == (Outcome.DIFFERS, "a and b")
-    assert unknown in compared(book, now=NEW)[1]
-    assert compared(book, held=ODD) == (Outcome.DIFFERS, f"{behind}; {again}")
-    assert compared(book, held=ODD, now=NEW) == (Outcome.DIFFERS, behind)
-    assert compared(book, held=ODD, now=None, failing="x") == (
+    assert compared(expectation) == (Outcome.MATCHES, "")
+    assert compared(expectation, moved=["a", "b"]) == (Outcome.MATCHES, "although a and b")
+    assert compared(expectation, now=NEW, moved=["a", "b"]) == (Outcome.DIFFERS, "a and b")
+    assert unknown in compared(expectation, now=NEW)[1]
+    assert compared(expectation, held=ODD) == (Outcome.DIFFERS, f"{behind}; {again}")
+    assert compared(expectation, held=ODD, now=NEW) == (Outcome.DIFFERS, behind)
+    assert compared(expectation, held=ODD, now=None, failing="x") == (
         Outcome.WOULD_FAIL,
         f"x; {behind}",
     )
 
 
 def test_who_wrote_a_day():
-    theirs = Foreign(2, "WRITE", days(1))
+    theirs = ExternalCommit(2, "WRITE", days(1))
     again = "computed anew it is as it was published"
-    assert compared(ledger(RAW, record(1, days(1)), foreign=[theirs]), held=ODD) == (
+    assert compared(ledger(RAW, record(1, days(1)), external=[theirs]), held=ODD) == (
         Outcome.DIFFERS,
         f"another writer changed it in version 2 (WRITE); {again}",
     )
     # The same rows again are no difference.
-    assert compared(ledger(RAW, record(1, days(1)), foreign=[theirs])) == (Outcome.MATCHES, "")
+    assert compared(ledger(RAW, record(1, days(1)), external=[theirs])) == (Outcome.MATCHES, "")
     # Written over by us since: what that one did is not what is there now.
-    over = ledger(RAW, record(1, days(1)), record(3, days(1), digest="digest 1"), foreign=[theirs])
+    over = ledger(RAW, record(1, days(1)), record(3, days(1), digest="digest 1"), external=[theirs])
     assert "version 3 says: changed behind the log" in compared(over, held=ODD)[1]
 
 

@@ -11,9 +11,9 @@ from pyspark.sql import functions as F
 from backfill_assets.assets.making import made_asset
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.reach import SAME_DAY, Reach
-from backfill_assets.engine.spark import Keep
+from backfill_assets.engine.spark import Cache
 from backfill_assets.publish.candidates import Built, Remarks, Snapshot
-from backfill_assets.quality.audit import Book, Verdict
+from backfill_assets.quality.audit import Expectation, Verdict
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import graph_for
 from backfill_assets.tables.codes import Code
@@ -67,7 +67,9 @@ def sums_by_day(
     }
 
 
-def books(table: Derived, frames: Mapping[str, DataFrame], days: Window) -> dict[date, Book]:
+def expectations(
+    table: Derived, frames: Mapping[str, DataFrame], days: Window
+) -> dict[date, Expectation]:
     """By day, the totals that the inputs say it must have.
 
     Args:
@@ -87,7 +89,7 @@ def books(table: Derived, frames: Mapping[str, DataFrame], days: Window) -> dict
         for day, of in totals.items():
             of |= found.get(day, nothing)
     return {
-        day: Book(entries={f"expected {n}": v for n, v in of.items()}, totals=of)
+        day: Expectation(entries={f"expected {n}": v for n, v in of.items()}, totals=of)
         for day, of in totals.items()
     }
 
@@ -102,7 +104,7 @@ def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition
     graph = graph_for(settings)
     starts = {name: graph.policy_of(of.table.name).start for name, of in table.reads.items()}
 
-    def make(read: Mapping[str, Snapshot], keep: Keep, days: Window) -> Built:
+    def make(read: Mapping[str, Snapshot], cache: Cache, days: Window) -> Built:
         sources = {name: read[of.table.name] for name, of in table.reads.items()}
         frames = {
             name: for_days(
@@ -110,13 +112,13 @@ def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition
             )
             for name, of in table.reads.items()
         }
-        rows = keep(table.transform(**frames))
+        rows = cache(table.transform(**frames))
 
         def remarks(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
             passed = (v.day for v in verdicts if v.passed)
             return Remarks({d for d in passed if _final(table, sources, d, starts)})
 
-        return Built(rows, books(table, frames, days), scattered=True, remarks=remarks)
+        return Built(rows, expectations(table, frames, days), scattered=True, remarks=remarks)
 
     return made_asset(settings, code, table, make, group=table.group, lineage=table.lineage)
 

@@ -13,9 +13,9 @@ from backfill_assets.assets.making import made_asset
 from backfill_assets.calendar.partitions import Window, any_of, windows
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY, Known
-from backfill_assets.engine.spark import Keep
+from backfill_assets.engine.spark import Cache
 from backfill_assets.publish.candidates import Built, Snapshot
-from backfill_assets.quality.audit import Book
+from backfill_assets.quality.audit import Expectation
 from backfill_assets.settings import Settings
 from backfill_assets.tables.codes import Code
 from backfill_assets.tables.known import Corrections, Current
@@ -28,9 +28,9 @@ def current_rows(table: Current, rows: DataFrame, days: Window) -> DataFrame:
     return table.of.transform(for_days(counting, table.source.staged.partition, SAME_DAY, days))
 
 
-def current_books(
+def current_expectations(
     table: Current, lines: DataFrame, rows: DataFrame, days: Window, policy: Policy
-) -> dict[date, Book]:
+) -> dict[date, Expectation]:
     """By day: lines that count (as counted from the raw log) = rows that count + superseded.
 
     Args:
@@ -52,16 +52,16 @@ def current_books(
     }
     seen = sums_by_day(rows, day, wanted, table.zeros)
     nothing: Sums = {name: table.zeros.get(name, 0) for name in wanted}
-    books = {}
+    expectations = {}
     for one in days:
         number = came.get(one, {"lines": 0})["lines"]
         of_day = seen.get(one, nothing)
         left = number - of_day["superseded"]
-        books[one] = Book(
+        expectations[one] = Expectation(
             entries={"lines": number, "superseded": of_day["superseded"]},
             totals={c.total: of_day[c.total] if c.column else left for c in table.of.conserved},
         )
-    return books
+    return expectations
 
 
 def correction_rows(table: Corrections, facts: DataFrame, current: DataFrame) -> DataFrame:
@@ -81,23 +81,23 @@ def correction_rows(table: Corrections, facts: DataFrame, current: DataFrame) ->
     )
 
 
-def correction_books(
+def correction_expectations(
     table: Corrections, facts: DataFrame, current: DataFrame, days: Window
-) -> dict[date, Book]:
+) -> dict[date, Expectation]:
     """By day: facts + corrections = current."""
     wanted = {name: F.sum(name) for name in table.totals}
     zeros = {**table.zeros}
     of_facts, of_current = (
         sums_by_day(rows, table.partition, wanted, zeros) for rows in (facts, current)
     )
-    books = {}
+    expectations = {}
     for day in days:
         then, now = of_facts.get(day, zeros), of_current.get(day, zeros)
-        books[day] = Book(
+        expectations[day] = Expectation(
             entries={**then, **{f"current {name}": total for name, total in now.items()}},
             totals={name: now[name] - then[name] for name in table.totals},
         )
-    return books
+    return expectations
 
 
 def build_current(settings: Settings, code: Code, table: Current) -> dg.AssetsDefinition:
@@ -105,14 +105,14 @@ def build_current(settings: Settings, code: Code, table: Current) -> dg.AssetsDe
     source = table.source
     policy = source.policy(settings)
 
-    def make(read: Mapping[str, Snapshot], keep: Keep, days: Window) -> Built:
+    def make(read: Mapping[str, Snapshot], cache: Cache, days: Window) -> Built:
         log = read[source.raw.name]
         logged = Known().deciding(log.ledger)
         wanted = windows({d for day in days for d in logged(day)})
         raw = log.whole.where(any_of(wanted, source.raw.partition))
         lines = with_event_day(raw, source, settings.timezone)
-        rows = keep(known(lines, source, days, policy.window_days, corrects=policy.corrects))
-        due = current_books(table, lines, rows, days, policy)
+        rows = cache(known(lines, source, days, policy.window_days, corrects=policy.corrects))
+        due = current_expectations(table, lines, rows, days, policy)
         return Built(current_rows(table, rows, days), due, scattered=True)
 
     return made_asset(settings, code, table, make, group=table.of.group, lineage=table.lineage)
@@ -121,9 +121,9 @@ def build_current(settings: Settings, code: Code, table: Current) -> dg.AssetsDe
 def build_corrections(settings: Settings, code: Code, table: Corrections) -> dg.AssetsDefinition:
     """The asset of a table of how facts differ from what is known now."""
 
-    def make(read: Mapping[str, Snapshot], keep: Keep, days: Window) -> Built:
+    def make(read: Mapping[str, Snapshot], cache: Cache, days: Window) -> Built:
         facts, current = (read[of.name].days(days) for of in (table.facts, table.current))
-        rows = keep(correction_rows(table, facts, current))
-        return Built(rows, correction_books(table, facts, current, days), scattered=True)
+        rows = cache(correction_rows(table, facts, current))
+        return Built(rows, correction_expectations(table, facts, current, days), scattered=True)
 
     return made_asset(settings, code, table, make, group=table.facts.group, lineage=table.lineage)

@@ -15,7 +15,11 @@ import msgspec
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.landed_books import Limits, raw_books, rejected_books
+from backfill_assets.assets.landed_expectations import (
+    Limits,
+    raw_expectations,
+    rejected_expectations,
+)
 from backfill_assets.assets.landed_rows import (
     Kept,
     Lines,
@@ -32,7 +36,7 @@ from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.snapshots import rows_as_of
-from backfill_assets.engine.spark import Engine, Keep
+from backfill_assets.engine.spark import Cache, Engine
 from backfill_assets.landing.files import Landing
 from backfill_assets.landing.lines import read_lines, readable, survey
 from backfill_assets.landing.listing import Entry, Listing, list_landing
@@ -49,13 +53,13 @@ from backfill_assets.tables.table import Table
 
 @dataclass(frozen=True)
 class Work:
-    """What a run needs to read, keep and decide.
+    """What a run needs to read, cache and decide.
 
     Attributes:
         settings: the deployment's settings.
         source: whose lines are loaded.
         engine: where the session comes from.
-        keep: keeps a frame's rows once they are computed.
+        cache: caches a frame's rows once they are computed.
         accepted: what a person agreed to, by the run's tag.
         close: whether nothing more is expected of days without a folder, by the run's tag.
     """
@@ -63,7 +67,7 @@ class Work:
     settings: Settings
     source: Source
     engine: Engine
-    keep: Keep
+    cache: Cache
     accepted: frozenset[str]
     close: bool
     _read: dict[Any, Reading] = field(default_factory=dict)
@@ -94,19 +98,25 @@ class Work:
             rows = selected_rows(reading, wanted, source, table, days)
             if kept.rows is not None:
                 rows = rows.unionByName(kept.rows)
-            made_of = {day: one.manifest.recipe() for day, one in wanted.items()}
+            fingerprints = {day: one.manifest.fingerprint() for day, one in wanted.items()}
             if table is not raw:
-                return Built(rows, rejected_books(reading, wanted, kept, days), made_of=made_of)
+                return Built(
+                    rows,
+                    rejected_expectations(reading, wanted, kept, days),
+                    fingerprints=fingerprints,
+                )
             limits = Limits.of(self.settings)
-            books = raw_books(source, reading, wanted, kept, days, log, limits, self.accepted)
+            expectations = raw_expectations(
+                source, reading, wanted, kept, days, log, limits, self.accepted
+            )
 
             def remarks(before: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
                 return self.remarks(before, rows, verdicts, wanted, listing)
 
-            return Built(rows, books, made_of=made_of, remarks=remarks)
+            return Built(rows, expectations, fingerprints=fingerprints, remarks=remarks)
 
         return Plan(
-            {day: one.manifest.recipe() for day, one in first.items()},
+            {day: one.manifest.fingerprint() for day, one in first.items()},
             build,
             news={day: news(before.get(day), one) for day, one in first.items()},
         )
@@ -127,7 +137,7 @@ class Work:
         def parse(part: Landing) -> tuple[DataFrame, dict[str, Lines]]:
             # No filter before this: Spark would push it down and parse all once more.
             landed = read_lines(spark, part, source)
-            lines = self.keep(read_versions(landed, source, self.settings.timezone))
+            lines = self.cache(read_versions(landed, source, self.settings.timezone))
             return lines, count_lines(lines, source, part.counts)
 
         moving: set[str] = set()
@@ -188,7 +198,7 @@ class Work:
             return Kept()
         table, zone = ledger.table, self.settings.timezone
         before = self._published(ledger, days)
-        rows = self.keep(kept_rows(before, wanted, days, self.source, table, zone))
+        rows = self.cache(kept_rows(before, wanted, days, self.source, table, zone))
         counts = rows.groupBy(table.partition).agg(
             F.count(F.lit(1)), F.count_if(F.col("_elsewhere"))
         )
@@ -211,7 +221,7 @@ class Work:
         wanted: Targets,
         listing: Listing,
     ) -> Remarks:
-        """What a commit of raw tells those who follow it; `arrivals` and `recipes` read it."""
+        """What a commit of raw tells those who follow it; `arrivals` and `fingerprints` read it."""
         policy = self.source.policy(self.settings)
         changes = touched(self.source, before, rows, verdicts, policy, self.settings.timezone)
         loaded = {v.day: wanted[v.day].manifest for v in verdicts if v.passed}

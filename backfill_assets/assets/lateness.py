@@ -12,9 +12,9 @@ from pyspark.sql.window import Window as SqlWindow
 from backfill_assets.assets.making import made_asset
 from backfill_assets.calendar.delays import COMPARED, lines_within
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.engine.spark import Keep
+from backfill_assets.engine.spark import Cache
 from backfill_assets.publish.candidates import Built, Snapshot
-from backfill_assets.quality.audit import Book
+from backfill_assets.quality.audit import Expectation
 from backfill_assets.settings import Settings
 from backfill_assets.tables.codes import Code
 from backfill_assets.tables.sources import Source
@@ -148,7 +148,7 @@ def _superseded(raw: DataFrame, source: Source, window_days: int) -> DataFrame:
     )
 
 
-def books(
+def expectations(
     rows: Mapping[date, Any],
     raw: DataFrame,
     rejected: DataFrame,
@@ -156,7 +156,7 @@ def books(
     window: Window,
     window_days: int,
     unknown: Collection[date] = (),
-) -> dict[date, Book]:
+) -> dict[date, Expectation]:
     """By log day: one row, whose counts are those of the inputs.
 
     Args:
@@ -198,7 +198,7 @@ def books(
             f"superseded_lines may be too low: {len(holes)} of the {window_days} day(s) before "
             f"have no published {source.raw.name}; publish them, then this day again"
         )
-        found[day] = Book(
+        found[day] = Expectation(
             entries=entries, rows=1, problems=problems, warnings=[warning] if holes else []
         )
     return found
@@ -266,17 +266,17 @@ def build(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition
     window_days = policy.window_days
     table = source.lateness
 
-    def make(read: Mapping[str, Snapshot], keep: Keep, days: Window) -> Built:
+    def make(read: Mapping[str, Snapshot], cache: Cache, days: Window) -> Built:
         log = read[source.raw.name]
         log_days = days.widened(before=window_days)
         raw = with_event_day(log.days(log_days), source, settings.timezone)
         rejected = read[source.rejected.name].days(days)
-        frame = keep(lateness_figures(raw, rejected, source, days, window_days))
+        frame = cache(lateness_figures(raw, rejected, source, days, window_days))
         rows = {row["log_date"]: row.asDict() for row in frame.collect()}
         unknown = {d for d in log_days if d >= policy.start and d not in log.ledger.published}
         return Built(
             frame,
-            books(rows, raw, rejected, source, days, window_days, unknown),
+            expectations(rows, raw, rejected, source, days, window_days, unknown),
             scattered=True,
             numbers={day: numbers(row) for day, row in rows.items()},
         )

@@ -7,16 +7,16 @@ import dagster as dg
 from backfill_assets.assets.publishing import delta_assets, publish
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
-from backfill_assets.engine.spark import Keep, keeping
+from backfill_assets.engine.spark import Cache, caching
 from backfill_assets.publish.candidates import Built, Candidate, Input, Plan, Snapshot
 from backfill_assets.settings import Settings
-from backfill_assets.staleness.recipes import made_of
+from backfill_assets.staleness.fingerprints import input_fingerprints
 from backfill_assets.tables.codes import Code
 from backfill_assets.tables.table import Lineage, Table
 
 #: Computes some days of a table: from its inputs by name, each as of one version, and with a
 #: function that keeps the rows of a frame until they are published.
-Make = Callable[[Mapping[str, Snapshot], Keep, Window], Built]
+Make = Callable[[Mapping[str, Snapshot], Cache, Window], Built]
 
 
 def made_asset(
@@ -51,7 +51,7 @@ def made_asset(
         code=code,
     )
     def asset(context: dg.AssetExecutionContext, **inputs: Input) -> Iterator:
-        with keeping() as keep:
+        with caching() as cache:
 
             def plan(window: Window) -> Plan:
                 read = {of.source.name: inputs[of.source.name].now() for of in dependencies}
@@ -60,8 +60,8 @@ def made_asset(
                     read[of.source.name].of(of.reach.deciding(ledgers[of.source.name]))
                     for of in dependencies
                 ]
-                recipes = made_of(dependencies, ledgers, window)
-                return Plan(recipes, lambda days: make(read, keep, days), sources)
+                fingerprints = input_fingerprints(dependencies, ledgers, window)
+                return Plan(fingerprints, lambda days: make(read, cache, days), sources)
 
             yield from publish(context, [Candidate(table, plan)])
 

@@ -7,7 +7,7 @@ import dagster as dg
 
 from backfill_assets.assets.landed import Work
 from backfill_assets.assets.publishing import delta_assets, publish
-from backfill_assets.engine.spark import Engine, keeping
+from backfill_assets.engine.spark import Engine, caching
 from backfill_assets.publish.candidates import Candidate
 from backfill_assets.publish.run_tags import ACCEPT_TAG, CLOSE_TAG
 from backfill_assets.settings import Settings
@@ -30,8 +30,8 @@ def build(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition
         tags = context.run.tags
         accepted = {name.strip() for name in tags.get(ACCEPT_TAG, "").split(",")} - {""}
         close = tags.get(CLOSE_TAG, "").lower() == "true"
-        with keeping() as keep:
-            work = Work(settings, source, engine, keep, frozenset(accepted), close)
+        with caching() as cache:
+            work = Work(settings, source, engine, cache, frozenset(accepted), close)
             yield from publish(
                 context, [Candidate(table, partial(work.plan, table)) for table in tables]
             )

@@ -14,9 +14,9 @@ from pyspark.sql import functions as F
 from backfill_assets.assets.making import made_asset
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.records import Details
-from backfill_assets.engine.spark import Keep
+from backfill_assets.engine.spark import Cache
 from backfill_assets.publish.candidates import Built, Remarks, Snapshot
-from backfill_assets.quality.audit import Book, Severity, Verdict
+from backfill_assets.quality.audit import Expectation, Severity, Verdict
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.finality import closings
 from backfill_assets.tables.codes import Code
@@ -35,14 +35,15 @@ from backfill_assets.tables.versions import (
 def late_lines(raw: DataFrame, source: Source, window_days: int, *, keep: bool = True) -> DataFrame:
     """The rows of the raw log that came after the window of their event day had closed.
 
-    None of them where such lines are dropped: then `late_books` counts them, and nothing else does.
+    None of them where such lines are dropped: then `late_expectations` counts them, and nothing
+    else does.
     """
     return raw.where(~in_time(window_days) & F.lit(keep)).select(*source.late.columns)
 
 
-def staged_books(
+def staged_expectations(
     raw: DataFrame, rows: DataFrame, window: Window, window_days: int
-) -> dict[date, Book]:
+) -> dict[date, Expectation]:
     """By event day: rows in time (counted from the raw log) = staged + superseded."""
     due = (
         raw.where(window.predicate("event_date")).where(in_time(window_days)).groupBy("event_date")
@@ -51,7 +52,7 @@ def staged_books(
     came = {row["event_date"]: row["count"] for row in due.collect()}
     gone = {row["event_date"]: row["count"] for row in lost.collect()}
     return {
-        day: Book(
+        day: Expectation(
             entries={"in time": came.get(day, 0), "superseded": gone.get(day, 0)},
             rows=came.get(day, 0) - gone.get(day, 0),
         )
@@ -59,7 +60,7 @@ def staged_books(
     }
 
 
-def late_books(
+def late_expectations(
     raw: DataFrame,
     source: Source,
     window: Window,
@@ -67,7 +68,7 @@ def late_books(
     start: date,
     *,
     keep: bool = True,
-) -> dict[date, Book]:
+) -> dict[date, Expectation]:
     """By log day: rows of the raw log = in time + late, and what a person should know of the late.
 
     Where they are kept they reach readers by what is made of all that is known, and a warning is
@@ -84,14 +85,14 @@ def late_books(
     )
     seen = {day: numbers for day, *numbers in counts.collect()}
     severity = Severity.WARN if keep else Severity.ALERT
-    books = {}
+    expectations = {}
     for day in window:
         rows, count, amount, before = seen.get(day, (0, 0, Decimal("0.00"), 0))
         unseen = (
             f"{before} line(s) tell of days before {start}, the first of all; they are in "
             f"{source.raw.name} and in no total"
         )
-        books[day] = Book(
+        expectations[day] = Expectation(
             entries={
                 "raw": rows,
                 "in time": rows - count,
@@ -105,7 +106,7 @@ def late_books(
             if count
             else {},
         )
-    return books
+    return expectations
 
 
 def _of_late(source: Source, count: int, amount: Decimal, keep: bool) -> str:
@@ -143,16 +144,16 @@ def _stage(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinitio
     policy = source.policy(settings)
     window_days = policy.window_days
 
-    def make(read: Mapping[str, Snapshot], keep: Keep, days: Window) -> Built:
+    def make(read: Mapping[str, Snapshot], cache: Cache, days: Window) -> Built:
         log = read[source.raw.name]
         raw = with_event_day(log.days(policy.reach.read(days)), source, settings.timezone)
-        rows = keep(ranked(raw, source, days, window_days))
+        rows = cache(ranked(raw, source, days, window_days))
 
         def remarks(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
             closed = closings(log.ledger, policy)
             return Remarks({v.day for v in verdicts if v.passed and v.day in closed})
 
-        due = staged_books(raw, rows, days, window_days)
+        due = staged_expectations(raw, rows, days, window_days)
         return Built(staged(rows, source), due, scattered=True, remarks=remarks)
 
     name = f"stage_{source.name}"
@@ -165,10 +166,10 @@ def _keep_late(settings: Settings, code: Code, source: Source) -> dg.AssetsDefin
     policy = source.policy(settings)
     window_days = policy.window_days
 
-    def make(read: Mapping[str, Snapshot], keep: Keep, days: Window) -> Built:
+    def make(read: Mapping[str, Snapshot], cache: Cache, days: Window) -> Built:
         raw = with_event_day(read[source.raw.name].days(days), source, settings.timezone)
-        rows = keep(late_lines(raw, source, window_days, keep=policy.corrects))
-        due = late_books(raw, source, days, window_days, policy.start, keep=policy.corrects)
+        rows = cache(late_lines(raw, source, window_days, keep=policy.corrects))
+        due = late_expectations(raw, source, days, window_days, policy.start, keep=policy.corrects)
         return Built(rows, due, remarks=_say_what_is_late)
 
     return made_asset(
@@ -183,7 +184,7 @@ def _keep_late(settings: Settings, code: Code, source: Source) -> dg.AssetsDefin
 
 
 def _say_what_is_late(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
-    entries = {v.day: v.book.entries for v in verdicts if v.passed}
+    entries = {v.day: v.expectation.entries for v in verdicts if v.passed}
     late = {
         day: (int(entry["late"]), str(entry["late amount"]))
         for day, entry in entries.items()

@@ -132,7 +132,7 @@ def unfinished(again: BackfillPlan, ledgers: Ledgers, name: str) -> Iterator[str
 def _made_since(ledger: Ledger, day: date, mine: Sequence[int]) -> bool:
     """Whether a backfill with these versions published a day, or a later run did; and it stands."""
     record = ledger.latest.get(day)
-    if record is None or ledger.stands(day) is None or not mine:
+    if record is None or ledger.current_record(day) is None or not mine:
         return False
     return record.version in mine or record.version >= max(mine)
 

@@ -136,7 +136,7 @@ def compare(
 def _who_wrote(ledger: Ledger, record: Record | None, day: date) -> str:
     """Why the files of a day do not hold what its record says."""
     since = record.vouches(day) if record else -1
-    theirs = [x for x in ledger.foreign if day in x.days and x.version > since]
+    theirs = [x for x in ledger.external if day in x.days and x.version > since]
     if theirs:
         last = theirs[-1]
         return f"another writer changed it in version {last.version} ({last.operation})"

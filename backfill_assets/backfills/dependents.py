@@ -2,7 +2,7 @@
 
 Pure functions over ledgers. A day follows another if a record of it names a version of the input in
 which the other day held what the backfill wrote, if the commit that wrote that made it due, and if
-its recipe depends on it. So nothing here knows a table by name.
+its fingerprint depends on it. So nothing here knows a table by name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from backfill_assets.backfills.footprints import (
 from backfill_assets.calendar.partitions import spelled
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.delta.records import Foreign, Record
+from backfill_assets.delta.records import ExternalCommit, Record
 from backfill_assets.staleness.backlog import follows
 from backfill_assets.staleness.supposed import depending
 
@@ -162,7 +162,7 @@ class _Following:
         }
         self._known: dict[tuple[str, int], frozenset[date]] = {}
         self._reached: dict[tuple[str, frozenset[date], frozenset[int]], frozenset[date]] = {}
-        self._others: dict[tuple[str, int, int], dict[date, Record | Foreign]] = {}
+        self._others: dict[tuple[str, int, int], dict[date, Record | ExternalCommit]] = {}
 
     def follows(self, record: Record, day: date) -> bool:
         """Whether a day of a commit was made of what is undone."""
@@ -173,9 +173,13 @@ class _Following:
             for name, days in self._due_by.items()
         )
 
-    def made_anew(self, change: Change, since: Record | Foreign, day: date) -> bool:
+    def made_anew(self, change: Change, since: Record | ExternalCommit, day: date) -> bool:
         """Whether a day that followed was made again, from inputs that were put back before."""
-        if isinstance(since, Foreign) or change.between or not self.follows(change.last, day):
+        if (
+            isinstance(since, ExternalCommit)
+            or change.between
+            or not self.follows(change.last, day)
+        ):
             return False
         seen = {name: self._above[name].seen(v) for name, v in self._read(change.last)}
         gone = all(self._above[name].done >= days for name, days in seen.items())
@@ -183,7 +187,7 @@ class _Following:
 
     def mixed(
         self, previous: Record | None, record: Record, day: date
-    ) -> tuple[str, Record | Foreign] | None:
+    ) -> tuple[str, Record | ExternalCommit] | None:
         """An input's commit of somebody else that a day was made of as well, since it was before.
 
         Args:
@@ -216,7 +220,7 @@ class _Following:
         return self._known[name, version]
 
     def _reach(self, name: str, moving: frozenset[date], by: frozenset[int]) -> frozenset[date]:
-        """The days that commits of an input made due, and whose recipe has the days that moved."""
+        """The days that commits of an input made due, and whose fingerprint has days that moved."""
         key = (name, moving, by)
         if key not in self._reached:
             records = [r for r in self._ledgers[name].records if r.version in by]
@@ -230,14 +234,16 @@ class _Following:
         of = depending(self._ledgers, self._policy, self._table, days, name, moving)
         return frozenset(of)
 
-    def _made_by_others(self, name: str, since: int, version: int) -> dict[date, Record | Foreign]:
+    def _made_by_others(
+        self, name: str, since: int, version: int
+    ) -> dict[date, Record | ExternalCommit]:
         """The days that commits of an input between two versions made due, if not undone."""
         key = (name, since, version)
         if key not in self._others:
             ledger = self._ledgers[name]
             of = self._above.get(name) or _Written(ledger, {}, Origins(ledger))
             seen = of.seen(version)
-            found: dict[date, Record | Foreign] = {}
+            found: dict[date, Record | ExternalCommit] = {}
             for commit in ledger.commits:
                 if not since < commit.version <= version:
                     continue
@@ -250,7 +256,7 @@ class _Following:
                 if moved:
                     due = (
                         self._ledgers[self._table].published
-                        if isinstance(commit, Foreign)
+                        if isinstance(commit, ExternalCommit)
                         else set(self._due[name](commit))
                     )
                     found |= dict.fromkeys(self._changing(name, moved, due), commit)
@@ -258,7 +264,7 @@ class _Following:
         return self._others[key]
 
 
-def _written_since(table: str, others: Mapping[date, Record | Foreign]) -> Iterator[str]:
+def _written_since(table: str, others: Mapping[date, Record | ExternalCommit]) -> Iterator[str]:
     for commit, days in _by_commit(others):
         yield (
             f"{table} [{spelled(days)}] has been written since, by {_who(commit)} in version "
@@ -274,8 +280,8 @@ def _made_of_others_too(
 ) -> Iterator[str]:
     """Days that followed, and that others had a part in: to put them back would take that away."""
     before: dict[date, Record] = {}
-    inputs: dict[str, dict[date, Record | Foreign]] = defaultdict(dict)
-    codes: dict[date, Record | Foreign] = {}
+    inputs: dict[str, dict[date, Record | ExternalCommit]] = defaultdict(dict)
+    codes: dict[date, Record | ExternalCommit] = {}
     for record in ledger.records:
         for day in record.days:
             change, previous = changes.get(day), before.get(day)
@@ -301,13 +307,13 @@ def _other_code(one: Record, other: Record) -> bool:
 
 
 def _by_commit(
-    days: Mapping[date, Record | Foreign],
-) -> Iterator[tuple[Record | Foreign, list[date]]]:
+    days: Mapping[date, Record | ExternalCommit],
+) -> Iterator[tuple[Record | ExternalCommit, list[date]]]:
     for version, commit in sorted({c.version: c for c in days.values()}.items()):
         yield commit, [day for day, other in days.items() if other.version == version]
 
 
-def _who(commit: Record | Foreign) -> str:
-    if isinstance(commit, Foreign):
+def _who(commit: Record | ExternalCommit) -> str:
+    if isinstance(commit, ExternalCommit):
         return f"another writer ({commit.operation})"
     return f"run {commit.run_id[:8]}"

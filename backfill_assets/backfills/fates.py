@@ -1,4 +1,4 @@
-"""What becomes of each day of a plan: its recipe now, and if what it is made of changes."""
+"""What becomes of each day of a plan: its fingerprint now, and if what it is made of changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.publish.reasons import new_input, why
 from backfill_assets.settings import Settings
-from backfill_assets.staleness.recipes import made_of
+from backfill_assets.staleness.fingerprints import input_fingerprints
 from backfill_assets.staleness.supposed import Supposed
 from backfill_assets.tables.catalog import config_digests
 from backfill_assets.tables.codes import Code
@@ -38,7 +38,7 @@ def fates_of(
     code: Code,
     landed: Mapping[str, Landed],
 ) -> dict[str, dict[date, Fate]]:
-    """What becomes of each day: its recipe as it is now, and as it is if its inputs change.
+    """What becomes of each day: its fingerprint as it is now, and as it is if its inputs change.
 
     Args:
         settings: the deployment's settings.
@@ -55,7 +55,7 @@ def fates_of(
     for name, wanted in days.items():
         ledger, by = ledgers[name], (code.of(name), digests[name])
         load = _load_of(graph, name, landed)
-        now = load.recipes if load else made_of(graph.inputs[name], ledgers, wanted)
+        now = load.fingerprints if load else input_fingerprints(graph.inputs[name], ledgers, wanted)
         may_change = _may_change(graph.inputs[name], now, ledgers, supposed)
         inputs = graph.made_from(name)
         reads = {
@@ -105,7 +105,7 @@ def _may_change(
     for input_ in (of.source.name for of in inputs):
         if not isinstance(supposed[input_], Supposed):
             continue
-        then = made_of(inputs, {**ledgers, input_: supposed[input_]}, now)
+        then = input_fingerprints(inputs, {**ledgers, input_: supposed[input_]}, now)
         for day in now:
             if then[day] != now[day]:
                 found[day].append(input_)
@@ -114,5 +114,5 @@ def _may_change(
 
 def _made_by(ledger: Ledger, day: date, by: tuple[str, str]) -> bool:
     """Whether a day stands as this code and configuration published it."""
-    record = ledger.latest.get(day) if ledger.stands(day) else None
+    record = ledger.latest.get(day) if ledger.current_record(day) else None
     return record is not None and (record.code_version, record.made_under(day)) == by

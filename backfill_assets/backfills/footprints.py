@@ -13,7 +13,7 @@ from datetime import date
 
 from backfill_assets.calendar.partitions import unpacked
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.delta.records import Foreign, Record
+from backfill_assets.delta.records import ExternalCommit, Record
 
 #: As many characters of a run's id as the console shows are enough to name it.
 _SHORT = 8
@@ -76,12 +76,12 @@ class Change:
     after: int
     previous: Record | None
     last: Record
-    between: Record | Foreign | None = None
+    between: Record | ExternalCommit | None = None
 
 
-def written(commit: Record | Foreign) -> frozenset[date]:
+def written(commit: Record | ExternalCommit) -> frozenset[date]:
     """The days whose files a commit changed, those that it took back included."""
-    return commit.days if isinstance(commit, Foreign) else commit.wrote | commit.withdrawn
+    return commit.days if isinstance(commit, ExternalCommit) else commit.wrote | commit.withdrawn
 
 
 #: The origin of a day that nobody has written.
@@ -113,7 +113,7 @@ class Origins:
         n = bisect_right(versions, version)
         return origins[n - 1] if n else _NOBODY
 
-    def stands(self, day: date, change: Change, version: int | None = None) -> bool:
+    def current_record(self, day: date, change: Change, version: int | None = None) -> bool:
         """Whether a day holds what a change left; as of a version, if one is given."""
         held = self._of[day][1][-1] if version is None else self.at(day, version)
         return held == self.at(day, change.after)
@@ -155,7 +155,7 @@ def footprint(ledger: Ledger, mine: Mine, origins: Origins | None = None) -> dic
         origins: those of the ledger, where they are known already.
     """
     stands: dict[date, Record] = {}
-    writers: dict[date, Record | Foreign] = {}
+    writers: dict[date, Record | ExternalCommit] = {}
     origins = origins or Origins(ledger)
     found: dict[date, Change] = {}
     for commit in ledger.commits:
@@ -166,7 +166,7 @@ def footprint(ledger: Ledger, mine: Mine, origins: Origins | None = None) -> dic
                 if old is None or origins.put_back(day, old, before):
                     found[day] = Change(before, commit.version, stands.get(day), commit)
                     continue
-                between = old.between if origins.stands(day, old, before) else writers[day]
+                between = old.between if origins.current_record(day, old, before) else writers[day]
                 found[day] = Change(old.before, commit.version, old.previous, commit, between)
             stands |= dict.fromkeys(commit.days, commit)
             for day in commit.withdrawn:
@@ -202,7 +202,7 @@ def found_unchanged(ledger: Ledger, mine: Mine) -> dict[date, Change]:
         for day in record.withdrawn:
             stands.pop(day, None)
             found.pop(day, None)
-    return {day: change for day, change in found.items() if ledger.stands(day)}
+    return {day: change for day, change in found.items() if ledger.current_record(day)}
 
 
 def put_back(
@@ -215,7 +215,7 @@ def put_back(
 
 def written_since(
     ledger: Ledger, changes: Mapping[date, Change], origins: Origins | None = None
-) -> dict[date, Record | Foreign]:
+) -> dict[date, Record | ExternalCommit]:
     """The last commit that wrote a day after the backfill did, by day, where there is one.
 
     Undos are seen through: nobody did where the backfill's own rows were brought back.
@@ -231,5 +231,5 @@ def written_since(
     return {
         day: commit
         for day, commit in found.items()
-        if changes[day].between or not origins.stands(day, changes[day])
+        if changes[day].between or not origins.current_record(day, changes[day])
     }

@@ -63,13 +63,13 @@ class _Past:
     def __init__(self, ledger: Ledger) -> None:
         self._spoken: dict[date, list[Record]] = defaultdict(list)
         self._written: dict[date, list[int]] = defaultdict(list)
-        self._foreign: dict[date, list[int]] = defaultdict(list)
+        self._external: dict[date, list[int]] = defaultdict(list)
         self._read: dict[tuple[date, int], Fingerprint] = {}
         for record in ledger.records:
             for day in (*record.days, *record.withdrawn):
                 self._spoken[day].append(record)
         for commit in ledger.commits:
-            of = self._written if isinstance(commit, Record) else self._foreign
+            of = self._written if isinstance(commit, Record) else self._external
             for day in written(commit):
                 of[day].append(commit.version)
 
@@ -79,7 +79,7 @@ class _Past:
 
     def since(self, day: date, version: int) -> int:
         """The version as of which a day is what it is in another, whoever wrote it; -1 for none."""
-        return max(_last(self._written[day], version), _last(self._foreign[day], version))
+        return max(_last(self._written[day], version), _last(self._external[day], version))
 
     def records(self, day: date) -> list[Record]:
         """The records that speak of a day, in ascending order."""
@@ -91,7 +91,7 @@ class _Past:
         n = bisect_right([record.version for record in of], version)
         if not n or day not in of[n - 1].days:
             return None
-        others = _last(self._foreign[day], version)
+        others = _last(self._external[day], version)
         return None if others > of[n - 1].vouches(day) else of[n - 1]
 
     def number(self, figure: Figure, day: date, version: int) -> Decimal | None:
@@ -114,7 +114,7 @@ def _made_of(
 
     It is the one that the day's record names as its input. Of two tables that are made side by
     side, neither is the other's input: then it is the last one that was made of the same, as the
-    inputs that both name or the recipe or the run tell. None if there is none.
+    inputs that both name or the fingerprint or the run tell. None if there is none.
     """
     record = tables[later].record(day, version)
     if record is None:
@@ -134,8 +134,10 @@ def _same_origin(tables: Mapping[str, _Past], one: Record, other: Record, day: d
             tables[name].since(day, one.inputs[name]) == tables[name].since(day, other.inputs[name])
             for name in both
         )
-    recipe = one.days[day].made_of
-    return one.run_id == other.run_id or (recipe != "" and recipe == other.days[day].made_of)
+    fingerprint = one.days[day].fingerprint
+    return one.run_id == other.run_id or (
+        fingerprint != "" and fingerprint == other.days[day].fingerprint
+    )
 
 
 def _numbers(held: Fingerprint | None, said: Published | None) -> dict[str, Decimal]:

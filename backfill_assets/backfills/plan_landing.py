@@ -33,9 +33,9 @@ class Landed:
     entries: Sequence[Entry]
 
     @cached_property
-    def recipes(self) -> dict[date, str]:
-        """By day, the recipe of what it is to be loaded from."""
-        return {day: one.manifest.recipe() for day, one in self.targets.items()}
+    def fingerprints(self) -> dict[date, str]:
+        """By day, the fingerprint of what it is to be loaded from."""
+        return {day: one.manifest.fingerprint() for day, one in self.targets.items()}
 
 
 def landed_for(
@@ -68,7 +68,7 @@ def digest_of(landed: Mapping[str, Landed]) -> str:
     """A digest of what all raw logs are to be loaded from: it moves when files land, or go."""
     said = json.dumps(
         {
-            log: {str(day): what for day, what in sorted(of.recipes.items())}
+            log: {str(day): what for day, what in sorted(of.fingerprints.items())}
             for log, of in landed.items()
         }
     )

@@ -217,13 +217,13 @@ class _Undo:
             return Built(rows, {}, remarks=remarks, made_under=under)
 
         return Plan(
-            {day: self._recipe(ledger, day, todo[day]) for day in sorted(todo)},
+            {day: self._fingerprint(ledger, day, todo[day]) for day in sorted(todo)},
             build,
             sources,
             dict.fromkeys(todo, f"undo of {self.asked.name}"),
         )
 
-    def _recipe(self, ledger: Ledger, day: date, change: Change) -> str:
+    def _fingerprint(self, ledger: Ledger, day: date, change: Change) -> str:
         """What the old rows were made of; empty if they would not come of it again.
 
         As when other code made them, or another writer; or from the landing, which is not put
@@ -232,12 +232,12 @@ class _Undo:
         old = change.previous
         if old is None or not self.table.inputs(Policy.of(self.asked.settings)):
             return ""
-        others = (other.version for other in ledger.foreign if day in other.days)
+        others = (other.version for other in ledger.external if day in other.days)
         if any(old.vouches(day) < version <= change.before for version in others):
             return ""
         by = (old.code_version, old.made_under(day))
         now = (self.record["code_version"], self.record["config_digest"])
-        return old.days[day].made_of if by == now else ""
+        return old.days[day].fingerprint if by == now else ""
 
     def _rows(self, version: int, days: Collection[date]) -> DataFrame:
         io = self.asked.io

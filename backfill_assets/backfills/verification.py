@@ -134,7 +134,7 @@ class _Verifier(DeltaIOManager):
         refused = lacking(plan.sources, window, self.config_of, self.failed(record["run_id"]))
 
         def anew(days: Sequence[date]) -> dict[date, Verdict]:
-            wanted = {day: plan.made_of[day] for day in days}
+            wanted = {day: plan.fingerprints[day] for day in days}
             verdicts = compute(table, plan, wanted, ledger).verdicts
             return {day: verdicts[day] for day in days}
 
@@ -167,10 +167,10 @@ class _Verifier(DeltaIOManager):
         if record is None:
             return []
         moved = []
-        recipe = record.days[day].made_of
-        if not recipe:
+        fingerprint = record.days[day].fingerprint
+        if not fingerprint:
             moved.append("what it was made of is not on record")
-        elif recipe != plan.made_of[day]:
+        elif fingerprint != plan.fingerprints[day]:
             versions = {source.table.name: source.ledger.version for source in plan.sources}
             newer = [name for name, at in versions.items() if record.inputs.get(name) != at]
             what = ", ".join(newer) or "what it is made of" if plan.sources else "the landing"

@@ -131,7 +131,7 @@ class Known:
         were recorded, anything is possible.
         """
         found: dict[date, set[date]] = defaultdict(set)
-        unknown = {day for other in source.foreign for day in other.days} | source.uncertain
+        unknown = {day for other in source.external for day in other.days} | source.uncertain
         unknown |= source.unrecorded | (source.published - source.latest.keys())
         for record in source.records:
             if record.details.spans is None:

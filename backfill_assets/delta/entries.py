@@ -89,7 +89,9 @@ def version_of(line: bytes) -> int | None:
 
 def form(table: Table) -> str:
     """Names what `told_of` tells: its number goes up when that changes."""
-    return " ".join(["3", table.partition, *_Said.__struct_fields__, *Published.__struct_fields__])
+    return " ".join(
+        ["3", table.partition, *_Said.__struct_encode_fields__, *Published.__struct_encode_fields__]
+    )
 
 
 def told_of(table: Table, version: int, text: bytes) -> bytes | None:

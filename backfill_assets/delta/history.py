@@ -10,7 +10,7 @@ from rich.table import Table as Grid
 
 from backfill_assets.calendar.partitions import DAY, Window, windows
 from backfill_assets.delta.reading import read_ledger
-from backfill_assets.delta.records import Foreign, Record
+from backfill_assets.delta.records import ExternalCommit, Record
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.codes import Code
@@ -76,10 +76,10 @@ def as_json(settings: Settings, name: str, days: Window | None = None) -> list[d
     return [_said(commit, days) for commit in _commits(settings, name, days)]
 
 
-def _said(commit: Record | Foreign, days: Window | None) -> dict[str, Any]:
+def _said(commit: Record | ExternalCommit, days: Window | None) -> dict[str, Any]:
     head = {"version": commit.version, "at": commit.at.isoformat() if commit.at else None}
     spoken = sorted(day for day in _spoken(commit) if days is None or day in days)
-    if isinstance(commit, Foreign):
+    if isinstance(commit, ExternalCommit):
         by = {"by": "another writer", "operation": commit.operation}
         return {**head, **by, "days": {str(day): {"what": "changed"} for day in spoken}}
     return {
@@ -107,7 +107,7 @@ def _day_said(commit: Record, day: date) -> dict[str, Any]:
     return {"what": what, **figures, "because": commit.why(day)}
 
 
-def _commits(settings: Settings, name: str, days: Window | None) -> list[Record | Foreign]:
+def _commits(settings: Settings, name: str, days: Window | None) -> list[Record | ExternalCommit]:
     ledger = read_ledger(settings.table(name), tables_of(settings)[name])
     found = [commit for commit in ledger.commits if days is None or days.within(_spoken(commit))]
     if not found:
@@ -116,19 +116,19 @@ def _commits(settings: Settings, name: str, days: Window | None) -> list[Record 
     return found
 
 
-def _spoken(commit: Record | Foreign) -> Set[date]:
+def _spoken(commit: Record | ExternalCommit) -> Set[date]:
     """The days that a commit speaks of."""
-    if isinstance(commit, Foreign):
+    if isinstance(commit, ExternalCommit):
         return commit.days
     return commit.days.keys() | commit.withdrawn
 
 
-def _at(commit: Record | Foreign) -> str:
+def _at(commit: Record | ExternalCommit) -> str:
     return f"{commit.at:%Y-%m-%d %H:%M}" if commit.at else ""
 
 
-def _cells(commit: Record | Foreign) -> list[str]:
-    if isinstance(commit, Foreign):
+def _cells(commit: Record | ExternalCommit) -> list[str]:
+    if isinstance(commit, ExternalCommit):
         return [spans(windows(commit.days)), "", "", f"another writer: {commit.operation}"]
     written = commit.wrote - commit.withdrawn
     days = [spans(windows(written))] if written else []
@@ -145,9 +145,9 @@ def _cells(commit: Record | Foreign) -> list[str]:
     return ["\n".join(days), commit.run_id[:8], (commit.backfill_id or "none")[:17], by]
 
 
-def _told(commit: Record | Foreign, day: date) -> Iterator[tuple[str, str]]:
+def _told(commit: Record | ExternalCommit, day: date) -> Iterator[tuple[str, str]]:
     head = f"version {commit.version}"
-    if isinstance(commit, Foreign):
+    if isinstance(commit, ExternalCommit):
         yield head, f"{_at(commit)} UTC, changed by another writer: {commit.operation}"
         return
     what = "written" if day in commit.wrote else "computed, and unchanged"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pyspark.sql.types as T
 
-from backfill_assets.delta.records import Foreign, Published, Record
+from backfill_assets.delta.records import ExternalCommit, Published, Record
 from backfill_assets.quality.audit import Measured
 from backfill_assets.tables.table import Table
 
@@ -50,7 +50,7 @@ class Ledger:
         table: the table.
         version: its latest version; none while there is no table.
         records: our commits in ascending order of their versions.
-        foreign: commits of others that may have changed rows, in ascending order.
+        external: commits of others that may have changed rows, in ascending order.
         measured: rows and nulls by day as the data files have them, whoever wrote them.
         stored: the data files by day.
         rows: rows by day as the data files' statistics count them; days with a file that has no
@@ -64,7 +64,7 @@ class Ledger:
     table: Table
     version: int | None = None
     records: Sequence[Record] = ()
-    foreign: Sequence[Foreign] = ()
+    external: Sequence[ExternalCommit] = ()
     measured: Mapping[date, Measured] = field(default_factory=dict)
     stored: Mapping[date, Stored] = field(default_factory=dict)
     rows: Mapping[date, int] | None = None
@@ -118,32 +118,32 @@ class Ledger:
         return frozenset(
             day
             for day in self.published
-            if self._foreign.get(day, -1) < self._cut
+            if self._external.get(day, -1) < self._cut
             and (day not in self.latest or self.latest[day].vouches(day) < self._cut)
         )
 
     @cached_property
-    def _foreign(self) -> dict[date, int]:
+    def _external(self) -> dict[date, int]:
         """The last version of each day's files that is not ours."""
-        return {day: other.version for other in self.foreign for day in other.days}
+        return {day: other.version for other in self.external for day in other.days}
 
     @cached_property
     def _anywhere(self) -> int:
         """The last version that took files of unknown days away; -1 if none did."""
-        return max((other.version for other in self.foreign if other.anywhere), default=-1)
+        return max((other.version for other in self.external if other.anywhere), default=-1)
 
     @cached_property
     def _cut(self) -> int:
         """The last version of which nothing is known; -1 if all is."""
         return max(self.lost, default=-1)
 
-    def stands(self, day: date) -> Published | None:
+    def current_record(self, day: date) -> Published | None:
         """The day as it was last published; none if never, or if others have changed it since."""
         record = self.latest.get(day)
         if record is None:
             return None
         since = record.vouches(day)
-        if self._foreign.get(day, -1) > since or self._cut > since:
+        if self._external.get(day, -1) > since or self._cut > since:
             return None
         published = record.days[day]
         if self.rows is not None:
@@ -157,14 +157,14 @@ class Ledger:
 
     def content(self, day: date) -> str:
         """What a day holds, as text: days with equal texts have equal rows."""
-        published = self.stands(day)
+        published = self.current_record(day)
         if published is not None:
             return published.digest
         record = self.latest.get(day)
         counted = self.rows is not None
-        if record is None and day not in self.measured and (counted or day not in self._foreign):
+        if record is None and day not in self.measured and (counted or day not in self._external):
             return "nothing"
-        last = max(self._foreign.get(day, -1), self._anywhere)
+        last = max(self._external.get(day, -1), self._anywhere)
         if last > max(self._cut, record.vouches(day) if record else -1):
             ours = record.version if record and day in record.wrote else -1
             return f"version {max(last, ours)}"
@@ -181,7 +181,7 @@ class Ledger:
             self,
             version=version,
             records=[record for record in self.records if record.version <= version],
-            foreign=[other for other in self.foreign if other.version <= version],
+            external=[other for other in self.external if other.version <= version],
             lost=[lost for lost in self.lost if lost <= version],
             measured={},
             stored={},
@@ -193,9 +193,9 @@ class Ledger:
         return frozenset(name for name, since in self.added.items() if since > record.version)
 
     @property
-    def commits(self) -> list[Record | Foreign]:
+    def commits(self) -> list[Record | ExternalCommit]:
         """Ours and those of others, in ascending order of their versions."""
-        found: list[Record | Foreign] = [*self.records, *self.foreign]
+        found: list[Record | ExternalCommit] = [*self.records, *self.external]
         return sorted(found, key=lambda commit: commit.version)
 
     @cached_property
@@ -209,7 +209,7 @@ class Ledger:
             if commit.version > cut >= 0:
                 held.clear()  # whatever it was, it may have become something else
                 cut = -1
-            if isinstance(commit, Foreign):
+            if isinstance(commit, ExternalCommit):
                 if commit.anywhere:
                     held.clear()
                 held |= dict.fromkeys(commit.days, f"version {commit.version}")
@@ -229,7 +229,7 @@ class Ledger:
     def moved(self) -> int:
         """The last version that made a day hold something else; -1 if there is none."""
         ours = [version for version, days in self.changed.items() if days]
-        return max([*ours, *(other.version for other in self.foreign)], default=-1)
+        return max([*ours, *(other.version for other in self.external)], default=-1)
 
 
 Ledgers = Mapping[str, Ledger]

@@ -179,7 +179,9 @@ class _Maintenance:
         strange = [
             day
             for day in unlike
-            if ledger.stands(day) and day not in changed and not ledger.lacked(ledger.latest[day])
+            if ledger.current_record(day)
+            and day not in changed
+            and not ledger.lacked(ledger.latest[day])
         ]
         if strange:
             self.problems.append(

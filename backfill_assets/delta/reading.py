@@ -17,7 +17,7 @@ from backfill_assets.delta.commit_files import CommitFiles, Told
 from backfill_assets.delta.entries import form, made_at, parsed, record_of, told_of, version_of
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.logs import APPLICATION, by_day, load_log, metadata_of
-from backfill_assets.delta.records import Foreign
+from backfill_assets.delta.records import ExternalCommit
 from backfill_assets.engine.garbage import no_collection
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import tables_of
@@ -95,7 +95,7 @@ def _continued(known: Ledger, told: Told, log: DeltaTable) -> Ledger:
     ):
         # Its days are not those of the table that is meant.
         return Ledger(known.table, log.version(), lost=lost, metadata=metadata)
-    records, foreign, added = list(known.records), list(known.foreign), dict(known.added)
+    records, external, added = list(known.records), list(known.external), dict(known.added)
     columns = set(known.metadata.struct.names) if known.metadata else set()
     for entry in map(parsed, told.lines):
         if entry.columns:
@@ -108,12 +108,14 @@ def _continued(known: Ledger, told: Told, log: DeltaTable) -> Ledger:
         elif (entry.days or entry.anywhere) and (records or lost):
             days = frozenset(map(date.fromisoformat, entry.days))
             at = made_at(entry)
-            foreign.append(Foreign(entry.version, entry.operation, days, at, entry.anywhere))
+            external.append(
+                ExternalCommit(entry.version, entry.operation, days, at, entry.anywhere)
+            )
     return Ledger(
         known.table,
         log.version(),
         records,
-        foreign,
+        external,
         *by_day(log, known.table),
         transaction=log.transaction_version(APPLICATION),
         lost=lost,

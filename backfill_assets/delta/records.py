@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.quality.audit import Book, Finding, Measured, Severity, Verdict
+from backfill_assets.quality.audit import Expectation, Finding, Measured, Severity, Verdict
 from backfill_assets.tables.table import Table
 
 
@@ -27,7 +27,8 @@ class Published(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         digest: of the rows.
         verdict: the worst that any check found.
         totals: sums by column, as text.
-        made_of: digest of what the inputs held, as `recipes` says it; empty if nobody recorded it.
+        fingerprint: digest of what the inputs held, see `staleness.fingerprints`; empty if nobody
+            recorded it.
         nulls: nulls by column, where there are any.
         entries: the counts behind the expectation, by name; sums of money as text.
         findings: what was not in order, as severity and text by check.
@@ -40,7 +41,7 @@ class Published(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     digest: str
     verdict: str
     totals: Mapping[str, str] = msgspec.field(default_factory=dict)
-    made_of: str = ""
+    fingerprint: str = msgspec.field(default="", name="made_of")
     nulls: Mapping[str, int] = msgspec.field(default_factory=dict)
     entries: Mapping[str, int | str] = msgspec.field(default_factory=dict)
     findings: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
@@ -171,7 +172,7 @@ PERSON = "person"
 
 
 @dataclass(frozen=True)
-class Foreign:
+class ExternalCommit:
     """A commit that is not ours.
 
     Attributes:
@@ -190,7 +191,7 @@ class Foreign:
 
 
 def published(
-    verdict: Verdict, made_of: str, numbers: Mapping[str, Any], made_under: str = ""
+    verdict: Verdict, fingerprint: str, numbers: Mapping[str, Any], made_under: str = ""
 ) -> Published:
     """What a commit is to say of a day that passed."""
     measured = verdict.measured
@@ -199,11 +200,11 @@ def published(
         digest=measured.digest,
         verdict=verdict.severity.value,
         totals={name: str(total) for name, total in measured.totals.items()},
-        made_of=made_of,
+        fingerprint=fingerprint,
         nulls={name: count for name, count in measured.nulls.items() if count},
         entries={
             name: count if isinstance(count, int) else str(count)
-            for name, count in verdict.book.entries.items()
+            for name, count in verdict.expectation.entries.items()
         },
         findings={
             finding.check: [finding.severity.value, finding.text]
@@ -213,6 +214,11 @@ def published(
         numbers=numbers,
         made_under=made_under,
     )
+
+
+def as_written(day: Published) -> dict[str, Any]:
+    """What a commit is to say of a day, by the names that commits have it under."""
+    return dict(zip(day.__struct_encode_fields__, msgspec.structs.astuple(day), strict=True))
 
 
 def verdict_of(table: Table, day: date, said: Published) -> Verdict:
@@ -235,6 +241,6 @@ def verdict_of(table: Table, day: date, said: Published) -> Verdict:
     return Verdict(
         day,
         Measured(said.rows, nulls, 0, totals, said.digest),
-        Book(entries=entries, notices=dict.fromkeys(table.notices, (Severity.OK, ""))),
+        Expectation(entries=entries, notices=dict.fromkeys(table.notices, (Severity.OK, ""))),
         findings,
     )

@@ -253,15 +253,15 @@ def _await_server(url: str) -> None:
         channel.close()
 
 
-Keep = Callable[[DataFrame], DataFrame]
+Cache = Callable[[DataFrame], DataFrame]
 
 
 @contextmanager
-def keeping() -> Iterator[Keep]:
+def caching() -> Iterator[Cache]:
     """Gives a function that keeps a frame's rows once they are computed, until the end."""
     kept: list[DataFrame] = []
 
-    def keep(frame: DataFrame) -> DataFrame:
+    def cache(frame: DataFrame) -> DataFrame:
         # Spark keeps rows by the plan, for all sessions of a server: without something of its own
         # in the plan, what a killed run had kept would be taken for a file that was mended since.
         own = uuid4().hex
@@ -269,7 +269,7 @@ def keeping() -> Iterator[Keep]:
         return kept[-1]
 
     try:
-        yield keep
+        yield cache
     finally:
         for frame in kept:
             # If the engine is gone, that is what is to be told, and not this.

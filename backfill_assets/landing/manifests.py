@@ -72,7 +72,7 @@ class Manifest:
         }
         return {name: value for name, value in found.items() if value}
 
-    def recipe(self) -> str:
+    def fingerprint(self) -> str:
         """A digest of what the day is made of: contents, not names, sizes or times.
 
         And what it waits for: when that changes, its windows may close.
@@ -108,7 +108,7 @@ class Target:
         dropped: files that were loaded and whose rows go: their content lies under another name
             now, or they are gone and a person accepted it.
         kept: files that were loaded and are gone, or held back: their rows stay.
-        known: the recipe of the day, had the undo that put it back not been; empty if none did.
+        known: the fingerprint of the day without the undo that put it back; empty if none did.
     """
 
     manifest: Manifest
@@ -174,7 +174,7 @@ def target(
     if then.known is None:
         return wanted
     known = _target(day, then.known, listing, seen, accepted, close)
-    return replace(wanted, known=known.manifest.recipe())
+    return replace(wanted, known=known.manifest.fingerprint())
 
 
 def _target(
@@ -294,5 +294,5 @@ def due(before: Manifest | None, wanted: Target) -> bool:
     if before is None:
         return True
     if before.known:
-        return wanted.known != before.known.recipe()
-    return wanted.manifest.recipe() != before.recipe()
+        return wanted.known != before.known.fingerprint()
+    return wanted.manifest.fingerprint() != before.fingerprint()

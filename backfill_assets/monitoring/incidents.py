@@ -57,8 +57,8 @@ def incidents(now: Situation) -> list[Incident]:
         inside = holes(by_day)
         add("hole", name, missing & inside, MEANING[State.MISSING])
         add("stale", name, missing - inside, MEANING[State.MISSING])
-        foreign = _in(by_day, State.FOREIGN) - changed.get(name, {}).keys()
-        add("changed by another writer", name, foreign, MEANING[State.FOREIGN])
+        external = _in(by_day, State.EXTERNAL) - changed.get(name, {}).keys()
+        add("changed by another writer", name, external, MEANING[State.EXTERNAL])
         if unlike := _in(by_day, State.OTHER_SETTINGS):
             # One for the table: a setting that was changed concerns most of its days.
             detail = f"{spelled(unlike)}: {MEANING[State.OTHER_SETTINGS]}"

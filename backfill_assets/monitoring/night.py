@@ -38,7 +38,7 @@ from backfill_assets.settings import PREFIX, Settings
 from backfill_assets.staleness.arrivals import Arrivals, arrivals
 from backfill_assets.staleness.backlog import Backlog, backlog
 from backfill_assets.staleness.finality import final_days
-from backfill_assets.staleness.recipes import made_of
+from backfill_assets.staleness.fingerprints import input_fingerprints
 from backfill_assets.tables.catalog import config_digests, graph_for
 from backfill_assets.tables.codes import Code, running_code
 from backfill_assets.tables.graph import Graph, graph_of
@@ -80,7 +80,7 @@ class Night:
         def same(log: str) -> set[date]:
             return set.intersection(
                 *(
-                    _same(ledger, found[log].recipes, self._code.of(name), self._configs[name])
+                    _same(ledger, found[log].fingerprints, self._code.of(name), self._configs[name])
                     for name, ledger in ledgers.items()
                     if log in self._graph.logs(name)
                 )
@@ -155,10 +155,14 @@ def landed(settings: Settings, ledgers: Ledgers, graph: Graph, today: date) -> d
     }
 
 
-def _same(ledger: Ledger, recipes: Mapping[date, str], code: str, config: str) -> set[date]:
+def _same(ledger: Ledger, fingerprints: Mapping[date, str], code: str, config: str) -> set[date]:
     """The days that are published as this code and these settings would make them now."""
     by = (code, config)
-    return {day for day, recipe in recipes.items() if why(ledger, day, recipe, *by) is None}
+    return {
+        day
+        for day, fingerprint in fingerprints.items()
+        if why(ledger, day, fingerprint, *by) is None
+    }
 
 
 def bridge(
@@ -189,15 +193,16 @@ def bridge(
     @cache
     def frozen(table: str) -> set[date]:
         days = closed.get(table, set())
-        recipes = made_of(graph.inputs[table], ledgers, days)
-        return days - _same(ledgers[table], recipes, code.of(table), configs[table])
+        fingerprints = input_fingerprints(graph.inputs[table], ledgers, days)
+        return days - _same(ledgers[table], fingerprints, code.of(table), configs[table])
 
     def may(table: str, day: date) -> bool:
         if day not in there(table) or day in frozen(table):
             return False
         ledger = ledgers[table]
         return (
-            ledger.stands(day) is not None and ledger.latest[day].made_under(day) == configs[table]
+            ledger.current_record(day) is not None
+            and ledger.latest[day].made_under(day) == configs[table]
         )
 
     return may

@@ -29,7 +29,7 @@ class State(enum.Enum):
     CHECK_FAILED = "check failed"
     MISSING = "missing"
     UNRECORDED = "unrecorded"
-    FOREIGN = "changed by another writer"
+    EXTERNAL = "changed by another writer"
     OTHER_SETTINGS = "made under other settings"
     INPUT_WITHDRAWN = "input taken back"
     INPUT_NEWER = "input newer than output"
@@ -54,7 +54,7 @@ MEANING: Mapping[State, str] = {
     State.UNRECORDED: "the commit that published it is no longer in the table's log; readers see "
     "the rows, but nothing says any more who made them, and from what. Put the commits back from a "
     "backup, or materialize these days: they are computed again",
-    State.FOREIGN: "rows came or went behind the pipeline's back since it was published; no audit "
+    State.EXTERNAL: "rows came or went behind the pipeline's back since it was published; no audit "
     "has seen them, but readers do. Find the writer, then materialize these days: they are "
     "computed again",
     State.OTHER_SETTINGS: "published under other settings (or engine versions) than those of now; "
@@ -164,8 +164,8 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
             return State.MISSING
         if day in ledger.unrecorded:
             return State.UNRECORDED
-        if ledger.stands(day) is None:
-            return State.FOREIGN
+        if ledger.current_record(day) is None:
+            return State.EXTERNAL
         if day in unlike:
             return State.OTHER_SETTINGS
         if day in now.withdrawn[table]:
@@ -245,7 +245,7 @@ def changed_final_days(table: str, now: Situation) -> dict[date, str]:
             found.pop(day, None)
             if day in record.final or closes(table, record, day):
                 frozen[day] = published.digest
-    for other in ledger.foreign:
+    for other in ledger.external:
         for day in other.days & frozen.keys():
             if ledger.latest[day].vouches(day) < other.version:
                 how = f"{other.operation}, version {other.version}"

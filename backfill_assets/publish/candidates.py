@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import Details
-from backfill_assets.quality.audit import Book, Verdict
+from backfill_assets.quality.audit import Expectation, Verdict
 from backfill_assets.tables.table import Table
 
 
@@ -102,22 +102,22 @@ class Built:
 
     Attributes:
         frame: the rows, with the partition column.
-        books: what the inputs say about each day.
+        expectations: what the inputs say about each day.
         scattered: whether each day's rows lie in many Spark partitions, as after a shuffle; they
             are then gathered, for a file a day rather than one for each task and day.
         numbers: figures for the UI by day, besides those of the audit.
         remarks: what the commit is to say of itself besides, given the table as it is (none while
             there is none) and the verdicts of all days.
-        made_of: the recipes of days that turned out to be made of something else than planned.
+        fingerprints: those of days that turned out to be made of something else than planned.
         made_under: digests of the settings that days were made under, where not under those of now.
     """
 
     frame: DataFrame
-    books: Mapping[date, Book]
+    expectations: Mapping[date, Expectation]
     scattered: bool = False
     numbers: Mapping[date, Mapping[str, Any]] = field(default_factory=dict)
     remarks: Callable[[Snapshot | None, Sequence[Verdict]], Remarks] | None = None
-    made_of: Mapping[date, str] = field(default_factory=dict)
+    fingerprints: Mapping[date, str] = field(default_factory=dict)
     made_under: Mapping[date, str] = field(default_factory=dict)
 
 
@@ -126,13 +126,13 @@ class Plan:
     """How some days are made from the inputs as they are now; nothing is computed yet.
 
     Attributes:
-        made_of: the recipe of each day, as `recipes` says it.
+        fingerprints: the fingerprint of each day, as `fingerprints` says it.
         build: computes the days of a window, which may be fewer than were planned.
         sources: the tables that it reads.
         news: what is new in a day's input, where the asset can say more than `new input`.
     """
 
-    made_of: Mapping[date, str]
+    fingerprints: Mapping[date, str]
     build: Callable[[Window], Built]
     sources: Sequence[Snapshot] = ()
     news: Mapping[date, str] = field(default_factory=dict)

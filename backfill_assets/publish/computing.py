@@ -7,17 +7,16 @@ from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
-import msgspec
 from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.partitions import Days, Window
 from backfill_assets.delta.commits import Writer
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import published
+from backfill_assets.delta.records import as_written, published
 from backfill_assets.publish.candidates import Built, Plan
 from backfill_assets.quality.audit import (
     TRAILING_DAYS,
-    Book,
+    Expectation,
     Measured,
     Verdict,
     judge,
@@ -34,20 +33,20 @@ class Audited:
     Attributes:
         built: as the asset built them.
         frame: their rows, with the columns and types of the table.
-        made_of: the recipes that they were made by.
+        fingerprints: the fingerprints that they were made by.
         verdicts: what the audit says of them.
         merge: whether they were judged as for a merge.
     """
 
     built: Built
     frame: DataFrame
-    made_of: Mapping[date, str]
+    fingerprints: Mapping[date, str]
     verdicts: Mapping[date, Verdict]
     merge: bool = False
 
     def covers(self, wanted: Mapping[date, str]) -> bool:
         """Whether these days would be made no otherwise now."""
-        return wanted.items() <= self.made_of.items()
+        return wanted.items() <= self.fingerprints.items()
 
 
 def compute(
@@ -62,7 +61,7 @@ def compute(
     Args:
         table: the table that they are meant for.
         plan: how they are made.
-        wanted: the days, each with its recipe.
+        wanted: the days, each with its fingerprint.
         ledger: that of the table.
         merging: what would merge them into the table; none if they are to replace what is there.
 
@@ -74,18 +73,18 @@ def compute(
     built = plan.build(days)
     frame = table.conform(built.frame)
     found = measure(frame, table)
-    refuse_strays(found, table, days, built.books)
-    books = dict(built.books)
+    refuse_strays(found, table, days, built.expectations)
+    expectations = dict(built.expectations)
     if merging and ledger.version is not None:
         left = merging.leftover(frame, list(wanted), ledger.version)
         for day, rows in left.items():
-            book = books.get(day, Book())
+            expectation = expectations.get(day, Expectation())
             said = (
                 f"{rows} published row(s) are absent or less frequent in the source, and a "
                 "merge would leave them; launch the day without merge"
             )
-            books[day] = replace(book, problems=[*book.problems, said])
-    verdicts = judge(table, days, found, books, _trailing(ledger, days))
+            expectations[day] = replace(expectation, problems=[*expectation.problems, said])
+    verdicts = judge(table, days, found, expectations, _trailing(ledger, days))
     return Audited(built, frame, wanted, {v.day: v for v in verdicts}, merging is not None)
 
 
@@ -100,10 +99,10 @@ def summary(verdicts: Sequence[Verdict], audited: Audited) -> dict[str, Any]:
     built = audited.built
     return {
         "audit": {
-            str(v.day): msgspec.structs.asdict(
+            str(v.day): as_written(
                 published(
                     v,
-                    built.made_of.get(v.day, audited.made_of[v.day]),
+                    built.fingerprints.get(v.day, audited.fingerprints[v.day]),
                     built.numbers.get(v.day, {}),
                     built.made_under.get(v.day, ""),
                 )

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.partitions import Window, any_of, one_window, windows
 from backfill_assets.dagster_ext.events import DagsterEvent
-from backfill_assets.engine.spark import keeping
+from backfill_assets.engine.spark import caching
 from backfill_assets.publish.candidates import Built, Candidate, Input, Plan, Snapshot
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.quality.checks import failure_text
@@ -79,8 +79,8 @@ class DataFrameIOManager(DeltaIOManager):
             return
         table = table_of(context.asset_key.path[-1], context.definition_metadata)
         sources = self._read.pop(_step(context.step_context), [])
-        with keeping() as keep:
-            rows = keep(obj)
+        with caching() as cache:
+            rows = cache(obj)
 
             def plan(window: Window) -> Plan:
                 def build(days: Window) -> Built:

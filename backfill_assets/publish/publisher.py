@@ -30,7 +30,7 @@ from backfill_assets.publish.computing import Audited, compute, summary
 from backfill_assets.publish.reasons import by_reason, to_compute
 from backfill_assets.publish.refusals import lacking, refuse_other_code
 from backfill_assets.publish.run_tags import REASON_TAG, launched_by
-from backfill_assets.quality.audit import Book, judge
+from backfill_assets.quality.audit import Expectation, judge
 from backfill_assets.settings import UNDO_DAYS
 from backfill_assets.tables.table import Table
 
@@ -131,7 +131,7 @@ class Publisher(dg.ConfigurableIOManager):
             done = _left(ledger, plan, because, refused)
             because = {day: why for day, why in because.items() if day not in refused}
             if because:
-                wanted = {day: plan.made_of[day] for day in because}
+                wanted = {day: plan.fingerprints[day] for day in because}
                 # What a merge would leave depends on the table as well.
                 if audited is None or merge or not audited.covers(wanted):
                     merging = self._writer(table) if merge else None
@@ -273,10 +273,10 @@ def _as_published(ledger: Ledger, day: date) -> Done:
 
 
 def _left(
-    ledger: Ledger, plan: Plan, because: Container[date], refused: Mapping[date, Book]
+    ledger: Ledger, plan: Plan, because: Container[date], refused: Mapping[date, Expectation]
 ) -> list[Done]:
     """The days that are not computed: as they are published already, or as an input lacks them."""
-    kept = [day for day in plan.made_of if day not in because and day not in refused]
+    kept = [day for day in plan.fingerprints if day not in because and day not in refused]
     failed = judge(ledger.table, sorted(refused), {}, refused, {})
     return [
         *(_as_published(ledger, day) for day in kept),
@@ -312,7 +312,7 @@ def _outcomes(
             outcome = Outcome.FAILED
         elif day in remarks.withdrawn:
             outcome = Outcome.WITHDRAWN
-            why = Book(problems=[remarks.withdrawn[day]])
+            why = Expectation(problems=[remarks.withdrawn[day]])
             (verdict,) = judge(table, [day], {}, {day: why}, {})
         elif day in changed:
             outcome = Outcome.WRITTEN

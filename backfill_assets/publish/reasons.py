@@ -14,7 +14,7 @@ from backfill_assets.publish.candidates import Plan
 def why(
     ledger: Ledger,
     day: date,
-    recipe: str,
+    fingerprint: str,
     code_version: str,
     config_digest: str,
     rewrite: bool = False,
@@ -27,23 +27,23 @@ def why(
     Args:
         ledger: that of the table.
         day: the day.
-        recipe: what the day would be made of now, as `recipes` says it.
+        fingerprint: what the day would be made of now, as `fingerprints` says it.
         code_version: of the code that would compute it.
         config_digest: of the settings that would decide what is in it.
         rewrite: whether somebody asks for it, whatever is published.
         inputs: the tables that it is made of, as they are now, to tell which of them is new.
         news: what is new in its input, where somebody knows better than these tables do.
     """
-    known, published = ledger.latest.get(day), ledger.stands(day)
+    known, published = ledger.latest.get(day), ledger.current_record(day)
     if known is None:
         return "rows without a record" if day in ledger.published else "never published"
     if published is None:
         return "external commit"
     found = []
-    if not published.made_of:
+    if not published.fingerprint:
         found.append(news or "input not on record")
-    elif published.made_of != recipe:
-        # A table may have changed on other days only; which days count is the recipe's to know.
+    elif published.fingerprint != fingerprint:
+        # A table may have changed on other days only; the fingerprint knows which days count.
         newer = [x.table.name for x in inputs if x.moved > known.inputs.get(x.table.name, -1)]
         found.append(news or new_input(newer))
     if known.code_version != code_version:
@@ -77,14 +77,14 @@ def to_compute(
         day: why(
             ledger,
             day,
-            recipe,
+            fingerprint,
             code_version,
             config_digest,
             day in rewrite,
             inputs=inputs,
             news=plan.news.get(day, ""),
         )
-        for day, recipe in plan.made_of.items()
+        for day, fingerprint in plan.fingerprints.items()
     }
     return {day: reason for day, reason in found.items() if reason is not None}
 

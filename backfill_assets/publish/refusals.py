@@ -10,7 +10,7 @@ from backfill_assets.calendar.partitions import Window, spelled
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.publish.candidates import Snapshot
-from backfill_assets.quality.audit import Book
+from backfill_assets.quality.audit import Expectation
 from backfill_assets.tables.table import Table
 
 
@@ -55,7 +55,7 @@ def lacking(
     window: Window,
     config_of: Callable[[Table], str],
     failed: Mapping[str, Container[date]],
-) -> dict[date, Book]:
+) -> dict[date, Expectation]:
     """The days that an input has not, or not as the settings of now make it; with the reason.
 
     Such a day has no rows to read, but that does not make it an empty day; and one that has
@@ -68,7 +68,7 @@ def lacking(
         config_of: the digest of the settings that decide a table now.
         failed: days that this run has failed to publish, by table.
     """
-    found: dict[date, Book] = {}
+    found: dict[date, Expectation] = {}
     for source in sources:
         digest = config_of(source.table)
         for day, unlike in source.unlike(window, digest).items():
@@ -76,14 +76,14 @@ def lacking(
                 f"{source.table.name}[{spelled(unlike)}] was made under other settings; "
                 "rebuild these days first"
             )
-            found.setdefault(day, Book(problems=[said]))
+            found.setdefault(day, Expectation(problems=[said]))
         if not source.by_day:
             continue
         just_failed = failed.get(source.table.name, ())
         for day in window:
             name = f"{source.table.name}[{day}]"
             if day in just_failed:
-                found[day] = Book(problems=[f"{name} failed in this run"])
+                found[day] = Expectation(problems=[f"{name} failed in this run"])
             elif day not in source.ledger.published:
-                found[day] = Book(problems=[f"{name} has never been published"])
+                found[day] = Expectation(problems=[f"{name} has never been published"])
     return found

@@ -47,7 +47,7 @@ class Severity(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Book:
+class Expectation:
     """What the inputs say that one day of the output must hold.
 
     Attributes:
@@ -105,7 +105,7 @@ class Verdict:
 
     day: date
     measured: Measured
-    book: Book
+    expectation: Expectation
     findings: Sequence[Finding]
 
     @property
@@ -179,7 +179,10 @@ def empty_day(table: Table) -> Measured:
 
 
 def refuse_strays(
-    found: Mapping[date | None, Measured], table: Table, window: Window, books: Mapping[date, Book]
+    found: Mapping[date | None, Measured],
+    table: Table,
+    window: Window,
+    expectations: Mapping[date, Expectation],
 ) -> None:
     """Refuse a frame that says nothing sensible about the window as a whole.
 
@@ -198,7 +201,7 @@ def refuse_strays(
             f"{where} {rows} row(s) have a {table.partition} outside the window: "
             f"{', '.join(map(str, windows(strays)))}."
         )
-    due = sum(books[day].rows or 0 for day in window if day in books)
+    due = sum(expectations[day].rows or 0 for day in window if day in expectations)
     if not found and due:
         raise RefusedError(
             f"{where} the frame has no rows at all, but its inputs say that {due} are due."
@@ -209,7 +212,7 @@ def judge(
     table: Table,
     days: Iterable[date],
     found: Mapping[date | None, Measured],
-    books: Mapping[date, Book],
+    expectations: Mapping[date, Expectation],
     before: Mapping[date, Measured],
 ) -> list[Verdict]:
     """A verdict for every day.
@@ -218,27 +221,27 @@ def judge(
         table: what is published.
         days: the days of the run, in ascending order.
         found: the frame in numbers, from `measure`.
-        books: what the inputs say, by day.
+        expectations: what the inputs say, by day.
         before: days already in the table that precede them, for comparison.
     """
     verdicts = []
     known = dict(before)
     for day in days:
         measured = found.get(day, empty_day(table))
-        book = books.get(day, Book())
+        expectation = expectations.get(day, Expectation())
         trailing = [known[d] for d in _trailing(day) if d in known]
         findings = [
             _row_count(measured, trailing),
             _nulls(table, measured, trailing),
-            _conservation(measured, book),
+            _conservation(measured, expectation),
         ]
         if table.key:
             findings.append(_unique_key(table, measured))
         findings += [
-            Finding(check, *book.notices.get(check, (Severity.OK, "nothing")))
+            Finding(check, *expectation.notices.get(check, (Severity.OK, "nothing")))
             for check in table.notices
         ]
-        verdicts.append(Verdict(day, measured, book, findings))
+        verdicts.append(Verdict(day, measured, expectation, findings))
         known[day] = measured
     return verdicts
 
@@ -290,17 +293,17 @@ def _unique_key(table: Table, measured: Measured) -> Finding:
     return Finding("unique_key", Severity.OK, f"{measured.rows} distinct keys")
 
 
-def _conservation(measured: Measured, book: Book) -> Finding:
-    said = [(Severity.ERROR, text) for text in book.problems]
-    if book.rows is not None and measured.rows != book.rows:
-        said.append((Severity.ERROR, f"{measured.rows} rows where {book.rows} are due"))
+def _conservation(measured: Measured, expectation: Expectation) -> Finding:
+    said = [(Severity.ERROR, text) for text in expectation.problems]
+    if expectation.rows is not None and measured.rows != expectation.rows:
+        said.append((Severity.ERROR, f"{measured.rows} rows where {expectation.rows} are due"))
     said += [
         (Severity.ERROR, f"{name} adds up to {measured.totals[name]} where {due} is due")
-        for name, due in book.totals.items()
+        for name, due in expectation.totals.items()
         if measured.totals[name] != due
     ]
-    said += [(Severity.WARN, text) for text in book.warnings]
-    entries = ", ".join(f"{name} {count}" for name, count in book.entries.items())
+    said += [(Severity.WARN, text) for text in expectation.warnings]
+    entries = ", ".join(f"{name} {count}" for name, count in expectation.entries.items())
     return _worst("conservation", said, entries or "nothing due", entries)
 
 

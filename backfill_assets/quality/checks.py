@@ -81,8 +81,8 @@ def _evidence(finding: Finding, verdict: Verdict) -> dict[str, Any]:
         return _null_rates(measured)
     if finding.check == "unique_key":
         return {"rows": measured.rows, "repeated": measured.duplicate_keys}
-    if finding.check == "conservation" or finding.check in verdict.book.notices:
-        return {name: number(count) for name, count in verdict.book.entries.items()}
+    if finding.check == "conservation" or finding.check in verdict.expectation.notices:
+        return {name: number(count) for name, count in verdict.expectation.entries.items()}
     return {"rows": measured.rows}
 
 

@@ -21,13 +21,13 @@ class Arrivals:
         absent: log days that are due and have no folder.
         held: by log day, the files that were replaced by ones that take orders away, and wait for
             a person to accept it.
-        recipes: what every log day would be made of now.
+        fingerprints: what every log day would be made of now.
     """
 
     load: Mapping[date, str] = field(default_factory=dict)
     absent: frozenset[date] = frozenset()
     held: Mapping[date, Sequence[str]] = field(default_factory=dict)
-    recipes: Mapping[date, str] = field(default_factory=dict, compare=False)
+    fingerprints: Mapping[date, str] = field(default_factory=dict, compare=False)
 
 
 def arrivals(
@@ -44,11 +44,11 @@ def arrivals(
             when it is due; its window stays open, until the folder comes or is no longer waited
             for.
     """
-    loaded, load, absent, held, recipes = manifests(raw), {}, set(), {}, {}
+    loaded, load, absent, held, fingerprints = manifests(raw), {}, set(), {}, {}
     due_days = policy.due(today)
     for day, wanted in targets(loaded, listing, policy.logged(today), policy).items():
         then = loaded.get(day)
-        recipe = recipes[day] = wanted.manifest.recipe()
+        fingerprint = fingerprints[day] = wanted.manifest.fingerprint()
         never = day not in raw.published and day not in raw.withdrawals
         if then is None and never and day not in listing.folders and day not in due_days:
             continue
@@ -57,10 +57,10 @@ def arrivals(
         if day in due_days and day not in wanted.manifest.there and not wanted.manifest.closed:
             absent.add(day)
         if due(then, wanted):
-            load[day] = recipe
-        elif rejected is not None and _lags(rejected, day, recipe):
-            load[day] = f"{recipe}+{rejected.table.name}"
-    return Arrivals(load, frozenset(absent), held, recipes)
+            load[day] = fingerprint
+        elif rejected is not None and _lags(rejected, day, fingerprint):
+            load[day] = f"{fingerprint}+{rejected.table.name}"
+    return Arrivals(load, frozenset(absent), held, fingerprints)
 
 
 def targets(
@@ -108,9 +108,9 @@ def manifests(raw: Ledger) -> dict[date, Manifest]:
     return {day: manifest for day, manifest in found.items() if manifest is not None}
 
 
-def _lags(table: Ledger, day: date, recipe: str) -> bool:
-    """Whether a day is not published as its recipe asks; where no recipe is on record, it is."""
-    published = table.stands(day)
+def _lags(table: Ledger, day: date, fingerprint: str) -> bool:
+    """Whether a day is not published as its fingerprint asks; where none is on record, it is."""
+    published = table.current_record(day)
     if published is None:
         return day not in table.withdrawals
-    return published.made_of not in ("", recipe)
+    return published.fingerprint not in ("", fingerprint)

@@ -15,7 +15,7 @@ from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import Record
 from backfill_assets.staleness.finality import final_days
-from backfill_assets.staleness.recipes import made_of
+from backfill_assets.staleness.fingerprints import input_fingerprints
 from backfill_assets.tables.graph import graph_of
 from backfill_assets.tables.table import Inputs
 
@@ -73,10 +73,10 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
                 found[table][day][source] = record
     backlog = Backlog(defaultdict(dict), defaultdict(dict))
     for table, days in found.items():
-        recipes = made_of(graph.inputs[table], ledgers, days)
+        fingerprints = input_fingerprints(graph.inputs[table], ledgers, days)
         for day, inputs in sorted(days.items()):
-            published = ledgers[table].stands(day)
-            if published and published.made_of == recipes[day]:
+            published = ledgers[table].current_record(day)
+            if published and published.fingerprint == fingerprints[day]:
                 continue
             part = backlog.final if day in closed.get(table, ()) else backlog.open
             part[table][day] = Behind(inputs)  # type: ignore[index]

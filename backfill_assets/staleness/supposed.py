@@ -9,7 +9,7 @@ from functools import cached_property
 
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.staleness.recipes import made_of
+from backfill_assets.staleness.fingerprints import input_fingerprints
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def depending(
     source: str,
     moving: Collection[date],
 ) -> set[date]:
-    """Those of some days of a table whose recipe is another if days of an input change.
+    """Those of some days of a table whose fingerprint is another if days of an input change.
 
     Args:
         ledgers: those of all tables.
@@ -60,7 +60,7 @@ def depending(
     if not days or not moving:
         return set()
     inputs = ledgers[table].table.inputs(policy)
-    now = made_of(inputs, ledgers, days)
+    now = input_fingerprints(inputs, ledgers, days)
     supposed = {**ledgers, source: Supposed.of(ledgers[source], moving)}
-    then = made_of(inputs, supposed, days)
+    then = input_fingerprints(inputs, supposed, days)
     return {day for day in days if now[day] != then[day]}

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from backfill_assets.calendar.partitions import any_of, packed, windows
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.records import Details
-from backfill_assets.engine.spark import keeping
+from backfill_assets.engine.spark import caching
 from backfill_assets.publish.candidates import Snapshot
 from backfill_assets.quality.audit import Verdict
 from backfill_assets.tables.sources import Source
@@ -50,7 +50,7 @@ class Touched:
 
     @property
     def details(self) -> Details:
-        """The same for the record of a commit, where `recipes` and `backlog` read it."""
+        """The same for the record of a commit, where `fingerprints` and `backlog` read it."""
         return Details(
             event_days=packed(self.event_days),
             current_days=packed(self.current_days),
@@ -92,20 +92,20 @@ def touched(
     if before is None or not known:
         # An event day can only be built once its own log day is there.
         return Touched(first, first, frozenset(changed), _spans(source, new))
-    with keeping() as keep:
+    with caching() as cache:
         old = _versions(before.whole, source, timezone)
         rows = new
         if changed & known:
             was = old.where(changed_days)
             rows = new.exceptAll(was).unionByName(was.exceptAll(new))
         key = list(source.key)
-        keys = keep(rows.select(*key).distinct())
-        then = keep(old.join(keys, key, "left_semi"))
+        keys = cache(rows.select(*key).distinct())
+        then = cache(old.join(keys, key, "left_semi"))
         now = then.where(f"NOT ({changed_days})").unionByName(new.join(keys, key, "left_semi"))
         spans = _spans(source, now)
         event_days, current_days = _restated(source, then, now, policy)
-        # What others did to the log is in no recipe of what was built before.
-        strange = {day for day in changed & known if before.ledger.stands(day) is None}
+        # What others did to the log is in no fingerprint of what was built before.
+        strange = {day for day in changed & known if before.ledger.current_record(day) is None}
         odd = {day for d in strange for day in policy.may_touch(d)}
         anything = {day for d in strange for day in known if day <= d}
     return Touched(

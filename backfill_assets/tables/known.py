@@ -83,14 +83,14 @@ class Corrections(Table):
     def equations(self) -> list[Equation]:
         """The totals of both tables are those that this one was made of."""
 
-        def made_of(name: str) -> Figure:
+        def recorded(name: str) -> Figure:
             return Figure(self, RECORDED + name, "was made of {}")
 
         figures = {total: self.facts.figure(total) for total in self.totals}
         return [
-            *(Equation(has, made_of(total)) for total, has in figures.items()),
+            *(Equation(has, recorded(total)) for total, has in figures.items()),
             *(
-                Equation(has._replace(table=self.current), made_of(f"current {total}"))
+                Equation(has._replace(table=self.current), recorded(f"current {total}"))
                 for total, has in figures.items()
             ),
         ]

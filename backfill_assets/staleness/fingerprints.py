@@ -1,7 +1,7 @@
 """What each day of a table is made of: a digest of what the input days that decide it hold.
 
-Pure functions over ledgers. Days of the same recipe, code and configuration have the same rows, so
-a day whose recipe has not changed need not be computed again.
+Pure functions over ledgers. Days of the same fingerprint, code and configuration have the same
+rows, so a day whose fingerprint has not changed need not be computed again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from backfill_assets.delta.ledgers import Ledgers
 from backfill_assets.tables.table import Inputs
 
 
-def made_of(inputs: Inputs, ledgers: Ledgers, days: Iterable[date]) -> dict[date, str]:
-    """The recipes of days of a table that is made of other tables.
+def input_fingerprints(inputs: Inputs, ledgers: Ledgers, days: Iterable[date]) -> dict[date, str]:
+    """The fingerprints of days of a table that is made of other tables.
 
     Args:
         inputs: those of the table.

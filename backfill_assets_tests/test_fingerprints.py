@@ -13,10 +13,10 @@ from backfill_assets.calendar.partitions import Window, packed
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import Known
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import Foreign, Record
+from backfill_assets.delta.records import ExternalCommit, Record
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED
-from backfill_assets.staleness.recipes import made_of
+from backfill_assets.staleness.fingerprints import input_fingerprints
 from backfill_assets.tables.table import Table
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.pipeline import START, day
@@ -34,9 +34,9 @@ def logged(
     return record(version, of, **more)
 
 
-def decide(*records: Record, foreign: tuple[Foreign, ...] = ()) -> dict[int, set[int]]:
+def decide(*records: Record, external: tuple[ExternalCommit, ...] = ()) -> dict[int, set[int]]:
     """By event day, the log days that decide it; both by number."""
-    found = Known().deciding(ledger(RAW, *records, foreign=foreign))
+    found = Known().deciding(ledger(RAW, *records, external=external))
     return {n: {(d - START).days + 1 for d in found(day(n))} for n in range(1, 7)}
 
 
@@ -95,25 +95,25 @@ def test_of_old_commits_only_the_days_that_they_wrote_count():
 
 def test_log_days_that_others_changed_may_decide_all_days():
     first = logged(0, days((1, 6)), {})
-    other = Foreign(1, "WRITE", days(4))
-    assert decide(first, foreign=(other,)) == alone(d1={4}, d2={4}, d3={4})
+    other = ExternalCommit(1, "WRITE", days(4))
+    assert decide(first, external=(other,)) == alone(d1={4}, d2={4}, d3={4})
 
 
-# --- the recipes ----------------------------------------------------------------------------------
+# --- the fingerprints -----------------------------------------------------------------------------
 
 
 def changed(
     before: dict[str, Ledger], table: Table, name: str, *of: int, spans: bool = False
 ) -> set[date]:
-    """The days of a table whose recipe is another one after some days of an input changed."""
+    """The days of a table whose fingerprint is another one after some days of an input changed."""
     source = before[name]
     said = {"spans": {}} if spans else {}
     again = record(9, days(*of), digest="other", **said)
     after = {**before, name: ledger(source.table, *source.records, again)}
     return {
         day
-        for day, recipe in made_of(table.inputs(POLICY), after, ALL).items()
-        if recipe != made_of(table.inputs(POLICY), before, ALL)[day]
+        for day, fingerprint in input_fingerprints(table.inputs(POLICY), after, ALL).items()
+        if fingerprint != input_fingerprints(table.inputs(POLICY), before, ALL)[day]
     }
 
 
@@ -157,7 +157,7 @@ def test_what_is_known_changes_with_a_log_day_that_tells_of_it_now():
     }
     told = msgspec.structs.replace(logged(1, days(5), {5: days(1)}), days=same)
     after = {RAW.name: ledger(RAW, *before[RAW.name].records, told)}
-    one, other = (made_of(CURRENT.inputs(POLICY), raw, ALL) for raw in (before, after))
+    one, other = (input_fingerprints(CURRENT.inputs(POLICY), raw, ALL) for raw in (before, after))
     assert {d for d in ALL if one[d] != other[d]} == days(1)
 
 
@@ -165,17 +165,18 @@ def test_what_is_known_changes_with_rows_of_others():
     """Lines that others wrote may tell of any day before."""
     before = everything()
     first = before[RAW.name].records[0]
-    raw = ledger(RAW, first, foreign=[Foreign(1, "WRITE", days(3))])
-    recipes = made_of(CURRENT.inputs(POLICY), {RAW.name: raw}, ALL)
-    then = made_of(CURRENT.inputs(POLICY), before, ALL)
-    assert {d for d in ALL if recipes[d] != then[d]} == days((1, 3))
+    raw = ledger(RAW, first, external=[ExternalCommit(1, "WRITE", days(3))])
+    fingerprints = input_fingerprints(CURRENT.inputs(POLICY), {RAW.name: raw}, ALL)
+    then = input_fingerprints(CURRENT.inputs(POLICY), before, ALL)
+    assert {d for d in ALL if fingerprints[d] != then[d]} == days((1, 3))
 
 
-def test_a_recipe_is_one_of_contents():
+def test_a_fingerprint_is_one_of_contents():
     """Loaded again with the same rows, by other commits."""
     raw = [logged(n, frozenset(ALL), {5: days(1)}, digest="same") for n in (0, 1)]
     one, other = (
-        made_of(CURRENT.inputs(POLICY), {RAW.name: ledger(RAW, *raw[: n + 1])}, ALL) for n in (0, 1)
+        input_fingerprints(CURRENT.inputs(POLICY), {RAW.name: ledger(RAW, *raw[: n + 1])}, ALL)
+        for n in (0, 1)
     )
     assert one == other
     assert len(set(one.values())) == len(ALL)

@@ -1,4 +1,4 @@
-"""Books of raw days: what landed against what is logged, and what a person should know of it."""
+"""Expectations of raw days: what landed against what is logged, and what a person should know."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from backfill_assets.landing.files import Landing
 from backfill_assets.landing.listing import CONTROL_FILE, folder_name, folder_of
 from backfill_assets.landing.manifests import Target
 from backfill_assets.publish.run_tags import ACCEPT_TAG
-from backfill_assets.quality.audit import ENOUGH_DAYS, ENOUGH_ROWS, TRAILING_DAYS, Book, Severity
+from backfill_assets.quality.audit import (
+    ENOUGH_DAYS,
+    ENOUGH_ROWS,
+    TRAILING_DAYS,
+    Expectation,
+    Severity,
+)
 from backfill_assets.settings import Settings
 from backfill_assets.tables.sources import Source
 
@@ -44,7 +50,7 @@ class Limits:
         return cls(settings.rejected_warn, settings.rejected_alert, settings.rejected_hold)
 
 
-def raw_books(
+def raw_expectations(
     source: Source,
     reading: Reading,
     targets: Targets,
@@ -53,7 +59,7 @@ def raw_books(
     log: Ledger,
     limits: Limits,
     accepted: Collection[str],
-) -> dict[date, Book]:
+) -> dict[date, Expectation]:
     """By log day: landed lines = raw + early + rejected, and what a person should know.
 
     Args:
@@ -90,7 +96,7 @@ def raw_books(
                 f"{moved} row(s) whose files are gone belong to another log day in this time "
                 "zone: put the files back, or keep the time zone"
             )
-        found[day] = Book(
+        found[day] = Expectation(
             entries=entries,
             rows=rows,
             problems=problems,
@@ -100,14 +106,14 @@ def raw_books(
     return found
 
 
-def rejected_books(
+def rejected_expectations(
     reading: Reading, targets: Targets, kept: Kept, window: Window
-) -> dict[date, Book]:
+) -> dict[date, Expectation]:
     """By arrival day: landed lines = accepted + rejected."""
     found = {}
     for day in window:
         own, stays = reading.of(_within(targets[day].read, day)), kept.counts.get(day, 0)
-        found[day] = Book(
+        found[day] = Expectation(
             entries={
                 "landed": own.landed,
                 "rejected": own.rejected,
@@ -190,7 +196,7 @@ def _fewer_rows(
     log: Ledger, day: date, rows: int, wanted: Target, accepted: Collection[str]
 ) -> list[str]:
     """Why a day that would lose most of its rows is held back; nothing if a person agreed."""
-    published = log.stands(day)
+    published = log.current_record(day)
     if published is None or published.rows < ENOUGH_ROWS or rows >= published.rows * _ROW_SHARE:
         return []
     if set(accepted) & {FEWER_ROWS, *wanted.read, *wanted.dropped}:
