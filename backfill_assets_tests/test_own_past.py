@@ -12,13 +12,24 @@ import dagster as dg
 import pytest
 from pyspark.sql import DataFrame
 
-from backfill_assets import FACT, ORDERS, PREVIOUS_DAY, SELF, STAGED, Reads, last_days, table
+from backfill_assets import (
+    FACT,
+    ORDERS,
+    PREVIOUS_DAY,
+    SELF,
+    STAGED,
+    Reads,
+    Source,
+    last_days,
+    table,
+)
 from backfill_assets.assets import derived
 from backfill_assets.assets.publishing import delta_assets
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.definitions import build_defs
+from backfill_assets.examples.web_events import Visit
 from backfill_assets.orders.facts import DailyOrders
 from backfill_assets.orders.tables import LATE, RAW
 from backfill_assets.settings import SettingsError, load_settings
@@ -117,11 +128,11 @@ def test_of_itself_a_table_reads_earlier_days_and_something_else(function, said)
 
 @pytest.mark.parametrize("made", [balance, yesterday])
 def test_it_is_refused_where_it_would_be_computed(made):
-    with pytest.raises(DeclarationError, match=rf"{made.name}: .* not be computed yet"):
+    with pytest.raises(DeclarationError, match=rf"{made.name}: .* not computed yet"):
         derived.build(SETTINGS, running_code(SETTINGS), made)
     assert derived.build(SETTINGS, running_code(SETTINGS), after_balance)
     # Not by leaving it out.
-    with pytest.raises(DeclarationError, match="balance: before is the day before of balance"):
+    with pytest.raises(DeclarationError, match="balance: before holds earlier days of balance"):
         build_defs(SETTINGS)
 
 
@@ -220,6 +231,37 @@ def test_a_day_of_the_day_before_of_another_table_waits_for_that_day():
     staged = ledger(STAGED, record(0, days(1, 2, 4), inputs={RAW.name: 0}))
     found = backlog(ledgers(staged, ledger(yesterday)), POLICY, LATER)
     assert found.open[yesterday.name].keys() == days(2, 3, 5)
+
+
+VISITS = Source(
+    "late_visits",
+    Visit,
+    key=["visit_id"],
+    event_time="began_at",
+    version_time="sent_at",
+    start=day(5),
+)
+
+
+@table(DailyOrders)
+def of_both(
+    orders: Annotated[DataFrame, Reads(STAGED, PREVIOUS_DAY)],
+    visits: Annotated[DataFrame, Reads(VISITS.staged)],
+) -> DataFrame: ...
+
+
+def test_the_first_day_of_a_table_needs_the_day_before_of_an_input_that_begins_earlier():
+    def open_days(*staged: int) -> set[date]:
+        given = [
+            ledger(STAGED, record(0, days(*staged), inputs={RAW.name: 0})),
+            *map(ledger, [of for of in VISITS.tables if of is not VISITS.staged]),
+            ledger(VISITS.staged, record(0, days(5, 6), inputs={VISITS.raw.name: 0})),
+            ledger(of_both),
+        ]
+        return {*backlog(ledgers(*given), POLICY, LATER).open.get(of_both.name, ())}
+
+    assert open_days(4, 5) == days(5, 6)
+    assert open_days(5) == days(6)
 
 
 # --- what is final --------------------------------------------------------------------------------

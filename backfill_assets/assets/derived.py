@@ -132,8 +132,8 @@ def _refuse_the_past(table: Derived) -> None:
     for parameter, of in table.reads.items():
         if of.reach.of_the_past:
             raise DeclarationError(
-                f"{table.name}: {parameter} is the day before of {of.table.name}. That can be "
-                "declared, but not be computed yet: take the table out of the list of tables"
+                f"{table.name}: {parameter} holds earlier days of {of.table.name} only. Such a "
+                "table can be declared, but not computed yet: take it out of the list of tables"
             )
 
 

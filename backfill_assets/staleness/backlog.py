@@ -16,8 +16,7 @@ from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import Record
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.fingerprints import input_fingerprints
-from backfill_assets.tables.graph import graph_of
-from backfill_assets.tables.table import Inputs
+from backfill_assets.tables.graph import Graph, graph_of
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
         own = graph.policy_of(table)
         due = own.due(today) if table in graph.by_event_day else own.logged(today)
         for day, record in needed.items():
-            can = day in due and _can_be_made(graph.inputs[table], ledgers, day, own.start)
+            can = day in due and _can_be_made(table, day, ledgers, graph)
             # A day that was taken back stays so until there is newer input than there was then.
             built = ledgers[table].latest.get(day) or ledgers[table].withdrawals.get(day)
             if can and _is_older(built, ledgers[source], record):
@@ -94,15 +93,14 @@ def follows(
     ]
 
 
-def _can_be_made(inputs: Inputs, ledgers: Ledgers, day: date, start: date) -> bool:
+def _can_be_made(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool:
     """Whether all that a day needs is published: it may have been taken back since.
 
-    Before the first day of all there is nothing to wait for.
+    Before the first day of an input there is nothing to wait for.
     """
+    needed = ((of.source.name, of.reach.needed(day)) for of in graph.inputs[table])
     return all(
-        needed < start or needed in ledgers[of.source.name].published
-        for of in inputs
-        for needed in [of.reach.needed(day)]
+        of in ledgers[name].published or of < graph.policy_of(name).start for name, of in needed
     )
 
 
