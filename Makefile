@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install jars sample demo ui test torture check bench drill soak docs lock clean
+.PHONY: help install jars sample demo ui test test-system torture check bench drill soak docs lock clean
 
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
@@ -20,7 +20,7 @@ endif
 DEMO_DAYS := 2024-01-01...2024-01-21
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(VENV)/.installed ## make .venv with everything the project needs to run
 
@@ -60,9 +60,13 @@ demo: jars sample $(DAGSTER_HOME)/dagster.yaml ## install, load three weeks of s
 ui: sample $(DAGSTER_HOME)/dagster.yaml ## the Dagster UI on the same data, at http://127.0.0.1:3000
 	@$(BIN)/backfill-assets ui --port $${PORT:-3000}
 
-test: $(VENV)/.installed-dev ## install what the tests need and run them
+test: $(VENV)/.installed-dev ## install what the tests need and run those of code and tables
 	@$(BIN)/backfill-assets jars
-	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not system' $(ARGS)
+
+test-system: $(VENV)/.installed-dev ## the tests of whole deployments: kills, nights, commands, servers
+	@$(BIN)/backfill-assets jars
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'system and not slow' $(ARGS)
 
 torture: $(VENV)/.installed-dev ## the long tests (hours): everything killed, 100 races, 120 nights of CDNOW
 	@$(BIN)/backfill-assets jars
@@ -83,15 +87,15 @@ check: $(VENV)/.installed-dev ## lint, format, types, the order of the rooms, de
 
 bench: $(VENV)/.installed-dev ## measure: ours against a hand-written PySpark job
 	@$(BIN)/backfill-assets jars
-	@$(BIN)/python -m backfill_assets_tests.bench $(ARGS)
+	@$(BIN)/python -m backfill_assets_tests.benchmarks.bench $(ARGS)
 
 drill: $(VENV)/.installed-dev ## break things on purpose, find and mend them: all drills, or ARGS=doubled
 	@$(BIN)/backfill-assets jars
-	@$(BIN)/python -m backfill_assets_tests.drills $(ARGS)
+	@$(BIN)/python -m backfill_assets_tests.drills.drills $(ARGS)
 
 soak: $(VENV)/.installed-dev ## a deployment lives through weeks of arrivals, with kills: ARGS='--days 60'
 	@$(BIN)/backfill-assets jars
-	@$(BIN)/python -m backfill_assets_tests.soak $(ARGS)
+	@$(BIN)/python -m backfill_assets_tests.drills.soak $(ARGS)
 
 $(VENV)/.installed-docs: $(VENV)/.installed
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11, 5))' || { echo "make docs needs Python 3.11.5 or later and .venv has $$($(BIN)/python -V 2>&1)." >&2; exit 1; }

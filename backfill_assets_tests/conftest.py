@@ -32,6 +32,13 @@ LASTING = {
 }
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What stands in system/ is run by `make test-system`, and not by `make test`."""
+    for item in items:
+        if item.path.parent.name == "system":
+            item.add_marker(pytest.mark.system)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _clean_environment() -> None:
     """A developer's own settings must not decide what the tests see."""

@@ -26,6 +26,7 @@ from backfill_assets.tables import versions
 from backfill_assets_tests.landings import DAYS, batches
 from backfill_assets_tests.model import known_now, run_model
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, day
+from backfill_assets_tests.places import PROJECT
 from backfill_assets_tests.whatever import sums
 
 CALENDAR = Window(day(1), day(DAYS + 1))
@@ -213,6 +214,6 @@ def test_runs_in_any_order_end_as_one_clean_load(engine, spark, history, final):
 
 
 def test_the_model_is_independent_of_the_code():
-    source = Path(__file__).with_name("model.py").read_text()
+    source = (PROJECT / "backfill_assets_tests" / "model.py").read_text()
     imports = [line for line in source.splitlines() if line.startswith(("import", "from"))]
     assert not any("backfill_assets" in line for line in imports)

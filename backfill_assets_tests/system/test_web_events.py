@@ -251,7 +251,7 @@ def test_the_page_shows_the_module():
 
 def test_two_sources_in_one_deployment(engine, tmp_path):
     """Each with its own landing, window and runs; what lands for one leaves the other alone."""
-    pipeline = Pipeline(engine, tmp_path, tables="backfill_assets_tests.test_web_events:BOTH")
+    pipeline = Pipeline(engine, tmp_path, tables=f"{__name__}:BOTH")
     visits = [visit for visit in made(2) if visit.arrival <= day(3)]
     land(pipeline, visits, {})
     for n in range(1, 4):

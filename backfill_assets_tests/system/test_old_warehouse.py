@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tarfile
 from datetime import date
-from pathlib import Path
 
 import pytest
 
@@ -18,8 +17,9 @@ from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.monitoring.look import Look
 from backfill_assets.monitoring.states import State, day_states
 from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, undo
+from backfill_assets_tests.places import PROJECT
 
-FIXTURE = Path(__file__).parent / "fixtures" / "warehouse-before-sources.tar.gz"
+FIXTURE = PROJECT / "backfill_assets_tests" / "fixtures" / "warehouse-before-sources.tar.gz"
 DAYS = {*Window(START, day(7))}
 
 

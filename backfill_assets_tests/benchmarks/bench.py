@@ -32,9 +32,16 @@ from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.table import Table
-from backfill_assets_tests.bench_backfills import REWRITE, caps, chunked, engines, history, merging
-from backfill_assets_tests.bench_history import long_history
-from backfill_assets_tests.bench_jobs import by_hand, timed, write_landing
+from backfill_assets_tests.benchmarks.bench_backfills import (
+    REWRITE,
+    caps,
+    chunked,
+    engines,
+    history,
+    merging,
+)
+from backfill_assets_tests.benchmarks.bench_history import long_history
+from backfill_assets_tests.benchmarks.bench_jobs import by_hand, timed, write_landing
 from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, order
 
@@ -126,7 +133,13 @@ def finding_late_lines(root: Path) -> None:
 def on_connect(root: Path) -> None:
     """One-day runs on a warm Connect server, in a process that has no session of its own."""
     with connect_server(root, SPARK) as url:
-        command = [sys.executable, "-m", "backfill_assets_tests.bench", "--attach", str(root)]
+        command = [
+            sys.executable,
+            "-m",
+            "backfill_assets_tests.benchmarks.bench",
+            "--attach",
+            str(root),
+        ]
         subprocess.run(command, env={**os.environ, "SPARK_REMOTE": url}, check=True)
 
 

@@ -28,7 +28,7 @@ def server(tmp_path):
 
 @pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="this is the run on Connect")
 def test_the_core_of_the_suite_passes_on_connect(server, tmp_path):
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", CHOICE]
     done = subprocess.run(
         [*command, f"--basetemp={tmp_path / 'inner'}", *(str(here / name) for name in CORE)],

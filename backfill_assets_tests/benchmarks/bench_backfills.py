@@ -22,7 +22,7 @@ from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.tables import RAW, REJECTED, STAGED
 from backfill_assets.publish.candidates import Built, Candidate, Plan
 from backfill_assets.publish.run_tags import REWRITE_TAG
-from backfill_assets_tests.bench_jobs import by_hand, timed, write_landing
+from backfill_assets_tests.benchmarks.bench_jobs import by_hand, timed, write_landing
 from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline
 from backfill_assets_tests.places import BIN, PROJECT

@@ -329,7 +329,7 @@ def test_nothing_outlives_it(diary, tmp_path, number):
     """In a script's background, where SIGINT is ignored; a kill is the guards' affair."""
     code = f"""
 from pathlib import Path
-from backfill_assets_tests.test_deployment import FAMILY, Fake, run
+from backfill_assets_tests.system.test_deployment import FAMILY, Fake, run
 run(FAMILY + "time.sleep(600)", Fake(Path({str(tmp_path)!r})))
 """
     command = ["bash", "-c", 'trap "" INT; exec "$@"', "-", sys.executable, "-c", code]

@@ -31,7 +31,7 @@ ALL = "\n".join(PAGES.values())
 (SAMPLE_END,) = re.findall(r"^export BACKFILL_ASSETS_END=(\S+)$", ALL, re.MULTILINE)
 #: Blocks that another module runs, by page and language.
 RUN_ELSEWHERE = {
-    ("docs/own-sources.md", "python"): "test_web_events.py",
+    ("docs/own-sources.md", "python"): "system/test_web_events.py",
     ("docs/own-tables.md", "python"): "own_tables.py",
     ("docs/reconciliation.md", "python"): "test_reconciliation.py",
     ("docs/reconciliation.md", "sql"): "test_reconciliation.py",
@@ -124,7 +124,7 @@ def elsewhere(place: Place, command: str) -> None:
 
 def targets(place: Place) -> set[str]:
     help_text = place.run(f"make -C {PROJECT} --no-print-directory help")
-    return set(re.findall(r"^  make (\w+) ", help_text, re.MULTILINE))
+    return set(re.findall(r"^  make ([\w-]+) ", help_text, re.MULTILINE))
 
 
 def recipe(place: Place, command: str) -> None:
@@ -151,7 +151,7 @@ def sets(place: Place, command: str) -> None:
 
 
 KNOWN = {
-    r"make (demo|test|ui|install|check|docs|lock)": recipe,
+    r"make (demo|test|test-system|ui|install|check|docs|lock)": recipe,
     r"make lock ARGS=--upgrade": recipe,
     r"make test ARGS='[^']*'": recipe,
     r"\. \.venv/bin/activate": activates,
@@ -209,7 +209,10 @@ def test_there_is_no_other_kind_of_block():
 def test_the_other_blocks_are_run_by_the_module_that_is_named():
     for (page, language), module in RUN_ELSEWHERE.items():
         assert documented(page, language)
-        assert f'documented("{page}", "{language}")' in Path(__file__).with_name(module).read_text()
+        assert (
+            f'documented("{page}", "{language}")'
+            in (PROJECT / "backfill_assets_tests" / module).read_text()
+        )
 
 
 def test_commands_in_the_text_exist(place):

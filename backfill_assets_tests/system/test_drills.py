@@ -5,7 +5,7 @@ import os
 import pytest
 
 from backfill_assets.calendar.partitions import Window
-from backfill_assets_tests import drills
+from backfill_assets_tests.drills import drills
 
 pytestmark = [
     pytest.mark.timeout(3600),

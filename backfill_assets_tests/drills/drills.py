@@ -1,9 +1,9 @@
 """The incident drills: something goes wrong on purpose, and is found, mended and proven.
 
-    python -m backfill_assets_tests.drills              all of them, one after another
-    python -m backfill_assets_tests.drills targeted     the source delivered bad amounts
-    python -m backfill_assets_tests.drills doubled      an old job appends days a second time
-    python -m backfill_assets_tests.drills refill       all days are built again, and taken back
+    make drill                   all of them, one after another
+    make drill ARGS=targeted     the source delivered bad amounts
+    make drill ARGS=doubled      an old job appends days a second time
+    make drill ARGS=refill       all days are built again, and taken back
 
 On a deployment of its own (engine, daemons, web server) with sample orders. Whatever is done to the
 tables but for the incident itself is done by the project's commands, as a person would. A timeline

@@ -1,0 +1,1 @@
+"""What `make drill` and `make soak` do to a deployment."""

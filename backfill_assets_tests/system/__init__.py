@@ -1,0 +1,1 @@
+"""Tests of whole deployments: processes that are killed, nights, commands, servers, histories."""
