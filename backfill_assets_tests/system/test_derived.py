@@ -122,7 +122,7 @@ def test_an_input_day_that_fails_fails_its_own_day_and_not_those_after_it(pipeli
 
 
 def test_a_day_whose_totals_are_not_those_of_its_inputs_is_not_published(engine, tmp_path):
-    pipeline = Pipeline(engine, tmp_path, tables="backfill_assets_tests.test_derived:LOSING")
+    pipeline = Pipeline(engine, tmp_path, tables="backfill_assets_tests.system.test_derived:LOSING")
     pipeline.land(1, [order("a", 1), order("b", 1, customer=None)])
     pipeline.land(2, [order("c", 2)])
     result = pipeline.run(1, 2, (*EVERYTHING, losing.name), fails=True)
@@ -196,7 +196,7 @@ def test_a_declaration_that_is_not_possible_is_refused(function, checks, said):
     ],
 )
 def test_a_place_without_tables_is_a_bad_setting(given, said):
-    settings = load_settings(tables=f"backfill_assets_tests.test_derived:{given}")
+    settings = load_settings(tables=f"backfill_assets_tests.system.test_derived:{given}")
     with pytest.raises(SettingsError, match=said):
         tables_of(settings)
 
