@@ -316,7 +316,7 @@ def test_many_at_once(url):
         ours(url, n)
     files = numbers(url)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: files.told(None, 29, "t"), range(40)))
+        found = list(pool.map(lambda _: files.lines(None, 29, "t"), range(40)))
     assert found == [([b"%d" % n for n in range(30)], [])] * 40
     assert files._copied(29, "t").version == 29
 
@@ -347,8 +347,8 @@ def test_a_log_of_which_only_the_checkpoint_is_left(copied):
 
 def test_a_copy_that_is_ahead_of_what_is_asked_for(copied):
     files = numbers(copied)
-    assert len(files.told(None, 8, "t").lines) == 9
-    assert len(files.told(None, 6, "t").lines) == 7
+    assert len(files.lines(None, 8, "t").lines) == 9
+    assert len(files.lines(None, 6, "t").lines) == 7
 
 
 def test_a_table_that_was_put_back_from_a_backup(copied):

@@ -30,7 +30,7 @@ def files(n: int, *names: str) -> set[str]:
 
 def loaded(n: int, listing: Listing, before: Manifest | None = None, **how) -> Manifest:
     """What a day's record says after it was loaded."""
-    said = target(day(n), before, listing, **how).manifest.said
+    said = target(day(n), before, listing, **how).manifest.as_json
     manifest = Manifest.of(json.loads(json.dumps(said)))
     assert manifest is not None
     return manifest
@@ -55,11 +55,11 @@ def again(n: int, then: Listing, now: Listing, **how) -> tuple[Manifest, Target]
     ],
 )
 def test_a_manifest_comes_back_from_its_record(manifest):
-    assert Manifest.of(json.loads(json.dumps(manifest.said))) == manifest
+    assert Manifest.of(json.loads(json.dumps(manifest.as_json))) == manifest
 
 
 def test_what_is_empty_is_not_recorded():
-    assert Manifest().said == {}
+    assert Manifest().as_json == {}
     assert Manifest.of({}) == Manifest()
 
 
@@ -291,7 +291,7 @@ def held() -> tuple[Manifest, Listing]:
     """What the record of day 2 says after file b was replaced and held back; what lies there."""
     now = landing("a=1", "b=less")
     before, wanted = again(2, SAME, now)
-    said = wanted.holding(files(2, "b"), before).manifest.said
+    said = wanted.holding(files(2, "b"), before).manifest.as_json
     record = Manifest.of(json.loads(json.dumps(said)))
     assert record is not None
     return record, now
@@ -454,7 +454,7 @@ def undone(n: int, then: Made, now: Made, **how) -> tuple[Manifest, Target]:
     """A day that was loaded twice, the second time undone, and what it would be made of now."""
     before = loaded(n, then)
     put_back = after_undo(before, loaded(n, now, before, **how))
-    told = Manifest.of(json.loads(json.dumps(put_back.said)))
+    told = Manifest.of(json.loads(json.dumps(put_back.as_json)))
     assert told == put_back
     assert {**put_back.files} == {**before.files}
     return put_back, target(day(n), put_back, now)

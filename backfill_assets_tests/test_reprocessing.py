@@ -682,7 +682,7 @@ def load(
     """A load of some days, when the landing was as listed."""
     then = manifests(ledger(RAW, *before))
     wanted = {day(n): target(day(n), then.get(day(n)), listing, **how) for n in logged}
-    said = {str(d): one.manifest.said for d, one in wanted.items()}
+    said = {str(d): one.manifest.as_json for d, one in wanted.items()}
     return record(version, wanted, landing=json.loads(json.dumps(said)))
 
 
@@ -844,7 +844,7 @@ def held(*folders: str) -> list[Record]:
     """Day 2 was loaded, its file was replaced, and the next load held that one back."""
     listing, then = landing(*folders), manifests(ledger(RAW, LOADED))[day(2)]
     waits = target(day(2), then, listing).holding({file(2, "f")}, then)
-    return [LOADED, record(2, days(2), landing={str(day(2)): waits.manifest.said})]
+    return [LOADED, record(2, days(2), landing={str(day(2)): waits.manifest.as_json})]
 
 
 def test_a_file_that_is_held_back_waits():

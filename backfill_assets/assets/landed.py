@@ -229,7 +229,7 @@ class Work:
         was, now = self._settled(log, loaded, listing, policy)
         details = msgspec.structs.replace(
             changes.details,
-            landing={day: manifest.said for day, manifest in loaded.items()},
+            landing={day: manifest.as_json for day, manifest in loaded.items()},
             settled=packed(now - was),
             unsettled=packed(was - now),
         )

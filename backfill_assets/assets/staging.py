@@ -170,7 +170,7 @@ def _keep_late(settings: Settings, code: Code, source: Source) -> dg.AssetsDefin
         raw = with_event_day(read[source.raw.name].days(days), source, settings.timezone)
         rows = cache(late_lines(raw, source, window_days, keep=policy.corrects))
         due = late_expectations(raw, source, days, window_days, policy.start, keep=policy.corrects)
-        return Built(rows, due, remarks=_say_what_is_late)
+        return Built(rows, due, remarks=_late_details)
 
     return made_asset(
         settings,
@@ -183,7 +183,7 @@ def _keep_late(settings: Settings, code: Code, source: Source) -> dg.AssetsDefin
     )
 
 
-def _say_what_is_late(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
+def _late_details(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
     entries = {v.day: v.expectation.entries for v in verdicts if v.passed}
     late = {
         day: (int(entry["late"]), str(entry["late amount"]))

@@ -53,12 +53,12 @@ def asked_for(instance: dg.DagsterInstance, ledgers: Ledgers, name: str) -> Aske
     days = _days(instance, name, [run.dagster_run for run in runs], ledgers)
     lacking: dict[tuple[str, date], str] = {}
     for table, ledger in ledgers.items():
-        spoken, failed = _last_said(ledger, name)
+        spoken, failed = _last_recorded(ledger, name)
         of = {*days.get(table, ()), *failed} - spoken - _since(ledger, name, began)
         lacking |= {(table, day): failed.get(day, "") for day in of}
     if any(not why for why in lacking.values()):
-        told = _told(instance, [run.dagster_run.run_id for run in runs])
-        lacking = {key: why for key, why in lacking.items() if why or key not in told}
+        reported = _reported(instance, [run.dagster_run.run_id for run in runs])
+        lacking = {key: why for key, why in lacking.items() if why or key not in reported}
     return Asked(days, [*_sentences(lacking)])
 
 
@@ -90,7 +90,7 @@ def _days(
     return days
 
 
-def _told(instance: dg.DagsterInstance, run_ids: Iterable[str]) -> set[tuple[str, date]]:
+def _reported(instance: dg.DagsterInstance, run_ids: Iterable[str]) -> set[tuple[str, date]]:
     """The days of tables that Dagster knows as published, as runs found or left them."""
     found = set()
     for run_id in run_ids:
@@ -112,7 +112,7 @@ def _sentences(lacking: Mapping[tuple[str, date], str]) -> Iterator[str]:
         )
 
 
-def _last_said(ledger: Ledger, name: str) -> tuple[set[date], dict[date, str]]:
+def _last_recorded(ledger: Ledger, name: str) -> tuple[set[date], dict[date, str]]:
     """The days that the commits of a backfill speak of, and those that failed last, and why."""
     spoken: set[date] = set()
     failed: dict[date, str] = {}

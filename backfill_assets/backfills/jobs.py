@@ -275,7 +275,7 @@ def _undoing(settings: Settings) -> dg.JobDefinition:
                 io, settings, config.backfill, context.run.run_id, tags, days
             ):
                 context.log.info(f"{table.name}: {len(done)} day(s) put back")
-                yield from io.told(context.instance, tags, table, done)
+                yield from io.events(context.instance, tags, table, done)
         except ValueError as refused:
             raise dg.Failure(str(refused), allow_retries=False) from refused
         yield dg.Output(None)

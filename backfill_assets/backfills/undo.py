@@ -296,7 +296,7 @@ class _Undo:
             policy = table.source.policy(settings)
             moved = touched(table.source, before, rows, verdicts, policy, settings.timezone)
             landing = {
-                day: _put_back(changes[day].previous, day, loaded[day]).said
+                day: _put_back(changes[day].previous, day, loaded[day]).as_json
                 for day in days
                 if day in loaded
             }

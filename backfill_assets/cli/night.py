@@ -46,7 +46,7 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
         if not run:
             _print_commands(out, nights, today, *nights.wave(today, look(), list))
             return Status.FINE
-        return _told(
+        return _reported(
             out, today, run_night(nights, today, look, partial(_run_one, out, nights, folder))
         )
 
@@ -73,7 +73,7 @@ def _outlook(today: date, kind: str, requests: Sequence[Request]) -> str:
     return f"# As of {today}: rebuild. Then ask again, until nothing is left."
 
 
-def _told(out: Output, today: date, result: Result) -> Status:
+def _reported(out: Output, today: date, result: Result) -> Status:
     for request in result.waiting:
         out.say(f"Left     {request.tables[0]} [{request.window}] to a run under way")
     for request in result.failed:

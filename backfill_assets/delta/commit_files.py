@@ -29,7 +29,7 @@ _ENOUGH = 100
 _READERS = 16
 
 
-class Told(NamedTuple):
+class Lines(NamedTuple):
     """What is known of commits.
 
     Attributes:
@@ -119,7 +119,7 @@ class CommitFiles:
         """Whether a commit is still the one that was marked."""
         return bool(mark) and self.mark(version) == mark
 
-    def told(self, since: int | None, upto: int, table_id: str) -> Told:
+    def lines(self, since: int | None, upto: int, table_id: str) -> Lines:
         """What is told of the commits after one version (of all, if none) up to another.
 
         Args:
@@ -131,20 +131,20 @@ class CommitFiles:
         # What was lost may have been put back.
         back = self.there().intersection(copy.lost) if copy.lost else set()
         versions = [*sorted(back), *range(copy.version + 1, upto + 1)]
-        told = Told([*copy.lines], [version for version in copy.lost if version not in back])
+        found = Lines([*copy.lines], [version for version in copy.lost if version not in back])
         with ThreadPoolExecutor(_READERS) as readers:
             for version, text in zip(versions, readers.map(self.text, versions), strict=True):
                 if text is None and version not in copy.spares:
-                    told.lost.append(version)
+                    found.lost.append(version)
                     continue
                 line = self.line_of(version, text) if text else copy.spare.get(version)
                 if line:
-                    told.lines.append(line)
+                    found.lines.append(line)
         if back:
-            told.lines.sort(key=lambda line: self.version_of(line) or 0)
+            found.lines.sort(key=lambda line: self.version_of(line) or 0)
         if since is None and len(versions) >= _ENOUGH:
-            self._copy(told, upto, table_id)
-        return told
+            self._copy(found, upto, table_id)
+        return found
 
     def _copied(self, upto: int, table_id: str) -> _Copied:
         """What the copy has; nothing if it is of no use.
@@ -172,7 +172,7 @@ class CommitFiles:
         now = self.mark(version)
         return now == mark if now and mark else of == table_id
 
-    def _copy(self, told: Told, upto: int, table_id: str) -> None:
+    def _copy(self, found: Lines, upto: int, table_id: str) -> None:
         filesystem, path = self._store
         folder = f"{path}/{_FOLDER}"
         about = {
@@ -180,14 +180,14 @@ class CommitFiles:
             "version": upto,
             "mark": self.mark(upto),
             "table": table_id,
-            "lost": told.lost,
+            "lost": found.lost,
         }
         # Several may write at once, and one may be killed: nobody sees half a copy.
         unfinished = f"{folder}/.{uuid.uuid4().hex}-{_COPY}"
         try:
             filesystem.create_dir(folder)
             with filesystem.open_output_stream(unfinished) as stream:
-                stream.write(b"\n".join([*told.lines, json.dumps(about).encode()]))
+                stream.write(b"\n".join([*found.lines, json.dumps(about).encode()]))
             filesystem.move(unfinished, f"{folder}/{_COPY}")
         except (OSError, NotImplementedError):
             return  # who may only read here goes without

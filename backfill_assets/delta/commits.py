@@ -91,7 +91,7 @@ class Writer:
         self,
         frame: DataFrame,
         days: Sequence[date],
-        said: Mapping[str, Any],
+        metadata: Mapping[str, Any],
         since: Ledger,
         *,
         scattered: bool = False,
@@ -102,7 +102,7 @@ class Writer:
         Args:
             frame: rows of these days, and maybe of others, which are left out.
             days: the days to write.
-            said: what the commit is to say of itself.
+            metadata: what the commit is to say of itself.
             since: the ledger on which all this rests.
             scattered: whether a day's rows lie in many Spark partitions.
             merge: change, add and leave rows by their natural key, rather than replace the days.
@@ -114,7 +114,7 @@ class Writer:
             PublishError: the table is as it was.
         """
         found = windows(days)
-        said = {**said, "days": [str(w) for w in found], "commit_id": uuid4().hex}
+        metadata = {**metadata, "days": [str(w) for w in found], "commit_id": uuid4().hex}
         try:
             # Also if a creation was killed before it was done. Where the log was cut, no record may
             # be left, but the number of the last commit is.
@@ -125,7 +125,7 @@ class Writer:
                     return None
             else:
                 self._add_columns(since)
-            self._write(frame, days, said, since, scattered=scattered, merge=merge)
+            self._write(frame, days, metadata, since, scattered=scattered, merge=merge)
         except SPARK_ERRORS as error:
             if engine_lost(error):
                 raise
@@ -136,14 +136,14 @@ class Writer:
                     f"({gist(error)}). Launch these days again."
                 ) from error
         records = read_ledger(self.url, self.table).records
-        ours = (r.version for r in reversed(records) if r.commit_id == said["commit_id"])
+        ours = (r.version for r in reversed(records) if r.commit_id == metadata["commit_id"])
         return next(ours, None)
 
     def _write(
         self,
         frame: DataFrame,
         days: Sequence[date],
-        said: Mapping[str, Any],
+        metadata: Mapping[str, Any],
         since: Ledger,
         *,
         scattered: bool,
@@ -156,14 +156,14 @@ class Writer:
         number = (since.transaction or 0) + 1
         rows = frame.where(any_of(windows(days), self.table.partition)) if days else frame.limit(0)
         if days and merge:
-            self._merge(rows, days, json.dumps(said), number)
+            self._merge(rows, days, json.dumps(metadata), number)
         else:
             if days and scattered:
                 rows = rows.hint("rebalance", self.table.partition)
-            self._overwrite(rows, days, json.dumps(said), number)
+            self._overwrite(rows, days, json.dumps(metadata), number)
 
-    def _overwrite(self, rows: DataFrame, days: Sequence[date], said: str, number: int) -> None:
-        writer = rows.write.format("delta").option("userMetadata", said)
+    def _overwrite(self, rows: DataFrame, days: Sequence[date], metadata: str, number: int) -> None:
+        writer = rows.write.format("delta").option("userMetadata", metadata)
         writer = writer.option("txnAppId", APPLICATION).option("txnVersion", number)
         if days:
             predicate = any_of(windows(days), self.table.partition)
@@ -172,7 +172,7 @@ class Writer:
             writer = writer.mode("append")
         writer.save(self.url)
 
-    def _merge(self, rows: DataFrame, days: Sequence[date], said: str, number: int) -> None:
+    def _merge(self, rows: DataFrame, days: Sequence[date], metadata: str, number: int) -> None:
         table, view = self.table, f"merge_{uuid4().hex}"
         columns = (table.partition, *table.key)
         same_key = " AND ".join(f"t.`{name}` = s.`{name}`" for name in dict.fromkeys(columns))
@@ -182,7 +182,7 @@ class Writer:
         rows.createOrReplaceTempView(view)
         with self._settings(
             {
-                "spark.databricks.delta.commitInfo.userMetadata": said,
+                "spark.databricks.delta.commitInfo.userMetadata": metadata,
                 "spark.databricks.delta.write.txnAppId": APPLICATION,
                 "spark.databricks.delta.write.txnVersion": str(number),
             }

@@ -15,7 +15,7 @@ from backfill_assets.delta.records import PERSON, Details, Published, Record
 from backfill_assets.tables.table import Table
 
 
-class _Said(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class _Metadata(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What a commit says of itself, as it is written; see `Record`."""
 
     run_id: str
@@ -55,7 +55,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     version: int
     operation: str
     timestamp: int | None = None
-    said: _Said | None = None
+    said: _Metadata | None = None
     days: list[str] = msgspec.field(default_factory=list)
     anywhere: bool = False
     columns: list[str] = msgspec.field(default_factory=list)
@@ -88,13 +88,18 @@ def version_of(line: bytes) -> int | None:
 
 
 def form(table: Table) -> str:
-    """Names what `told_of` tells: its number goes up when that changes."""
+    """Names what `line_of` tells: its number goes up when that changes."""
     return " ".join(
-        ["3", table.partition, *_Said.__struct_encode_fields__, *Published.__struct_encode_fields__]
+        [
+            "3",
+            table.partition,
+            *_Metadata.__struct_encode_fields__,
+            *Published.__struct_encode_fields__,
+        ]
     )
 
 
-def told_of(table: Table, version: int, text: bytes) -> bytes | None:
+def line_of(table: Table, version: int, text: bytes) -> bytes | None:
     """What is told of a commit, as a line of text; none if it changed no row, as OPTIMIZE does."""
     lines = text.splitlines()
     infos = (json.loads(line).get("commitInfo") for line in lines if b'"commitInfo"' in line)
@@ -144,17 +149,17 @@ def _columns(lines: Iterable[bytes]) -> list[str]:
     return []
 
 
-def _ours(metadata: Any) -> _Said | None:
+def _ours(metadata: Any) -> _Metadata | None:
     """What a commit says of itself; none if it is somebody else's, in any form of their own."""
     try:
-        said = msgspec.convert(json.loads(metadata), _Said)
+        said = msgspec.convert(json.loads(metadata), _Metadata)
         record_of(Entry(0, ""), said)
     except (ValueError, TypeError):
         return None
     return said
 
 
-def record_of(entry: Entry, said: _Said) -> Record:
+def record_of(entry: Entry, said: _Metadata) -> Record:
     """The record of a commit of ours, from what it says of itself."""
     return Record(
         version=entry.version,

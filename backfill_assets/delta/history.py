@@ -56,7 +56,7 @@ def life(settings: Settings, name: str, day: date) -> Grid:
     grid.add_column("what", no_wrap=True)
     grid.add_column("text")
     for commit in _commits(settings, name, Window(day, day + DAY)):
-        for row in _told(commit, day):
+        for row in _lines(commit, day):
             grid.add_row(*row)
         grid.add_row("", "")
     return grid
@@ -73,10 +73,10 @@ def as_json(settings: Settings, name: str, days: Window | None = None) -> list[d
     Raises:
         ValueError: there is no such commit.
     """
-    return [_said(commit, days) for commit in _commits(settings, name, days)]
+    return [_as_json(commit, days) for commit in _commits(settings, name, days)]
 
 
-def _said(commit: Record | ExternalCommit, days: Window | None) -> dict[str, Any]:
+def _as_json(commit: Record | ExternalCommit, days: Window | None) -> dict[str, Any]:
     head = {"version": commit.version, "at": commit.at.isoformat() if commit.at else None}
     spoken = sorted(day for day in _spoken(commit) if days is None or day in days)
     if isinstance(commit, ExternalCommit):
@@ -94,11 +94,11 @@ def _said(commit: Record | ExternalCommit, days: Window | None) -> dict[str, Any
         "git_dirty": commit.git_dirty,
         "configuration": commit.config_digest,
         "inputs": dict(commit.inputs),
-        "days": {str(day): _day_said(commit, day) for day in spoken},
+        "days": {str(day): _day_as_json(commit, day) for day in spoken},
     }
 
 
-def _day_said(commit: Record, day: date) -> dict[str, Any]:
+def _day_as_json(commit: Record, day: date) -> dict[str, Any]:
     if day in commit.withdrawn:
         return {"what": "taken back"}
     said = commit.days[day]
@@ -145,7 +145,7 @@ def _cells(commit: Record | ExternalCommit) -> list[str]:
     return ["\n".join(days), commit.run_id[:8], (commit.backfill_id or "none")[:17], by]
 
 
-def _told(commit: Record | ExternalCommit, day: date) -> Iterator[tuple[str, str]]:
+def _lines(commit: Record | ExternalCommit, day: date) -> Iterator[tuple[str, str]]:
     head = f"version {commit.version}"
     if isinstance(commit, ExternalCommit):
         yield head, f"{_at(commit)} UTC, changed by another writer: {commit.operation}"

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pyspark.sql.types as T
 from deltalake import DeltaTable
 
-from backfill_assets.delta.commit_files import CommitFiles, Told
-from backfill_assets.delta.entries import form, made_at, parsed, record_of, told_of, version_of
+from backfill_assets.delta.commit_files import CommitFiles, Lines
+from backfill_assets.delta.entries import form, line_of, made_at, parsed, record_of, version_of
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.logs import APPLICATION, by_day, load_log, metadata_of
 from backfill_assets.delta.records import ExternalCommit
@@ -54,7 +54,7 @@ _known: dict[str, _Known] = {}
 
 def read_ledger(url: str, table: Table) -> Ledger:
     """The ledger of a table as of now."""
-    commits = CommitFiles(url, partial(told_of, table), version_of, form(table))
+    commits = CommitFiles(url, partial(line_of, table), version_of, form(table))
     known = _known.get(url)
     if known is not None and not known.holds(table, commits):
         known = None
@@ -62,10 +62,10 @@ def read_ledger(url: str, table: Table) -> Ledger:
     if known and commits.text((ledger.version or 0) + 1) is None:
         return ledger
     while (log := load_log(url)) is not None:
-        told = commits.told(ledger.version, log.version(), str(log.metadata().id))
+        found = commits.lines(ledger.version, log.version(), str(log.metadata().id))
         if commits.text(log.version() + 1) is None:
             with no_collection():
-                ledger = _continued(ledger, told, log)
+                ledger = _continued(ledger, found, log)
             oldest = known.oldest if known else commits.oldest(log.version())
             _known[url] = _Known(ledger, commits.mark(log.version()), oldest)
             return ledger
@@ -85,9 +85,9 @@ def read_ledgers(settings: Settings) -> Ledgers:
     return {name: found[name] for name in tables}
 
 
-def _continued(known: Ledger, told: Told, log: DeltaTable) -> Ledger:
+def _continued(known: Ledger, found: Lines, log: DeltaTable) -> Ledger:
     """A ledger with the commits that came since."""
-    lost = [*known.lost, *told.lost]
+    lost = [*known.lost, *found.lost]
     metadata = metadata_of(log)
     if metadata.partitioned_by != (known.table.partition,) or not any(
         column.name == known.table.partition and column.dataType == T.DateType()
@@ -97,7 +97,7 @@ def _continued(known: Ledger, told: Told, log: DeltaTable) -> Ledger:
         return Ledger(known.table, log.version(), lost=lost, metadata=metadata)
     records, external, added = list(known.records), list(known.external), dict(known.added)
     columns = set(known.metadata.struct.names) if known.metadata else set()
-    for entry in map(parsed, told.lines):
+    for entry in map(parsed, found.lines):
         if entry.columns:
             new = set(entry.columns) - columns if columns else ()
             added |= dict.fromkeys(new, entry.version)

@@ -48,27 +48,27 @@ class Manifest:
     known: Manifest | None = None
 
     @classmethod
-    def of(cls, said: Any) -> Manifest | None:
+    def of(cls, recorded: Any) -> Manifest | None:
         """The manifest in a record; none if the record is of a time before there were any."""
-        if not isinstance(said, Mapping):
+        if not isinstance(recorded, Mapping):
             return None
         return cls(
-            {name: Loaded(*file) for name, file in said.get("files", {}).items()},
-            frozenset(map(date.fromisoformat, said.get("there", ()))),
-            said.get("closed", False),
-            said.get("held", {}),
-            cls.of(said.get("known")),
+            {name: Loaded(*file) for name, file in recorded.get("files", {}).items()},
+            frozenset(map(date.fromisoformat, recorded.get("there", ()))),
+            recorded.get("closed", False),
+            recorded.get("held", {}),
+            cls.of(recorded.get("known")),
         )
 
     @property
-    def said(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """The manifest for a record; what is empty is left out."""
         found: dict[str, Any] = {
             "files": {name: list(file) for name, file in self.files.items()},
             "there": sorted(map(str, self.there)),
             "closed": self.closed,
             "held": dict(self.held),
-            "known": self.known and self.known.said,
+            "known": self.known and self.known.as_json,
         }
         return {name: value for name, value in found.items() if value}
 
@@ -275,14 +275,14 @@ def news(before: Manifest | None, wanted: Target) -> str:
     now = wanted.manifest
     accepted = {name for name, digest in before.held.items() if _holds(now, name, digest)}
     renamed = _renamed(before.files, wanted.dropped, now.files)
-    said = {
+    changes = {
         "new files": now.files.keys() - before.files.keys(),
         "other content": {n for n in now.files.keys() & before.files if n in wanted.replaced},
         "accepted files": accepted | (wanted.dropped - renamed),
         "its folder has come": now.there - before.there,
         "nothing more is expected": now.closed and not before.closed,
     }
-    return ", ".join(text for text, found in said.items() if found)
+    return ", ".join(text for text, found in changes.items() if found)
 
 
 def _holds(manifest: Manifest, name: str, digest: str) -> bool:

@@ -74,9 +74,9 @@ def build(
         outbox = outbox.having_looked(failed, now)
         found, trouble = _look(find_incidents, context)
         outbox = outbox.facing(found)
-        outbox, runs = _runs_to_tell(outbox, context.instance, now)
+        outbox, runs = _unreported_runs(outbox, context.instance, now)
         pending = [
-            *incident_alerts(_to_tell(outbox, found, trouble), settings.ui_url),
+            *incident_alerts(_unreported(outbox, found, trouble), settings.ui_url),
             *(run_alert(run, context.instance, settings.ui_url) for run in runs),
         ]
         outbox = outbox.counting(pending)
@@ -125,7 +125,7 @@ def _look(
     return found.result(), None
 
 
-def _to_tell(
+def _unreported(
     outbox: Outbox, found: Sequence[Incident] | None, trouble: str | None
 ) -> list[Incident]:
     if trouble and outbox.blind >= BLIND_TICKS:
@@ -149,7 +149,7 @@ def _failed_runs(instance: dg.DagsterInstance, since: float) -> dict[str, float]
     return found
 
 
-def _runs_to_tell(
+def _unreported_runs(
     outbox: Outbox, instance: dg.DagsterInstance, now: float
 ) -> tuple[Outbox, list[dg.DagsterRun]]:
     """The waiting runs that a person must know of now; the others are dropped or held back."""

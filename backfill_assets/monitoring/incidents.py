@@ -63,8 +63,8 @@ def incidents(now: Situation) -> list[Incident]:
             # One for the table: a setting that was changed concerns most of its days.
             detail = f"{spelled(unlike)}: {MEANING[State.OTHER_SETTINGS]}"
             found.append(Incident("other settings", name, "", detail))
-        taken_back = _in(by_day, State.INPUT_WITHDRAWN)
-        add("input taken back", name, taken_back, MEANING[State.INPUT_WITHDRAWN])
+        withdrawn = _in(by_day, State.INPUT_WITHDRAWN)
+        add("input taken back", name, withdrawn, MEANING[State.INPUT_WITHDRAWN])
         if closed := now.backlog.final.get(name):
             add("new input for final days", name, closed.keys(), _of_closed_days(name, now))
     for name, days in changed.items():

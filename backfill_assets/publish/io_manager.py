@@ -15,7 +15,7 @@ from backfill_assets.dagster_ext.events import (
 )
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.publish.candidates import Candidate, Done, Input, Outcome
-from backfill_assets.publish.materializations import days_told, latest_materializations
+from backfill_assets.publish.materializations import days_reported, latest_materializations
 from backfill_assets.publish.publisher import Publisher
 from backfill_assets.publish.run_tags import CODE_TAG, REWRITE_TAG, merges, pinned
 from backfill_assets.quality.checks import day_metadata, evaluations
@@ -71,7 +71,7 @@ class DeltaIOManager(Publisher):
             f"{obj.table.name} [{window}]: "
             + ", ".join(f"{n} day{'s' * (n != 1)} {outcome}" for outcome, n in said.items())
         )
-        for event in self.told(step.instance, run.tags, obj.table, done):
+        for event in self.events(step.instance, run.tags, obj.table, done):
             if isinstance(event, dg.AssetMaterialization):
                 yield DagsterEvent.asset_materialization(step, event)
             elif isinstance(event, dg.AssetObservation):
@@ -79,7 +79,7 @@ class DeltaIOManager(Publisher):
             else:
                 yield DagsterEvent.asset_check_evaluation(step, event)
 
-    def told(
+    def events(
         self,
         instance: dg.DagsterInstance,
         tags: Mapping[str, str],
@@ -94,29 +94,29 @@ class DeltaIOManager(Publisher):
             table: the table.
             done: what the run made of the days.
         """
-        known = days_told(instance, table, done)
+        known = days_reported(instance, table, done)
         # The daemon waits for a materialization of every day that it asked for.
         asked = "dagster/backfill" in tags
-        told = []
+        reported = []
         for one in done:
             if one.outcome in (Outcome.FAILED, Outcome.WITHDRAWN):
-                told.append(one)
+                reported.append(one)
             elif asked or one.outcome is not Outcome.IDENTICAL or one.day not in known:
                 yield self._materialization(table, one)
-                told.append(one)
+                reported.append(one)
             else:
                 yield dg.AssetObservation(
                     table.name, partition=str(one.day), metadata=_outcome_metadata(one)
                 )
         # Afterwards, as an evaluation names the materialization that it speaks of.
-        latest = latest_materializations(instance, table.name, [d.day for d in told])
-        for one in told:
+        latest = latest_materializations(instance, table.name, [d.day for d in reported])
+        for one in reported:
             record = latest.get(one.day)
             target = record and AssetCheckEvaluationTargetMaterializationData(
                 storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp
             )
-            taken_back = one.outcome is Outcome.WITHDRAWN
-            yield from evaluations(table, one.verdict, target, blocks=not taken_back)
+            withdrawn = one.outcome is Outcome.WITHDRAWN
+            yield from evaluations(table, one.verdict, target, blocks=not withdrawn)
 
     def _materialization(self, table: Table, one: Done) -> dg.AssetMaterialization:
         return dg.AssetMaterialization(

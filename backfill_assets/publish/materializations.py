@@ -39,7 +39,7 @@ def latest_materializations(
     return found
 
 
-def days_told(instance: dg.DagsterInstance, table: Table, done: Sequence[Done]) -> set[date]:
+def days_reported(instance: dg.DagsterInstance, table: Table, done: Sequence[Done]) -> set[date]:
     """The days of which Dagster knows that they are published as they are, and how.
 
     It does not if a run was lost between its commit and its events, and it takes a day for failed

@@ -262,28 +262,28 @@ def _row_count(measured: Measured, trailing: Sequence[Measured]) -> Finding:
 
 
 def _nulls(table: Table, measured: Measured, trailing: Sequence[Measured]) -> Finding:
-    said: list[tuple[Severity, str]] = []
+    found: list[tuple[Severity, str]] = []
     for name in table.columns:
         bounds = table.nullable.get(name)
         count, rate = measured.nulls[name], measured.null_rate(name)
         if bounds is None:
             if count:
-                said.append((Severity.ERROR, f"{count} null(s) in {name}, which is required"))
+                found.append((Severity.ERROR, f"{count} null(s) in {name}, which is required"))
             continue
         if measured.rows < ENOUGH_ROWS:
             continue
         rates = [other.null_rate(name) for other in trailing if other.rows]
         if rate > bounds.error:
-            said.append(
+            found.append(
                 (Severity.ERROR, f"{name} is null in {rate:.1%} (allowed {bounds.error:.0%})")
             )
         elif rate > bounds.warn:
-            said.append((Severity.WARN, f"{name} is null in {rate:.1%} (usual {bounds.warn:.0%})"))
+            found.append((Severity.WARN, f"{name} is null in {rate:.1%} (usual {bounds.warn:.0%})"))
         elif len(rates) >= ENOUGH_DAYS and rate > median(rates) + _NULL_SPIKE:
-            said.append(
+            found.append(
                 (Severity.WARN, f"{name} is null in {rate:.1%}, before in {median(rates):.1%}")
             )
-    return _worst("nulls", said, "no unexpected nulls")
+    return _worst("nulls", found, "no unexpected nulls")
 
 
 def _unique_key(table: Table, measured: Measured) -> Finding:
@@ -294,24 +294,24 @@ def _unique_key(table: Table, measured: Measured) -> Finding:
 
 
 def _conservation(measured: Measured, expectation: Expectation) -> Finding:
-    said = [(Severity.ERROR, text) for text in expectation.problems]
+    found = [(Severity.ERROR, text) for text in expectation.problems]
     if expectation.rows is not None and measured.rows != expectation.rows:
-        said.append((Severity.ERROR, f"{measured.rows} rows where {expectation.rows} are due"))
-    said += [
+        found.append((Severity.ERROR, f"{measured.rows} rows where {expectation.rows} are due"))
+    found += [
         (Severity.ERROR, f"{name} adds up to {measured.totals[name]} where {due} is due")
         for name, due in expectation.totals.items()
         if measured.totals[name] != due
     ]
-    said += [(Severity.WARN, text) for text in expectation.warnings]
+    found += [(Severity.WARN, text) for text in expectation.warnings]
     entries = ", ".join(f"{name} {count}" for name, count in expectation.entries.items())
-    return _worst("conservation", said, entries or "nothing due", entries)
+    return _worst("conservation", found, entries or "nothing due", entries)
 
 
 def _worst(
-    check: str, said: Sequence[tuple[Severity, str]], fine: str, context: str = ""
+    check: str, found: Sequence[tuple[Severity, str]], fine: str, context: str = ""
 ) -> Finding:
-    if not said:
+    if not found:
         return Finding(check, Severity.OK, fine)
-    severity = Severity.ERROR if any(s is Severity.ERROR for s, _ in said) else Severity.WARN
-    text = "; ".join(text for _, text in said)
+    severity = Severity.ERROR if any(s is Severity.ERROR for s, _ in found) else Severity.WARN
+    text = "; ".join(text for _, text in found)
     return Finding(check, severity, f"{text} ({context})" if context else text)

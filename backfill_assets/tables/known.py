@@ -109,7 +109,7 @@ def current(of: Derived, *, name: str | None = None, doc: str | None = None) -> 
     """
     name = name or f"{of.name}_current"
     source = _staged_source(name, [*of.reads.values()])
-    row = doc or f"{_said(of)}, with everything that is known now."
+    row = doc or f"{_description(of)}, with everything that is known now."
 
     def inputs(policy: Policy) -> Inputs:
         # As a mapping, its reach would make a launch of one raw day in the UI build every earlier
@@ -180,7 +180,7 @@ def _modules(of: Derived) -> tuple[str, ...]:
     return (_PUBLISHES, of.transform.__module__)
 
 
-def _said(of: Table) -> str:
+def _description(of: Table) -> str:
     """What a row of a table is: the first sentence of its model's docstring."""
     return inspect.cleandoc(of.model.__doc__ or of.name).partition("\n")[0].rstrip(".")
 
@@ -204,5 +204,5 @@ def _differences(of: Table, doc: str) -> type[pa.DataFrameModel]:
             for name in of.totals
         },
     }
-    said = {"partition": of.partition, "key": list(of.key), "totals": list(of.totals)}
-    return models.model(f"{of.model.__name__}Corrections", doc, columns, said)
+    metadata = {"partition": of.partition, "key": list(of.key), "totals": list(of.totals)}
+    return models.model(f"{of.model.__name__}Corrections", doc, columns, metadata)

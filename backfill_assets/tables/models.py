@@ -19,7 +19,7 @@ _ARRIVAL_DAY = "Day of the arrival folder, from its path."
 
 
 def model(
-    name: str, doc: str, columns: Mapping[str, Column], said: Mapping[str, Any]
+    name: str, doc: str, columns: Mapping[str, Column], metadata: Mapping[str, Any]
 ) -> type[pa.DataFrameModel]:
     """A pandera model of columns, as a class statement gives it.
 
@@ -27,9 +27,9 @@ def model(
         name: of the class.
         doc: what a row is.
         columns: by name, in the order of the table.
-        said: `Config.metadata`, see `tables.Table`.
+        metadata: `Config.metadata`, see `tables.Table`.
     """
-    config = type("Config", (), {"strict": True, "metadata": dict(said)})
+    config = type("Config", (), {"strict": True, "metadata": dict(metadata)})
     body: dict[str, Any] = {name: column for name, (_, column) in columns.items()}
     body["__annotations__"] = {name: kind for name, (kind, _) in columns.items()}
     body |= {"__doc__": doc, "__module__": __name__, "Config": config}
@@ -78,13 +78,13 @@ def raw(source: str, lines: type[pa.DataFrameModel], totals: list[str]) -> type[
         **fields(lines),
         "source_file": _file(source),
     }
-    said = {
+    metadata = {
         "partition": "log_date",
         "totals": totals,
         "notices": {"rejected_lines": "Few of the day's lines are rejected."},
     }
     doc = f"The immutable log of the lines of {source} as they arrived, by log day."
-    return model("Raw", doc, columns, said)
+    return model("Raw", doc, columns, metadata)
 
 
 def rejected(source: str) -> type[pa.DataFrameModel]:
@@ -108,9 +108,9 @@ def staged(
         **fields(lines),
         "log_date": day("Log day of the version that won."),
     }
-    said = {"partition": "event_date", "key": key, "totals": totals, "merge": True}
+    metadata = {"partition": "event_date", "key": key, "totals": totals, "merge": True}
     doc = f"{source}: each key once on its event day, in the greatest version that came in time."
-    return model("Staged", doc, columns, said)
+    return model("Staged", doc, columns, metadata)
 
 
 def late(source: str, lines: type[pa.DataFrameModel], totals: list[str]) -> type[pa.DataFrameModel]:
@@ -122,13 +122,13 @@ def late(source: str, lines: type[pa.DataFrameModel], totals: list[str]) -> type
         **fields(lines, bounded=False),
         "source_file": _file(source),
     }
-    said = {
+    metadata = {
         "partition": "log_date",
         "totals": totals,
         "notices": {"late_lines": "No line came after the window of its day had closed."},
     }
     doc = f"Lines of {source} that were logged after the window of their event day had closed."
-    return model("Late", doc, columns, said)
+    return model("Late", doc, columns, metadata)
 
 
 class ArrivalLateness(pa.DataFrameModel):

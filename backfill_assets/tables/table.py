@@ -179,12 +179,12 @@ class Table:
     merges: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        said: Mapping[str, Any] = self.model.Config.metadata or {}
-        object.__setattr__(self, "partition", said["partition"])
-        object.__setattr__(self, "key", tuple(said.get("key", ())))
-        object.__setattr__(self, "totals", tuple(said.get("totals", ())))
-        object.__setattr__(self, "notices", said.get("notices", {}))
-        object.__setattr__(self, "merges", said.get("merge", False))
+        metadata: Mapping[str, Any] = self.model.Config.metadata or {}
+        object.__setattr__(self, "partition", metadata["partition"])
+        object.__setattr__(self, "key", tuple(metadata.get("key", ())))
+        object.__setattr__(self, "totals", tuple(metadata.get("totals", ())))
+        object.__setattr__(self, "notices", metadata.get("notices", {}))
+        object.__setattr__(self, "merges", metadata.get("merge", False))
 
     @property
     def pages(self) -> tuple[str, ...]:
