@@ -36,10 +36,10 @@ from backfill_assets.backfills.reconciliation import (
 )
 from backfill_assets.backfills.reports import (
     Day,
+    Difference,
     Drift,
     Fingerprint,
     Report,
-    Status,
     as_grid,
     as_json,
     as_markdown,
@@ -318,15 +318,15 @@ def report(spark, facts) -> Report:
 def test_what_became_of_each_day(report):
     found = {d.day.day: (d.status, d.difference) for d in report.days}
     assert found == {
-        1: (Status.IDENTICAL, ""),
-        2: (Status.IDENTICAL, ""),
-        3: (Status.CHANGED, "rows +5, orders +17, revenue +5,990.00"),
-        4: (Status.CHANGED, "rows -1, orders -1, revenue -10.00"),
-        5: (Status.CHANGED, "revenue -20.50"),
-        6: (Status.ADDED, "rows +1, orders +1, revenue +10.00"),
-        7: (Status.MISSING, ""),
-        8: (Status.MISSING, ""),
-        9: (Status.IDENTICAL, ""),
+        1: (Difference.IDENTICAL, ""),
+        2: (Difference.IDENTICAL, ""),
+        3: (Difference.CHANGED, "rows +5, orders +17, revenue +5,990.00"),
+        4: (Difference.CHANGED, "rows -1, orders -1, revenue -10.00"),
+        5: (Difference.CHANGED, "revenue -20.50"),
+        6: (Difference.ADDED, "rows +1, orders +1, revenue +10.00"),
+        7: (Difference.MISSING, ""),
+        8: (Difference.MISSING, ""),
+        9: (Difference.IDENTICAL, ""),
     }
     emptied = report.days[3].after
     assert emptied == Fingerprint.empty(FACT)
@@ -736,9 +736,9 @@ def test_a_backfill(pipeline, spark):
         )
         for name in LAYERS
     }
-    changed = {name: [d.day.day for d in r.of(Status.CHANGED)] for name, r in reports.items()}
+    changed = {name: [d.day.day for d in r.of(Difference.CHANGED)] for name, r in reports.items()}
     assert changed == {name: [1] if name in (RAW.name, STAGED.name) else [] for name in LAYERS}
-    (corrected,) = reports[STAGED.name].of(Status.CHANGED)
+    (corrected,) = reports[STAGED.name].of(Difference.CHANGED)
     assert corrected.difference == "rows +1, amount -1.00"
     assert [s.after["order_id"] for s in reports[STAGED.name].samples] == ["d"]
     assert across_layers(reports.values(), ledgers) == []

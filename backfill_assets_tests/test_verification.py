@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from rich.console import Console
 
 from backfill_assets import definitions
-from backfill_assets.backfills.comparison import Content, Outcome, Verified, compare
+from backfill_assets.backfills.comparison import Content, Match, Verified, compare
 from backfill_assets.backfills.verification import _each_day, as_grid, as_json, good
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.cli import main
@@ -93,7 +93,7 @@ def test_all_days_match_and_nothing_is_written(pipeline, engine, tmp_path, monke
     before, runs = files(pipeline.root), pipeline.instance.get_runs_count()
     found = verify(pipeline.settings, engine, LOADED)
     assert [(one.table, one.day) for one in found] == [(n, d) for n in TABLES for d in LOADED]
-    assert {(one.outcome, one.why) for one in found} == {(Outcome.MATCHES, "")}
+    assert {(one.outcome, one.why) for one in found} == {(Match.MATCHES, "")}
     assert all(one.published == one.held == one.now for one in found)
     one = by_day(found)[FACT.name, day(30)]
     assert (one.now.rows, one.now.totals) == (3, {"orders": "3", "revenue": "9007199254740993.31"})
@@ -106,7 +106,7 @@ def test_what_has_changed_without_changing_a_row(pipeline, engine, monkeypatch):
     monkeypatch.setattr(definitions, "running_code", lambda *_: Code("other"))
     settings = pipeline.settings.model_copy(update={"late_lines": "drop"})
     (found,) = verify(settings, engine, Window(day(30), day(31)), [LATE.name])
-    assert found.outcome is Outcome.MATCHES
+    assert found.outcome is Match.MATCHES
     code, configuration = found.why.split(" and ")
     assert code == "although it was computed by other code: this (commit c0de)"
     assert configuration.startswith("it was computed under another configuration: ")
@@ -136,31 +136,31 @@ def found(damaged, engine) -> Found:
 
 def test_a_landing_that_has_changed(found):
     one = found[RAW.name, day(31)]
-    assert one.outcome is Outcome.DIFFERS
+    assert one.outcome is Match.DIFFERS
     assert one.why == "the landing has changed since"
     assert one.published == one.held
     assert (one.published.rows, one.published.totals) == (3, {"amount": "9007199254740993.31"})
     assert (one.now.rows, one.now.totals) == (4, {"amount": "9007199254740994.31"})
     for same in ((REJECTED.name, day(31)), (RAW.name, day(32))):
-        assert found[same].outcome is Outcome.MATCHES
+        assert found[same].outcome is Match.MATCHES
         assert found[same].why == "although the landing has changed since"
     # What follows is made of what is published, and that has not changed.
     staged = found[STAGED.name, day(31)]
-    assert (staged.outcome, staged.why) == (Outcome.MATCHES, "")
+    assert (staged.outcome, staged.why) == (Match.MATCHES, "")
 
 
 def test_a_file_that_cannot_be_read(found):
     for table in (RAW, REJECTED):
         one = found[table.name, day(33)]
-        assert one.outcome is Outcome.WOULD_FAIL
+        assert one.outcome is Match.WOULD_FAIL
         assert f"arrival_date={day(33)}/bad.jsonl.gz" in str(one)
         assert one.published == one.held
-    assert found[STAGED.name, day(33)].outcome is Outcome.MATCHES
+    assert found[STAGED.name, day(33)].outcome is Match.MATCHES
 
 
 def test_another_writer(found, damaged):
     one = found[FACT.name, day(30)]
-    assert one.outcome is Outcome.DIFFERS
+    assert one.outcome is Match.DIFFERS
     assert one.now == one.published
     assert (one.published.rows, one.held.rows) == (3, 2)
     version = DeltaTable(damaged.table(FACT.name)).version()
@@ -169,14 +169,14 @@ def test_another_writer(found, damaged):
         "computed anew it is as it was published"
     )
     after = found[CORRECTIONS.name, day(30)]
-    assert (after.outcome, after.why) == (Outcome.DIFFERS, f"{FACT.name} has changed since")
+    assert (after.outcome, after.why) == (Match.DIFFERS, f"{FACT.name} has changed since")
     assert (after.published.rows, after.now.rows) == (0, 1)
-    assert {found[FACT.name, d].outcome for d in Window(day(31), day(34))} == {Outcome.MATCHES}
+    assert {found[FACT.name, d].outcome for d in Window(day(31), day(34))} == {Match.MATCHES}
 
 
 def test_a_day_that_was_never_published(found):
     raw, staged = found[RAW.name, day(34)], found[STAGED.name, day(34)]
-    assert {raw.outcome, staged.outcome} == {Outcome.NOT_PUBLISHED}
+    assert {raw.outcome, staged.outcome} == {Match.NOT_PUBLISHED}
     assert raw.why.startswith("would be published now: 0 rows")
     assert f"would fail now: conservation: {RAW.name}[{day(34)}] has never been" in staged.why
     assert (raw.published, raw.held, staged.now) == (None, None, None)
@@ -198,15 +198,15 @@ def test_a_file_that_is_gone_hides_no_other_day(gutted, engine):
         (name, d) for name in (STAGED.name, FACT.name) for d in LOADED
     ]
     staged, facts = by_day(found)[STAGED.name, day(31)], by_day(found)[FACT.name, day(31)]
-    assert (staged.outcome, staged.held) == (Outcome.DIFFERS, None)
+    assert (staged.outcome, staged.held) == (Match.DIFFERS, None)
     assert staged.why.startswith("its files cannot be read (")
     assert "[FAILED_READ_FILE" in staged.why
     assert staged.why.endswith("computed anew it is as it was published")
-    assert (facts.outcome, facts.now) == (Outcome.WOULD_FAIL, None)
+    assert (facts.outcome, facts.now) == (Match.WOULD_FAIL, None)
     assert "[FAILED_READ_FILE" in facts.why
     assert facts.held == facts.published
     rest = [one.outcome for one in found if one.day != day(31)]
-    assert set(rest) == {Outcome.MATCHES}
+    assert set(rest) == {Match.MATCHES}
 
 
 def test_a_computation_that_is_not_what_it_was(pipeline, engine, monkeypatch):
@@ -222,7 +222,7 @@ def test_a_computation_that_is_not_what_it_was(pipeline, engine, monkeypatch):
         Window(day(30), day(31)),
         [FACT.name],
     )
-    assert found.outcome is Outcome.DIFFERS
+    assert found.outcome is Match.DIFFERS
     assert found.why.startswith("nothing that it is made of has changed since")
     assert found.published.totals == found.now.totals
     assert "; now as many rows with the same totals, but other values: nothing" in str(found)
@@ -258,14 +258,14 @@ def test_why_a_day_differs():
     unknown = "nothing that it is made of has changed since"
     behind = "its files are not what version 1 says: changed behind the log"
     again = "computed anew it is as it was published"
-    assert compared(expectation) == (Outcome.MATCHES, "")
-    assert compared(expectation, moved=["a", "b"]) == (Outcome.MATCHES, "although a and b")
-    assert compared(expectation, now=NEW, moved=["a", "b"]) == (Outcome.DIFFERS, "a and b")
+    assert compared(expectation) == (Match.MATCHES, "")
+    assert compared(expectation, moved=["a", "b"]) == (Match.MATCHES, "although a and b")
+    assert compared(expectation, now=NEW, moved=["a", "b"]) == (Match.DIFFERS, "a and b")
     assert unknown in compared(expectation, now=NEW)[1]
-    assert compared(expectation, held=ODD) == (Outcome.DIFFERS, f"{behind}; {again}")
-    assert compared(expectation, held=ODD, now=NEW) == (Outcome.DIFFERS, behind)
+    assert compared(expectation, held=ODD) == (Match.DIFFERS, f"{behind}; {again}")
+    assert compared(expectation, held=ODD, now=NEW) == (Match.DIFFERS, behind)
     assert compared(expectation, held=ODD, now=None, failing="x") == (
-        Outcome.WOULD_FAIL,
+        Match.WOULD_FAIL,
         f"x; {behind}",
     )
 
@@ -274,11 +274,11 @@ def test_who_wrote_a_day():
     theirs = ExternalCommit(2, "WRITE", days(1))
     again = "computed anew it is as it was published"
     assert compared(ledger(RAW, record(1, days(1)), external=[theirs]), held=ODD) == (
-        Outcome.DIFFERS,
+        Match.DIFFERS,
         f"another writer changed it in version 2 (WRITE); {again}",
     )
     # The same rows again are no difference.
-    assert compared(ledger(RAW, record(1, days(1)), external=[theirs])) == (Outcome.MATCHES, "")
+    assert compared(ledger(RAW, record(1, days(1)), external=[theirs])) == (Match.MATCHES, "")
     # Written over by us since: what that one did is not what is there now.
     over = ledger(RAW, record(1, days(1)), record(3, days(1), digest="digest 1"), external=[theirs])
     assert "version 3 says: changed behind the log" in compared(over, held=ODD)[1]
@@ -322,10 +322,10 @@ def test_a_lost_engine_is_no_finding():
 # the output
 
 SAID = [
-    *(Verified("t", d, Outcome.MATCHES, "", OLD, OLD, OLD) for d in Window(day(30), day(33))),
-    Verified("t", day(33), Outcome.MATCHES, "although x", OLD, OLD, OLD),
-    Verified("t", day(34), Outcome.DIFFERS, "why [red]", OLD, ODD, NEW),
-    Verified("u", day(35), Outcome.NOT_PUBLISHED, "would be"),
+    *(Verified("t", d, Match.MATCHES, "", OLD, OLD, OLD) for d in Window(day(30), day(33))),
+    Verified("t", day(33), Match.MATCHES, "although x", OLD, OLD, OLD),
+    Verified("t", day(34), Match.DIFFERS, "why [red]", OLD, ODD, NEW),
+    Verified("u", day(35), Match.NOT_PUBLISHED, "would be"),
 ]
 
 

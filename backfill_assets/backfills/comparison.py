@@ -17,7 +17,7 @@ _UNEXPLAINED = (
 )
 
 
-class Outcome(Enum):
+class Match(Enum):
     """How a day that was computed anew compares with the published one."""
 
     MATCHES = "matches"
@@ -68,14 +68,14 @@ class Verified:
 
     table: str
     day: date
-    outcome: Outcome
+    outcome: Match
     why: str = ""
     published: Content | None = None
     held: Content | None = None
     now: Content | None = None
 
     def __str__(self) -> str:
-        if self.outcome is not Outcome.DIFFERS:
+        if self.outcome is not Match.DIFFERS:
             return self.why
         told = [f"published {self.published}"] if self.published else []
         if self.held and self.held != self.published:
@@ -117,14 +117,14 @@ def compare(
     if held != published:
         others = others or _who_wrote(ledger, record, day)
     if day not in ledger.published:
-        outcome = Outcome.NOT_PUBLISHED
+        outcome = Match.NOT_PUBLISHED
         why = f"would fail now: {failing}" if failing else f"would be published now: {now}"
     elif failing:
-        outcome, why = Outcome.WOULD_FAIL, "; ".join(filter(None, [failing, others]))
+        outcome, why = Match.WOULD_FAIL, "; ".join(filter(None, [failing, others]))
     elif held == published == now:
-        outcome, why = Outcome.MATCHES, f"although {' and '.join(moved)}" if moved else ""
+        outcome, why = Match.MATCHES, f"although {' and '.join(moved)}" if moved else ""
     else:
-        outcome = Outcome.DIFFERS
+        outcome = Match.DIFFERS
         if now == published:
             said = ["computed anew it is as it was published"]
         else:

@@ -57,7 +57,7 @@ class Fingerprint:
         return {"rows": self.rows, **keys, **self.totals}
 
 
-class Status(enum.Enum):
+class Difference(enum.Enum):
     """What became of a day between two versions."""
 
     IDENTICAL = "identical"
@@ -85,14 +85,14 @@ class Day:
     after: Fingerprint | None
 
     @property
-    def status(self) -> Status:
+    def status(self) -> Difference:
         """What became of the day."""
         if self.after is None:
-            return Status.MISSING
+            return Difference.MISSING
         if self.before is None:
-            return Status.ADDED
+            return Difference.ADDED
         same = self.before.sha256 == self.after.sha256
-        return Status.IDENTICAL if same else Status.CHANGED
+        return Difference.IDENTICAL if same else Difference.CHANGED
 
     @property
     def difference(self) -> str:
@@ -102,7 +102,7 @@ class Day:
         if deltas.get("keys") == deltas.get("rows"):  # which goes without saying
             deltas.pop("keys", None)
         said = [f"{name} {delta:+,}" for name, delta in deltas.items() if delta]
-        if not said and self.status is Status.CHANGED:
+        if not said and self.status is Difference.CHANGED:
             return "same counts and sums, other values"
         return ", ".join(said)
 
@@ -166,7 +166,7 @@ class Report:
     samples: Sequence[Sample] = ()
     drift: Mapping[str, Drift] = field(default_factory=dict)
 
-    def of(self, status: Status) -> list[Day]:
+    def of(self, status: Difference) -> list[Day]:
         """The days of a status."""
         return [day for day in self.days if day.status is status]
 
@@ -174,7 +174,9 @@ class Report:
     def summary(self) -> str:
         """How many days there are of each status, in one line."""
         counts = Counter(day.status for day in self.days)
-        said = ", ".join(f"{counts[status]} {status.value}" for status in Status if counts[status])
+        said = ", ".join(
+            f"{counts[status]} {status.value}" for status in Difference if counts[status]
+        )
         return f"{self.table.name}: {said or 'no days'}"
 
     @property
@@ -259,13 +261,13 @@ def _fingerprint_json(held: Fingerprint, version: int | None) -> dict[str, Any]:
 
 def _lines(report: Report) -> Iterator[tuple[str, ...]]:
     """The identical days together, and each other day by itself."""
-    same = report.of(Status.IDENTICAL)
+    same = report.of(Difference.IDENTICAL)
     if same:
         rows = sum(day.after.rows for day in same if day.after)
         days = spans(windows(day.day for day in same))
-        yield (days, Status.IDENTICAL.value, f"{rows:,}", "", "")
+        yield (days, Difference.IDENTICAL.value, f"{rows:,}", "", "")
     for day in report.days:
-        if day.status is not Status.IDENTICAL:
+        if day.status is not Difference.IDENTICAL:
             sides = [held for held in (day.before, day.after) if held]
             yield (
                 str(day.day),

@@ -28,6 +28,7 @@ from backfill_assets.dagster_ext.internals import (
     BULK_ACTION_TERMINAL_STATUSES,
     BackfillDaemon,
     BaseAssetGraph,
+    BulkActionStatus,
     PartitionBackfill,
     PartitionRangeSelector,
     PartitionsByAssetSelector,
@@ -35,7 +36,6 @@ from backfill_assets.dagster_ext.internals import (
     SensorDaemon,
     get_daemon_statuses,
 )
-from backfill_assets.dagster_ext.internals import BulkActionStatus as Status
 from backfill_assets.publish.run_tags import (
     ACCEPT_TAG,
     CODE_TAG,
@@ -201,7 +201,7 @@ def advance(instance: dg.DagsterInstance, graph: BaseAssetGraph, it: Undertaking
             it,
             f"{it.backfill_id} did not pass (run {run.run_id[:8]} says why){rest}",
         )
-    if backfill.status not in (Status.COMPLETED, Status.COMPLETED_SUCCESS):
+    if backfill.status not in (BulkActionStatus.COMPLETED, BulkActionStatus.COMPLETED_SUCCESS):
         said = f"{it.backfill_id} ended as {backfill.status.value.lower()} in Dagster"
         return _end(instance, it, f"{said}, although what it was to publish is there")
     if it.stage + 1 == len(stages):

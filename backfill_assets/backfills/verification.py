@@ -17,7 +17,7 @@ from pydantic import PrivateAttr
 from rich.table import Table as Grid
 from rich.text import Text
 
-from backfill_assets.backfills.comparison import Content, Outcome, Verified, compare
+from backfill_assets.backfills.comparison import Content, Match, Verified, compare
 from backfill_assets.calendar.days import days_asked
 from backfill_assets.calendar.partitions import DAY, Window, any_of, windows
 from backfill_assets.dagster_ext.retries import engine_lost
@@ -208,7 +208,7 @@ def _each_day(
 
 def good(found: Iterable[Verified], reads: Iterable[ReadTest]) -> bool:
     """Whether all days match, and other engines read what was published."""
-    return all(one.outcome is Outcome.MATCHES for one in found) and not any(
+    return all(one.outcome is Match.MATCHES for one in found) and not any(
         test.problems for test in reads
     )
 
@@ -232,7 +232,7 @@ def as_grid(found: Iterable[Verified]) -> Grid:
 
 def _line(one: Verified) -> tuple[str, date | str]:
     """What days that share a line of the table have in common."""
-    return one.table, f"matches {one.why}" if one.outcome is Outcome.MATCHES else one.day
+    return one.table, f"matches {one.why}" if one.outcome is Match.MATCHES else one.day
 
 
 def as_json(found: Iterable[Verified], reads: Iterable[ReadTest]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 from backfill_assets import FACT, ORDERS, STAGED, Reads, conserves, last_days, table
-from backfill_assets.backfills.comparison import Outcome
+from backfill_assets.backfills.comparison import Match
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.reading import read_ledgers
@@ -99,7 +99,7 @@ def test_nights_late_lines_plan_verify_and_undo(pipeline, engine):
         Window(day(1), day(13)),
         [SPEND.name],
     )
-    assert {one.outcome for one in found} == {Outcome.MATCHES}
+    assert {one.outcome for one in found} == {Match.MATCHES}
 
     # What was loaded wrongly is undone in this table as well.
     good = published(pipeline)

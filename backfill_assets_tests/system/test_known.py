@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 
 from backfill_assets import FACT, RAW, STAGED, Reads, corrections, current, last_days, table
 from backfill_assets.assets.known import correction_expectations, correction_rows
-from backfill_assets.backfills.comparison import Outcome
+from backfill_assets.backfills.comparison import Match
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import Known
@@ -82,7 +82,7 @@ def test_late_lines_change_what_is_known_and_no_final_day(engine, tmp_path, late
         Window(day(1), day(6)),
         names,
     )
-    assert {one.outcome for one in found} == {Outcome.MATCHES}
+    assert {one.outcome for one in found} == {Match.MATCHES}
 
 
 KNOWN_BY = {"c1": "10.00", "unknown": "1.00"}

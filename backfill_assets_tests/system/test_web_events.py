@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from backfill_assets.backfills.comparison import Outcome
+from backfill_assets.backfills.comparison import Match
 from backfill_assets.backfills.planning import make_plan
 from backfill_assets.backfills.plans import Parameters
 from backfill_assets.calendar.partitions import DAY, Window
@@ -232,7 +232,7 @@ def test_backfill_nights_plan_verify_and_undo(engine, tmp_path):
         Window(day(1), day(14)),
         [active_users_7d.name],
     )
-    assert {one.outcome for one in found} == {Outcome.MATCHES}
+    assert {one.outcome for one in found} == {Match.MATCHES}
 
     # What was loaded wrongly is undone, in all tables.
     good = published(pipeline)
