@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -20,12 +21,16 @@ from pyspark.sql import DataFrame
 from backfill_assets.assets import lateness, staging
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
+from backfill_assets.orders.lines import ORDER_LINES
+from backfill_assets.orders.tables import RAW, STAGED
 from backfill_assets.publish.candidates import Snapshot
 from backfill_assets.quality.audit import Expectation, Finding, Measured, Severity, Verdict
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.touched import Touched, touched
 from backfill_assets.tables import versions
 from backfill_assets.tables.codes import Code
+from backfill_assets.tables.derived import Reads, table
+from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.sources import Role, Source
 from backfill_assets.tables.table import nullable
 from backfill_assets_tests.invented_logs import days, ledger, record
@@ -359,7 +364,7 @@ def test_the_assets_are_named_after_the_source():
         "keep_late_visits",
         "measure_lateness_of_visits",
     ]
-    for asset, table, inputs in (
+    for asset, declared, inputs in (
         (stage, VISITS.staged, {"raw_visits"}),
         (keep, VISITS.late, {"raw_visits"}),
         (measure, VISITS.lateness, {"raw_visits", "raw_visits_rejected"}),
@@ -367,7 +372,7 @@ def test_the_assets_are_named_after_the_source():
         assert set(asset.keys_by_input_name) == inputs
         (metadata,) = asset.metadata_by_key.values()
         lineage = metadata["dagster/column_lineage"].deps_by_column
-        assert set(lineage) == set(table.columns)
+        assert set(lineage) == set(declared.columns)
         assert {dep.asset_key.to_user_string() for of in lineage.values() for dep in of} == inputs
     lineage = metadata["dagster/column_lineage"].deps_by_column
     assert {dep.column_name for dep in lineage["superseded_lines"]} == {
@@ -376,3 +381,42 @@ def test_the_assets_are_named_after_the_source():
         "number",
     }
     assert lineage["late_amount"] == []
+
+
+# --- of several sources ---------------------------------------------------------------------------
+
+
+class Visitors(pa.DataFrameModel):
+    """Orders and visits of a day."""
+
+    class Config:
+        strict = True
+        metadata: ClassVar = {"partition": "run_date", "totals": ["orders", "visits"]}
+
+    run_date: T.DateType = Field(description="The day.")
+    orders: T.LongType = Field(description="Orders.")
+    visits: T.LongType = Field(description="Visits.")
+
+
+LATE_STARTER = replace(VISITS, start=day(5), window_days=20, late_lines="drop")
+
+
+@table(Visitors)
+def visitors(
+    orders: Annotated[DataFrame, Reads(STAGED)],
+    visits: Annotated[DataFrame, Reads(LATE_STARTER.staged)],
+) -> DataFrame:
+    raise AssertionError("it is only declared")
+
+
+def test_a_table_of_two_sources_begins_with_the_later_and_stays_open_with_the_longer():
+    policy = Policy(START, None, window_days=7, lag_days=1, corrects=True, only_touched=True)
+    graph = Graph.of([*ORDER_LINES.tables, *LATE_STARTER.tables, visitors], policy)
+    assert graph.logs(visitors.name) == {RAW.name, "raw_visits"}
+    assert graph.policy_of(visitors.name) == replace(
+        policy, start=day(5), window_days=20, corrects=False
+    )
+    assert graph.policy_of(STAGED.name) == policy
+    # It is loaded with neither, and closes when both have.
+    assert visitors.name not in graph.loaded_with(RAW.name) + graph.loaded_with("raw_visits")
+    assert visitors.name in graph.closing
