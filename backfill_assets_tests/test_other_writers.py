@@ -413,7 +413,7 @@ def test_a_cut_log_is_an_incident_until_its_days_are_rebuilt(history):
 # --- with Spark -----------------------------------------------------------------------------------
 
 
-def test_a_foreign_append_beside_a_run(pipeline, spark):
+def test_an_external_append_beside_a_run(pipeline, spark):
     """After the run has looked at the table, and before it commits."""
     publish(pipeline, fact_rows(spark, [(1, "a", 1), (2, "a", 2)]), window(1, 2))
     url = pipeline.io_manager.url(FACT)

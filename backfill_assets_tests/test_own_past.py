@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 from datetime import date
-from pathlib import Path
 from typing import Annotated
 
 import dagster as dg
@@ -42,6 +41,7 @@ from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import DeclarationError
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.pipeline import START, day
+from backfill_assets_tests.places import PROJECT
 
 
 @table(DailyOrders)
@@ -137,7 +137,7 @@ def test_it_is_refused_where_it_would_be_computed(made):
 
 
 def test_the_page_declares_one():
-    page = (Path(__file__).parents[1] / "docs" / "own-tables.md").read_text()
+    page = (PROJECT / "docs" / "own-tables.md").read_text()
     _, function = inspect.getsource(balance.transform).split("\n", 1)
     assert f"```text\n{function}```" in page
 

@@ -115,8 +115,10 @@ def test_what_json_of_python_can_hold_beyond_others(url, reason):
 
 def test_what_a_later_version_adds_is_passed_over(url):
     audit = {"2024-01-01": {"rows": 1, "digest": "d", "verdict": "ok", "mood": "good"}}
-    commit_ours(url, 1, audit=audit, weather="rain")
-    assert [record.days for record in read(url).records] == [{day(1): Published(1, "d", "ok")}]
+    commit_ours(url, 1, audit=audit, weather="rain", said={"wind": 3, "settled": ["2024-01-01"]})
+    (found,) = read(url).records
+    assert found.days == {day(1): Published(1, "d", "ok")}
+    assert found.details == Details(settled=["2024-01-01"])
 
 
 def test_a_record_in_the_older_form(url):

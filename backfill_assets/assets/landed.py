@@ -221,7 +221,10 @@ class Work:
         wanted: Targets,
         listing: Listing,
     ) -> Remarks:
-        """What a commit of raw tells those who follow it; `arrivals` and `fingerprints` read it."""
+        """What a commit of raw tells those who follow it.
+
+        It is read by `arrivals`, `finality`, `backlog` and `reach`.
+        """
         policy = self.source.policy(self.settings)
         changes = touched(self.source, before, rows, verdicts, policy, self.settings.timezone)
         loaded = {v.day: wanted[v.day].manifest for v in verdicts if v.passed}

@@ -114,7 +114,7 @@ def json_value(text: Column) -> Column:
     return F.when((elements(text) == 1) & (elements(text, text) == 2), text)
 
 
-#: Of the types but decimals; a string that is read holds JSON, see `landing_text.identifiers`.
+#: Of the types but decimals; a string that is read holds JSON, see `landing.text.identifiers`.
 _READERS: Mapping[type[T.DataType], Callable[[Column], Column]] = {
     T.StringType: json_value,
     T.LongType: whole_number,
@@ -136,7 +136,7 @@ def read_versions(lines: DataFrame, source: Source, timezone: str) -> DataFrame:
     """Landed lines with their fields read, the log day found, or the reason of rejection.
 
     Args:
-        lines: as `landing.read_lines` gives them.
+        lines: as `landing.lines.read_lines` gives them.
         source: whose lines they are.
         timezone: the business time zone.
 

@@ -15,7 +15,7 @@ from backfill_assets.tables.codes import Code
 from backfill_assets.tables.table import Lineage, Table
 
 #: Computes some days of a table: from its inputs by name, each as of one version, and with a
-#: function that keeps the rows of a frame until they are published.
+#: function that caches the rows of a frame until they are published.
 Make = Callable[[Mapping[str, Snapshot], Cache, Window], Built]
 
 

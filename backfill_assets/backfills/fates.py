@@ -88,10 +88,8 @@ def fates_of(
 
 def _load_of(graph: Graph, name: str, landed: Mapping[str, Landed]) -> Landed | None:
     """What a table is to be loaded from; none if it is made of other tables."""
-    if name not in graph.landed:
-        return None
-    (log,) = graph.logs(name)
-    return landed[log]
+    logs = graph.logs(name) if name in graph.landed else ()
+    return next((landed[log] for log in logs), None)
 
 
 def _may_change(

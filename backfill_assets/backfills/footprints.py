@@ -113,7 +113,7 @@ class Origins:
         n = bisect_right(versions, version)
         return origins[n - 1] if n else _NOBODY
 
-    def current_record(self, day: date, change: Change, version: int | None = None) -> bool:
+    def holds(self, day: date, change: Change, version: int | None = None) -> bool:
         """Whether a day holds what a change left; as of a version, if one is given."""
         held = self._of[day][1][-1] if version is None else self.at(day, version)
         return held == self.at(day, change.after)
@@ -166,7 +166,7 @@ def footprint(ledger: Ledger, mine: Mine, origins: Origins | None = None) -> dic
                 if old is None or origins.put_back(day, old, before):
                     found[day] = Change(before, commit.version, stands.get(day), commit)
                     continue
-                between = old.between if origins.current_record(day, old, before) else writers[day]
+                between = old.between if origins.holds(day, old, before) else writers[day]
                 found[day] = Change(old.before, commit.version, old.previous, commit, between)
             stands |= dict.fromkeys(commit.days, commit)
             for day in commit.withdrawn:
@@ -231,5 +231,5 @@ def written_since(
     return {
         day: commit
         for day, commit in found.items()
-        if changes[day].between or not origins.current_record(day, changes[day])
+        if changes[day].between or not origins.holds(day, changes[day])
     }

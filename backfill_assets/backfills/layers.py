@@ -114,7 +114,7 @@ def _made_of(
 
     It is the one that the day's record names as its input. Of two tables that are made side by
     side, neither is the other's input: then it is the last one that was made of the same, as the
-    inputs that both name or the fingerprint or the run tell. None if there is none.
+    inputs that both name, the input fingerprint or the run tells. None if there is none.
     """
     record = tables[later].record(day, version)
     if record is None:

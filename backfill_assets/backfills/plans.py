@@ -42,7 +42,7 @@ class Parameters(BaseModel, frozen=True):
         write_mode: as the run tag of that name.
         rewrite: compute and write also what would be identical.
         accept: what is agreed to: names of landing files that take orders away, and more; see
-            `io_manager.ACCEPT_TAG`.
+            `run_tags.ACCEPT_TAG`.
         reason: why.
     """
 

@@ -120,8 +120,7 @@ def _launched(settings: Settings, dagster: dg.DagsterInstance, made: BackfillPla
 
 def _watched(out: Output, dagster: dg.DagsterInstance, it: Undertaking) -> Undertaking:
     """Tell how it comes along, until it has ended."""
-    from backfill_assets.backfills import stages as backfills
-    from backfill_assets.backfills import undertakings
+    from backfill_assets.backfills import stages, undertakings
 
     id_, said = it.plan.id, ""
     how = "`backfill-assets plans` tells how far it is"
@@ -129,10 +128,10 @@ def _watched(out: Output, dagster: dg.DagsterInstance, it: Undertaking) -> Under
         while not it.ended:
             time.sleep(_LOOK_EVERY)
             it = undertakings.find(dagster, id_)
-            if (now := backfills.progress(dagster, it)) != said:
+            if (now := stages.progress(dagster, it)) != said:
                 said = now
                 (out.say if it.ended else out.note)(f"{time.strftime('%X')}  {said}")
-            if not it.ended and (lacking := backfills.lacking_daemons(dagster)):
+            if not it.ended and (lacking := stages.lacking_daemons(dagster)):
                 raise CannotRunError(
                     f"the {' and the '.join(lacking)} daemon fell silent, so backfill {id_} stands "
                     f"at: {said}. What is published stays. Start the deployment again (`make ui`): "

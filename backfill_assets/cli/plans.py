@@ -180,8 +180,7 @@ def plans(out: Output, as_json: bool) -> None:
 
 
 def _line(dagster: dg.DagsterInstance, id_: str) -> dict[str, Any]:
-    from backfill_assets.backfills import stages as backfills
-    from backfill_assets.backfills import undertakings
+    from backfill_assets.backfills import stages, undertakings
 
     try:
         it = undertakings.find(dagster, id_)
@@ -192,7 +191,7 @@ def _line(dagster: dg.DagsterInstance, id_: str) -> dict[str, Any]:
         return {"plan": id_, **unknown}
     asked = it.plan.parameters
     made = f"{datetime.fromtimestamp(it.made).astimezone():%Y-%m-%d %H:%M}" if it.made else ""
-    state = backfills.progress(dagster, it) if it.attempt or it.ended else "not launched"
+    state = stages.progress(dagster, it) if it.attempt or it.ended else "not launched"
     return {
         "plan": id_,
         "made": made,

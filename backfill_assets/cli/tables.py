@@ -181,14 +181,14 @@ def history(out: Output, table: str, partitions: Window | None, as_json: bool) -
     """
     settings = load_settings()
     refuse_no_warehouse(settings)
-    from backfill_assets.delta import history as told
+    from backfill_assets.delta import history as commits
 
     try:
         if as_json:
-            out.json(told.as_json(settings, table, partitions))
+            out.json(commits.as_json(settings, table, partitions))
         elif partitions is not None and len(partitions) == 1:
-            out.grid(told.life(settings, table, partitions.start))
+            out.grid(commits.life(settings, table, partitions.start))
         else:
-            out.grid(told.history(settings, table, partitions))
+            out.grid(commits.history(settings, table, partitions))
     except ValueError as error:  # there is no such commit
         raise Finding(f"{error}") from error

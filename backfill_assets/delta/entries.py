@@ -95,6 +95,7 @@ def form(table: Table) -> str:
             table.partition,
             *_Metadata.__struct_encode_fields__,
             *Published.__struct_encode_fields__,
+            *Details.__struct_encode_fields__,
         ]
     )
 

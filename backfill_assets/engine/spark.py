@@ -258,7 +258,7 @@ Cache = Callable[[DataFrame], DataFrame]
 
 @contextmanager
 def caching() -> Iterator[Cache]:
-    """Gives a function that keeps a frame's rows once they are computed, until the end."""
+    """Gives a function that caches a frame's rows once they are computed, until the end."""
     kept: list[DataFrame] = []
 
     def cache(frame: DataFrame) -> DataFrame:

@@ -126,7 +126,7 @@ class Plan:
     """How some days are made from the inputs as they are now; nothing is computed yet.
 
     Attributes:
-        fingerprints: the fingerprint of each day, as `fingerprints` says it.
+        fingerprints: the input fingerprint of each day, see `staleness.fingerprints`.
         build: computes the days of a window, which may be fewer than were planned.
         sources: the tables that it reads.
         news: what is new in a day's input, where the asset can say more than `new input`.

@@ -33,7 +33,7 @@ class Audited:
     Attributes:
         built: as the asset built them.
         frame: their rows, with the columns and types of the table.
-        fingerprints: the fingerprints that they were made by.
+        fingerprints: by day, the input fingerprint that it was made under.
         verdicts: what the audit says of them.
         merge: whether they were judged as for a merge.
     """

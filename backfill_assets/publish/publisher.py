@@ -1,7 +1,7 @@
 """The one write path: what has changed is computed and audited, then there is one commit.
 
 Every row that reaches a table passes `Publisher.publish`. What a verdict means is `audit`'s
-business; what a table looks like is `tables`'.
+business; what a table looks like is `tables.table`'s.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class Publisher(dg.ConfigurableIOManager):
             if audited.built.remarks:
                 before = None if ledger.version is None else self.source(ledger, False)
                 remarks = audited.built.remarks(before, verdicts)
-            said = {
+            metadata = {
                 **record,
                 "inputs": inputs,
                 "since": ledger.version,
@@ -213,7 +213,7 @@ class Publisher(dg.ConfigurableIOManager):
             version = self._writer(table).commit(
                 audited.frame,
                 sorted(changed),
-                said,
+                metadata,
                 ledger,
                 scattered=audited.built.scattered,
                 merge=audited.merge,

@@ -27,7 +27,7 @@ def why(
     Args:
         ledger: that of the table.
         day: the day.
-        fingerprint: what the day would be made of now, as `fingerprints` says it.
+        fingerprint: the input fingerprint that the day would have now.
         code_version: of the code that would compute it.
         config_digest: of the settings that would decide what is in it.
         rewrite: whether somebody asks for it, whatever is published.

@@ -21,7 +21,7 @@ class Arrivals:
         absent: log days that are due and have no folder.
         held: by log day, the files that were replaced by ones that take orders away, and wait for
             a person to accept it.
-        fingerprints: what every log day would be made of now.
+        fingerprints: by log day, that of what it would be made of now.
     """
 
     load: Mapping[date, str] = field(default_factory=dict)
@@ -109,7 +109,7 @@ def manifests(raw: Ledger) -> dict[date, Manifest]:
 
 
 def _lags(table: Ledger, day: date, fingerprint: str) -> bool:
-    """Whether a day is not published as its fingerprint asks; where none is on record, it is."""
+    """Whether a day is not published with this fingerprint; one without any counts as published."""
     published = table.current_record(day)
     if published is None:
         return day not in table.withdrawals

@@ -1,6 +1,6 @@
 """What each day of a table is made of: a digest of what the input days that decide it hold.
 
-Pure functions over ledgers. Days of the same fingerprint, code and configuration have the same
+Pure functions over ledgers. Days with the same fingerprint, code and configuration have the same
 rows, so a day whose fingerprint has not changed need not be computed again.
 """
 

@@ -50,7 +50,7 @@ class Touched:
 
     @property
     def details(self) -> Details:
-        """The same for the record of a commit, where `fingerprints` and `backlog` read it."""
+        """The same for the record of a commit, where `backlog` and `reach` read it."""
         return Details(
             event_days=packed(self.event_days),
             current_days=packed(self.current_days),

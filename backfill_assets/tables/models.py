@@ -27,7 +27,7 @@ def model(
         name: of the class.
         doc: what a row is.
         columns: by name, in the order of the table.
-        metadata: `Config.metadata`, see `tables.Table`.
+        metadata: `Config.metadata`, see `table.Table`.
     """
     config = type("Config", (), {"strict": True, "metadata": dict(metadata)})
     body: dict[str, Any] = {name: column for name, (_, column) in columns.items()}

@@ -361,7 +361,7 @@ def test_a_run_that_died_between_commit_and_events_is_recognized(pipeline, monke
     def died(*_):
         raise OSError("killed here")
 
-    monkeypatch.setattr(DeltaIOManager, "told", died)
+    monkeypatch.setattr(DeltaIOManager, "events", died)
     pipeline.run(1, 3, ["raw_orders"], fails=True)
     version = pipeline.log("raw_orders").version()
     assert pipeline.rows("raw_orders")
