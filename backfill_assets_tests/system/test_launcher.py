@@ -46,10 +46,12 @@ from backfill_assets_tests.places import PROJECT
 NIGHT = date(2024, 1, 3)
 #: A run's process: it works until its standard input ends.
 WORKER = """
-import os, subprocess, sys, time
+import os, signal, subprocess, sys, time
 import dagster as dg
 from backfill_assets.dagster_ext.launcher import sign_on
 
+# As Dagster does in a run's process, whatever started it: a shell's background ignores it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with dg.DagsterInstance.from_config(sys.argv[1]) as instance:
     instance.add_run_tags(sys.argv[2], sign_on(instance, sys.argv[2]))
     {more}
