@@ -54,14 +54,13 @@ def made_asset(
         with caching() as cache:
 
             def plan(window: Window) -> Plan:
-                read = {of.source.name: inputs[of.source.name].now() for of in dependencies}
-                ledgers = {source: snapshot.ledger for source, snapshot in read.items()}
-                sources = [
-                    read[of.source.name].of(of.reach.deciding(ledgers[of.source.name]))
-                    for of in dependencies
-                ]
+                read: dict[str, Snapshot] = {}
+                for of in dependencies:
+                    found = inputs[of.source.name].now()
+                    read[of.source.name] = found.of(of.reach.deciding(found.ledger))
+                ledgers = {name: snapshot.ledger for name, snapshot in read.items()}
                 fingerprints = input_fingerprints(dependencies, ledgers, window)
-                return Plan(fingerprints, lambda days: make(read, cache, days), sources)
+                return Plan(fingerprints, lambda days: make(read, cache, days), [*read.values()])
 
             yield from publish(context, [Candidate(table, plan)])
 
