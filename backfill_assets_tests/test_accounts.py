@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from backfill_assets.backfills.accounts import certificate, mixed_backfills
+from datetime import date
+
+from backfill_assets.backfills.accounts import certificate, mixed_backfills, unfinished
+from backfill_assets.backfills.plans import BackfillPlan, Outlook
+from backfill_assets.calendar.partitions import packed
+from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.records import Record
-from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import RAW, STAGED
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
+from backfill_assets_tests.pipeline import START
+
+POLICY = Policy(START, None, window_days=2, lag_days=1, corrects=True, only_touched=True)
 
 
 def made(digest: str, *of: int, version: int = 0) -> Record:
@@ -38,3 +46,24 @@ def test_days_that_were_made_again_are_no_longer_mixed():
     again = record(2, days(1, 2), backfill="def", config_digest="v")
     found = ledgers(ledger(STAGED, made("w", 1), made("v", 2, version=1), again))
     assert mixed_backfills(found) == []
+
+
+def test_a_later_stage_that_tells_of_an_earlier_day_leaves_nothing_of_the_backfill_to_do():
+    """The pilot made day 1 of `current`; then the rest loaded a line of it, beyond the window."""
+    of_it = {RAW.name: 0}
+    before = ledger(CORRECTIONS, record(0, days(1, 2), inputs={CURRENT.name: 0, FACT.name: 0}))
+    pilot = record(1, days(1), backfill="abc-pilot", inputs=of_it)
+    found = ledgers(ledger(CURRENT, record(0, days(1, 2), inputs=of_it), pilot), before)
+    assert [*unfinished(_again(days(1)), found, "abc", POLICY)] == []
+    # Day 2 is of the backfill as well, and nobody made it; what is made of it depends on it.
+    assert [*unfinished(_again(days(1, 2)), found, "abc", POLICY)] == [
+        f"{table.name} [2024-01-02] is not published as it should be now"
+        for table in (CURRENT, CORRECTIONS)
+    ]
+
+
+def _again(due: frozenset[date]) -> BackfillPlan:
+    """A plan of now: these days of `current` are computed, those of its corrections depend."""
+    of = tuple(packed(due))
+    tables = {CURRENT.name: Outlook(computed=of), CORRECTIONS.name: Outlook(depends=of)}
+    return BackfillPlan.model_construct(tables=tables)

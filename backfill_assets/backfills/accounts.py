@@ -17,10 +17,12 @@ from backfill_assets.backfills.layers import across_layers
 from backfill_assets.backfills.plans import BackfillPlan
 from backfill_assets.backfills.reconciliation import reconcile
 from backfill_assets.backfills.reports import Report
-from backfill_assets.calendar.partitions import spelled
+from backfill_assets.calendar.partitions import spelled, unpacked
+from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.settings import Settings
+from backfill_assets.staleness.supposed import depending
 from backfill_assets.tables.codes import Code
 
 
@@ -113,19 +115,30 @@ def changes(ledgers: Ledgers, name: str) -> dict[str, dict[date, Change]]:
     return {table: days for table, days in found.items() if days}
 
 
-def unfinished(again: BackfillPlan, ledgers: Ledgers, name: str) -> Iterator[str]:
+def unfinished(again: BackfillPlan, ledgers: Ledgers, name: str, policy: Policy) -> Iterator[str]:
     """The days that the backfill was to build and that are not as it would build them now.
+
+    A later stage may load lines that belong, beyond the window, to a day of an earlier one. The
+    backfill has built that day; its new input is in the backlog. So it is not counted here, and
+    nor is what depends on that day alone.
 
     Args:
         again: a plan of the same days as of now: when all is done, nothing is left to do.
         ledgers: those of all tables.
         name: as `footprints.belongs` takes it.
+        policy: the late-data policy.
     """
+    found: dict[str, list[date]] = {}
     for table, outlook in again.tables.items():
         ledger = ledgers[table]
         mine = [record.version for record in ledger.records if belongs(record, name)]
-        left = [day for day in outlook.left if not _made_since(ledger, day, mine)]
+        due = {*unpacked(outlook.computed)}
+        for source, moving in found.items():
+            depends = unpacked(outlook.depends)
+            due |= depending(ledgers, policy, table, depends, source, moving)
+        left = [day for day in sorted(due) if not _made_since(ledger, day, mine)]
         if left:
+            found[table] = left
             yield f"{table} [{spelled(left)}] is not published as it should be now"
 
 
@@ -220,7 +233,7 @@ def account(
     proof = certificate(ledgers, name)
     problems = [*across_layers(reports, ledgers), *proof.problems]
     if again:
-        problems += unfinished(again, ledgers, name)
+        problems += unfinished(again, ledgers, name, Policy.of(settings))
     if asked:
         problems += asked.not_published
     if not proof.codes and not again and not (asked and asked.days):
