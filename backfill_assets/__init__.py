@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from backfill_assets.settings import load_settings
     from backfill_assets.tables.derived import SELF, Reads, conserves, table
     from backfill_assets.tables.known import corrections, current
+    from backfill_assets.tables.references import Unpartitioned
     from backfill_assets.tables.sources import Source
     from backfill_assets.tables.table import json_text, nullable
 
@@ -41,6 +42,7 @@ _PLACES = {
     "STAGED": "orders.tables",
     "load_settings": "settings",
     "Source": "tables.sources",
+    "Unpartitioned": "tables.references",
     "json_text": "tables.table",
     "nullable": "tables.table",
 }
@@ -58,6 +60,7 @@ __all__ = [
     "BackfillAssets",
     "Reads",
     "Source",
+    "Unpartitioned",
     "build_defs",
     "conserves",
     "corrections",

@@ -10,9 +10,10 @@ from pathlib import Path
 from backfill_assets_tests.pages import documented
 
 _HOME = tempfile.TemporaryDirectory()
-_blocks = documented("docs/own-tables.md", "python")
-(Path(_HOME.name) / "my_tables.py").write_text(_blocks[0])
-(Path(_HOME.name) / "my_known.py").write_text("\n\n".join(_blocks))
+_first, _whole, _known = documented("docs/own-tables.md", "python")
+(Path(_HOME.name) / "my_tables.py").write_text(_first)
+(Path(_HOME.name) / "my_countries.py").write_text(f"{_first}\n\n{_whole}")
+(Path(_HOME.name) / "my_known.py").write_text(f"{_first}\n\n{_known}")
 sys.path.append(_HOME.name)
-#: As it is first, and with what the page adds to it.
-my_tables, my_known = map(import_module, ("my_tables", "my_known"))
+#: As it is first, and with each of what the page adds to it.
+my_tables, my_countries, my_known = map(import_module, ("my_tables", "my_countries", "my_known"))

@@ -8,7 +8,7 @@ import dagster as dg
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.making import made_asset
+from backfill_assets.assets.making import Read, made_asset
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.reach import SAME_DAY, Reach
 from backfill_assets.engine.spark import Cache
@@ -104,15 +104,16 @@ def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition
     graph = graph_for(settings)
     starts = {name: graph.policy_of(of.table.name).start for name, of in table.reads.items()}
 
-    def make(read: Mapping[str, Snapshot], cache: Cache, days: Window) -> Built:
-        sources = {name: read[of.table.name] for name, of in table.reads.items()}
+    def make(read: Read, cache: Cache, days: Window) -> Built:
+        sources = {name: read.tables[of.table.name] for name, of in table.reads.items()}
         frames = {
             name: for_days(
                 sources[name].days(of.reach.read(days)), of.table.partition, of.reach, days
             )
             for name, of in table.reads.items()
         }
-        rows = cache(table.transform(**frames))
+        whole = {name: read.whole(of.name) for name, of in table.whole.items()}
+        rows = cache(table.transform(**frames, **whole))
 
         def remarks(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
             passed = (v.day for v in verdicts if v.passed)

@@ -9,12 +9,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.assets.derived import Sums, for_days, sums_by_day
-from backfill_assets.assets.making import made_asset
+from backfill_assets.assets.making import Read, made_asset
 from backfill_assets.calendar.partitions import Window, any_of, windows
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY, Known
 from backfill_assets.engine.spark import Cache
-from backfill_assets.publish.candidates import Built, Snapshot
+from backfill_assets.publish.candidates import Built
 from backfill_assets.quality.audit import Expectation
 from backfill_assets.settings import Settings
 from backfill_assets.tables.codes import Code
@@ -22,10 +22,21 @@ from backfill_assets.tables.known import Corrections, Current
 from backfill_assets.tables.versions import SUPERSEDED, in_time, known, staged, with_event_day
 
 
-def current_rows(table: Current, rows: DataFrame, days: Window) -> DataFrame:
-    """The rows of some days, of the rows of `versions.known`."""
+def current_rows(
+    table: Current, rows: DataFrame, days: Window, whole: Mapping[str, DataFrame]
+) -> DataFrame:
+    """The rows of some days.
+
+    Args:
+        table: the table.
+        rows: of `versions.known`.
+        days: the days.
+        whole: by parameter, the inputs without days.
+    """
+    (parameter,) = table.of.reads
     counting = staged(rows, table.source)
-    return table.of.transform(for_days(counting, table.source.staged.partition, SAME_DAY, days))
+    frame = for_days(counting, table.source.staged.partition, SAME_DAY, days)
+    return table.of.transform(**{parameter: frame}, **whole)
 
 
 def current_expectations(
@@ -105,15 +116,16 @@ def build_current(settings: Settings, code: Code, table: Current) -> dg.AssetsDe
     source = table.source
     policy = source.policy(settings)
 
-    def make(read: Mapping[str, Snapshot], cache: Cache, days: Window) -> Built:
-        log = read[source.raw.name]
+    def make(read: Read, cache: Cache, days: Window) -> Built:
+        log = read.tables[source.raw.name]
         logged = Known().deciding(log.ledger)
         wanted = windows({d for day in days for d in logged(day)})
         raw = log.whole.where(any_of(wanted, source.raw.partition))
         lines = with_event_day(raw, source, settings.timezone)
         rows = cache(known(lines, source, days, policy.window_days, corrects=policy.corrects))
         due = current_expectations(table, lines, rows, days, policy)
-        return Built(current_rows(table, rows, days), due, scattered=True)
+        whole = {name: read.whole(of.name) for name, of in table.of.whole.items()}
+        return Built(current_rows(table, rows, days, whole), due, scattered=True)
 
     return made_asset(settings, code, table, make, group=table.of.group, lineage=table.lineage)
 
@@ -121,8 +133,8 @@ def build_current(settings: Settings, code: Code, table: Current) -> dg.AssetsDe
 def build_corrections(settings: Settings, code: Code, table: Corrections) -> dg.AssetsDefinition:
     """The asset of a table of how facts differ from what is known now."""
 
-    def make(read: Mapping[str, Snapshot], cache: Cache, days: Window) -> Built:
-        facts, current = (read[of.name].days(days) for of in (table.facts, table.current))
+    def make(read: Read, cache: Cache, days: Window) -> Built:
+        facts, current = (read.tables[of.name].days(days) for of in (table.facts, table.current))
         rows = cache(correction_rows(table, facts, current))
         return Built(rows, correction_expectations(table, facts, current, days), scattered=True)
 

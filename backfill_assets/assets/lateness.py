@@ -9,11 +9,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
-from backfill_assets.assets.making import made_asset
+from backfill_assets.assets.making import Read, made_asset
 from backfill_assets.calendar.delays import COMPARED, lines_within
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.engine.spark import Cache
-from backfill_assets.publish.candidates import Built, Snapshot
+from backfill_assets.publish.candidates import Built
 from backfill_assets.quality.audit import Expectation
 from backfill_assets.settings import Settings
 from backfill_assets.tables.codes import Code
@@ -266,11 +266,11 @@ def build(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition
     window_days = policy.window_days
     table = source.lateness
 
-    def make(read: Mapping[str, Snapshot], cache: Cache, days: Window) -> Built:
-        log = read[source.raw.name]
+    def make(read: Read, cache: Cache, days: Window) -> Built:
+        log = read.tables[source.raw.name]
         log_days = days.widened(before=window_days)
         raw = with_event_day(log.days(log_days), source, settings.timezone)
-        rejected = read[source.rejected.name].days(days)
+        rejected = read.tables[source.rejected.name].days(days)
         frame = cache(lateness_figures(raw, rejected, source, days, window_days))
         rows = {row["log_date"]: row.asDict() for row in frame.collect()}
         unknown = {d for d in log_days if d >= policy.start and d not in log.ledger.published}

@@ -1,22 +1,53 @@
 """The asset of a table that is made of others: it reads their snapshots, and computes its days."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import dagster as dg
+import msgspec
+from pyspark.sql import DataFrame
 
 from backfill_assets.assets.publishing import delta_assets, publish
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
+from backfill_assets.delta.references import Reference, references_of
 from backfill_assets.engine.spark import Cache, caching
-from backfill_assets.publish.candidates import Built, Candidate, Input, Plan, Snapshot
+from backfill_assets.publish.candidates import (
+    Built,
+    Candidate,
+    Input,
+    Plan,
+    Remarks,
+    Snapshot,
+)
+from backfill_assets.quality.audit import Verdict
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.fingerprints import input_fingerprints
 from backfill_assets.tables.codes import Code
 from backfill_assets.tables.table import Lineage, Table
 
-#: Computes some days of a table: from its inputs by name, each as of one version, and with a
-#: function that caches the rows of a frame until they are published.
-Make = Callable[[Mapping[str, Snapshot], Cache, Window], Built]
+
+@dataclass(frozen=True)
+class Read:
+    """What the days of a run are made of, each table as of one version.
+
+    Attributes:
+        tables: the inputs, by name.
+        references: the inputs without days, by name.
+    """
+
+    tables: Mapping[str, Snapshot]
+    references: Mapping[str, Reference]
+
+    def whole(self, name: str) -> DataFrame:
+        """All rows of an input without days."""
+        spark = next(iter(self.tables.values())).whole.sparkSession
+        return self.references[name].rows(spark)
+
+
+#: Computes some days of a table: from its inputs, and with a function that caches the rows of a
+#: frame until they are published.
+Make = Callable[[Read, Cache, Window], Built]
 
 
 def made_asset(
@@ -54,14 +85,53 @@ def made_asset(
         with caching() as cache:
 
             def plan(window: Window) -> Plan:
-                read: dict[str, Snapshot] = {}
+                tables: dict[str, Snapshot] = {}
                 for of in dependencies:
                     found = inputs[of.source.name].now()
-                    read[of.source.name] = found.of(of.reach.deciding(found.ledger))
-                ledgers = {name: snapshot.ledger for name, snapshot in read.items()}
-                fingerprints = input_fingerprints(dependencies, ledgers, window)
-                return Plan(fingerprints, lambda days: make(read, cache, days), [*read.values()])
+                    tables[of.source.name] = found.of(of.reach.deciding(found.ledger))
+                ledgers = {name: snapshot.ledger for name, snapshot in tables.items()}
+                references = references_of(table, settings.warehouse)
+                held = _held(table, references, window)
+                fingerprints = input_fingerprints(dependencies, ledgers, window, held)
+
+                def build(days: Window) -> Built:
+                    built = make(Read(tables, references), cache, days)
+                    return _with_references(built, references, days) if references else built
+
+                return Plan(fingerprints, build, [*tables.values()])
 
             yield from publish(context, [Candidate(table, plan)])
 
     return asset
+
+
+def _held(table: Table, references: Mapping[str, Reference], window: Window) -> dict[str, str]:
+    """What the inputs without days hold, by name.
+
+    Raises:
+        dagster.Failure: one of them is not there.
+    """
+    found = {name: of.content for name, of in references.items() if of.content is not None}
+    if missing := [f"{name} at {of.url}" for name, of in references.items() if name not in found]:
+        raise dg.Failure(
+            f"{table.name} [{window}] cannot be made: there is no Delta table {', '.join(missing)}."
+            " Nothing was written. Put the table there, and launch these days again.",
+            allow_retries=False,
+        )
+    return found
+
+
+def _with_references(built: Built, references: Mapping[str, Reference], days: Window) -> Built:
+    """The same, and the commit records what the inputs without days held."""
+    held = {name: of.content for name, of in references.items() if of.content is not None}
+    numbers = {f"input version {name}": of.version for name, of in references.items()}
+
+    def remarks(before: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
+        own = built.remarks(before, verdicts) if built.remarks else Remarks()
+        return replace(own, details=msgspec.structs.replace(own.details, references=held))
+
+    return replace(
+        built,
+        remarks=remarks,
+        numbers={day: {**built.numbers.get(day, {}), **numbers} for day in days},
+    )

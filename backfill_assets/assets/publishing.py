@@ -43,6 +43,7 @@ def delta_assets(
         name=name,
         outs={table.name: _out(settings, table, group, lineage, code) for table in tables},
         ins={name: one for table in tables for name, one in _ins(settings, table).items()},
+        deps=[of.name for table in tables for of in table.references],
         check_specs=check_specs(tables, partitions_def),
         partitions_def=partitions_def,
         backfill_policy=backfill_policy(settings),

@@ -3,7 +3,7 @@
 Which version counts is decided in `versions`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import date
 from decimal import Decimal
 
@@ -11,7 +11,7 @@ import dagster as dg
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.making import made_asset
+from backfill_assets.assets.making import Read, made_asset
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.records import Details
 from backfill_assets.engine.spark import Cache
@@ -144,8 +144,8 @@ def _stage(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinitio
     policy = source.policy(settings)
     window_days = policy.window_days
 
-    def make(read: Mapping[str, Snapshot], cache: Cache, days: Window) -> Built:
-        log = read[source.raw.name]
+    def make(read: Read, cache: Cache, days: Window) -> Built:
+        log = read.tables[source.raw.name]
         raw = with_event_day(log.days(policy.reach.read(days)), source, settings.timezone)
         rows = cache(ranked(raw, source, days, window_days))
 
@@ -166,8 +166,8 @@ def _keep_late(settings: Settings, code: Code, source: Source) -> dg.AssetsDefin
     policy = source.policy(settings)
     window_days = policy.window_days
 
-    def make(read: Mapping[str, Snapshot], cache: Cache, days: Window) -> Built:
-        raw = with_event_day(read[source.raw.name].days(days), source, settings.timezone)
+    def make(read: Read, cache: Cache, days: Window) -> Built:
+        raw = with_event_day(read.tables[source.raw.name].days(days), source, settings.timezone)
         rows = cache(late_lines(raw, source, window_days, keep=policy.corrects))
         due = late_expectations(raw, source, days, window_days, policy.start, keep=policy.corrects)
         return Built(rows, due, remarks=_late_details)

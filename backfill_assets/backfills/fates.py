@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from typing import NamedTuple
 
@@ -17,7 +17,6 @@ from backfill_assets.staleness.supposed import Supposed
 from backfill_assets.tables.catalog import config_digests
 from backfill_assets.tables.codes import Code
 from backfill_assets.tables.graph import Graph, graph_of
-from backfill_assets.tables.table import Inputs
 
 #: What is work: the day is computed, or may be.
 WORK = (Expected.COMPUTED, Expected.DEPENDS)
@@ -55,8 +54,8 @@ def fates_of(
     for name, wanted in days.items():
         ledger, by = ledgers[name], (code.of(name), digests[name])
         load = _load_of(graph, name, landed)
-        now = load.fingerprints if load else input_fingerprints(graph.inputs[name], ledgers, wanted)
-        may_change = _may_change(graph.inputs[name], now, ledgers, supposed)
+        now = load.fingerprints if load else _fingerprints(graph, name, ledgers, wanted)
+        may_change = _may_change(graph, name, now, ledgers, supposed)
         inputs = graph.made_from(name)
         reads = {
             of.source.name: of.reach.deciding(supposed[of.source.name])
@@ -67,7 +66,8 @@ def fates_of(
         for day in wanted:
             said = load.news.get(day, "") if load else ""
             reason = why(ledger, day, now[day], *by, parameters.rewrite, inputs=of, news=said)
-            if not all(day in supposed[input_].published for input_ in inputs):
+            missing = None in ledger.references.values()
+            if missing or not all(day in supposed[input_].published for input_ in inputs):
                 fates[day] = Fate(Expected.LACKING)
             elif any(not unlike[of].isdisjoint(deciding(day)) for of, deciding in reads.items()):
                 fates[day] = Fate(Expected.OTHER_SETTINGS)
@@ -92,18 +92,25 @@ def _load_of(graph: Graph, name: str, landed: Mapping[str, Landed]) -> Landed | 
     return next((landed[log] for log in logs), None)
 
 
+def _fingerprints(
+    graph: Graph, name: str, ledgers: Ledgers, days: Iterable[date]
+) -> dict[date, str]:
+    return input_fingerprints(graph.inputs[name], ledgers, days, ledgers[name].references)
+
+
 def _may_change(
-    inputs: Inputs,
+    graph: Graph,
+    name: str,
     now: Mapping[date, str],
     ledgers: Ledgers,
     supposed: Ledgers,
 ) -> dict[date, list[str]]:
     """By day, the inputs that change what it is made of, if they change where they may."""
     found: dict[date, list[str]] = {day: [] for day in now}
-    for input_ in (of.source.name for of in inputs):
+    for input_ in (of.source.name for of in graph.inputs[name]):
         if not isinstance(supposed[input_], Supposed):
             continue
-        then = input_fingerprints(inputs, {**ledgers, input_: supposed[input_]}, now)
+        then = _fingerprints(graph, name, {**ledgers, input_: supposed[input_]}, now)
         for day in now:
             if then[day] != now[day]:
                 found[day].append(input_)

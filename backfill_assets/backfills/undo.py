@@ -289,7 +289,7 @@ class _Undo:
         days = [v.day for v in verdicts]
         table = self.table
         if not isinstance(table, SourceTable):
-            return Details()
+            return Details(references={**before.ledger.references})
         if table.role is Role.LOG:
             loaded = manifests(before.ledger)
             settings = self.asked.settings

@@ -61,22 +61,14 @@ class _Copied:
 
 
 @dataclass(frozen=True)
-class CommitFiles:
+class CommitLog:
     """The commit files of one table.
 
     Attributes:
         url: where the table lives.
-        line_of: what is told of a commit in a line of text, given its version and its file; none
-            if nothing is.
-        version_of: the version that a line tells of; none if it can't be read.
-        form: names what `line_of` tells, and changes with it: a copy in another form is used for
-            commits only that are no longer there.
     """
 
     url: str
-    line_of: Callable[[int, bytes], bytes | None]
-    version_of: Callable[[bytes], int | None]
-    form: str
 
     @cached_property
     def _store(self) -> tuple[pafs.FileSystem, str]:
@@ -90,6 +82,23 @@ class CommitFiles:
                 return stream.read()
         except FileNotFoundError:
             return None
+
+
+@dataclass(frozen=True)
+class CommitFiles(CommitLog):
+    """The commit files of one of our tables, and the copy of what they say.
+
+    Attributes:
+        line_of: what is told of a commit in a line of text, given its version and its file; none
+            if nothing is.
+        version_of: the version that a line tells of; none if it can't be read.
+        form: names what `line_of` tells, and changes with it: a copy in another form is used for
+            commits only that are no longer there.
+    """
+
+    line_of: Callable[[int, bytes], bytes | None]
+    version_of: Callable[[bytes], int | None]
+    form: str
 
     def has(self, version: int) -> bool:
         """Whether a commit's file is there."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime, timezone
 from typing import Any
 
@@ -108,12 +108,7 @@ def line_of(table: Table, version: int, text: bytes) -> bytes | None:
     said = _ours(info.get("userMetadata"))
     days: list[str | None] = []
     if said is None:
-        days = [
-            _day_of(action[kind], table.partition)
-            for action in map(json.loads, lines)
-            for kind in ("add", "remove")
-            if kind in action and action[kind].get("dataChange", True)
-        ]
+        days = [_day_of(file, table.partition) for file in _changed(lines)]
     columns = _columns(lines)
     if said is None and not days and not columns:
         return None
@@ -128,6 +123,19 @@ def line_of(table: Table, version: int, text: bytes) -> bytes | None:
         columns,
     )
     return json.dumps(msgspec.to_builtins(entry), separators=(",", ":")).encode()
+
+
+def changes_rows(text: bytes) -> bool:
+    """Whether a commit changed rows, as OPTIMIZE does not."""
+    return any(True for _ in _changed(text.splitlines()))
+
+
+def _changed(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
+    """The files that a commit added or removed with rows that changed."""
+    for action in map(json.loads, lines):
+        for kind in ("add", "remove"):
+            if kind in action and action[kind].get("dataChange", True):
+                yield action[kind]
 
 
 def _day_of(file: Mapping[str, Any], partition: str) -> str | None:

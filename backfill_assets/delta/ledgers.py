@@ -59,6 +59,8 @@ class Ledger:
         lost: versions of which nothing is known any more: the log was cut.
         metadata: the table's own; none while there is no table.
         added: columns that the table did not have from the beginning, with the version since when.
+        references: by name, what the tables without days hold now that it is made of; none of one
+            that is not there.
     """
 
     table: Table
@@ -72,6 +74,7 @@ class Ledger:
     lost: Sequence[int] = ()
     metadata: Metadata | None = None
     added: Mapping[str, int] = field(default_factory=dict)
+    references: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def uncertain(self) -> frozenset[date]:
@@ -191,6 +194,11 @@ class Ledger:
     def lacked(self, record: Record) -> frozenset[str]:
         """The columns that the table has got since a commit: its figures do not speak of them."""
         return frozenset(name for name, since in self.added.items() if since > record.version)
+
+    def other_references(self, day: date) -> dict[str, str | None]:
+        """The tables without days that hold something else than when a day was published."""
+        then = self.latest[day].details.references
+        return {name: now for name, now in self.references.items() if then.get(name) != now}
 
     @property
     def commits(self) -> list[Record | ExternalCommit]:

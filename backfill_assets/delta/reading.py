@@ -6,6 +6,7 @@ Only the transaction logs are read, without a JVM; how their files are read is k
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from backfill_assets.delta.entries import form, line_of, made_at, parsed, record
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.logs import APPLICATION, by_day, load_log, metadata_of
 from backfill_assets.delta.records import ExternalCommit
+from backfill_assets.delta.references import references_of
 from backfill_assets.engine.garbage import no_collection
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import tables_of
@@ -54,6 +56,15 @@ _known: dict[str, _Known] = {}
 
 def read_ledger(url: str, table: Table) -> Ledger:
     """The ledger of a table as of now."""
+    ledger = _read_log(url, table)
+    if not table.references:
+        return ledger
+    references = references_of(table, url.rpartition("/")[0])
+    return replace(ledger, references={name: of.content for name, of in references.items()})
+
+
+def _read_log(url: str, table: Table) -> Ledger:
+    """What a table's own log says."""
     commits = CommitFiles(url, partial(line_of, table), version_of, form(table))
     known = _known.get(url)
     if known is not None and not known.holds(table, commits):

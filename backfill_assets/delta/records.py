@@ -66,6 +66,7 @@ class Details(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         late: by log day, the number of late lines, and their amount as text.
         undoes: the backfill that it undoes.
         as_of: of an undo, by version of the table, the days that it put back to that version.
+        references: by name, what the tables without days held that its days were made of.
     """
 
     landing: dict[date, Any] = msgspec.field(default_factory=dict)
@@ -78,6 +79,7 @@ class Details(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     late: dict[date, tuple[int, str]] = msgspec.field(default_factory=dict)
     undoes: str | None = None
     as_of: dict[str, list[str]] = msgspec.field(default_factory=dict, name="as of")
+    references: dict[str, str | None] = msgspec.field(default_factory=dict)
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):

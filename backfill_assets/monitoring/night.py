@@ -193,7 +193,8 @@ def bridge(
     @cache
     def frozen(table: str) -> set[date]:
         days = closed.get(table, set())
-        fingerprints = input_fingerprints(graph.inputs[table], ledgers, days)
+        references = ledgers[table].references
+        fingerprints = input_fingerprints(graph.inputs[table], ledgers, days, references)
         return days - _same(ledgers[table], fingerprints, code.of(table), configs[table])
 
     def may(table: str, day: date) -> bool:

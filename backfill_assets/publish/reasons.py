@@ -45,7 +45,7 @@ def why(
     elif published.fingerprint != fingerprint:
         # A table may have changed on other days only; the fingerprint knows which days count.
         newer = [x.table.name for x in inputs if x.moved > known.inputs.get(x.table.name, -1)]
-        found.append(news or new_input(newer))
+        found.append(news or new_input([*newer, *ledger.other_references(day)]))
     if known.code_version != code_version:
         found.append("other code")
     if known.made_under(day) != config_digest:

@@ -7,7 +7,7 @@ nothing ran is found the next time that somebody looks.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 
@@ -21,17 +21,22 @@ from backfill_assets.tables.graph import Graph, graph_of
 
 @dataclass(frozen=True)
 class Behind:
-    """Why a day of a table is behind: by input, the record that changed what it is made of."""
+    """Why a day of a table is behind.
+
+    Attributes:
+        inputs: by input, the record that changed what the day is made of.
+        references: by name, what the tables without days hold now, where that is something else.
+    """
 
     inputs: Mapping[str, Record]
+    references: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def token(self) -> str:
         """The commits that the day needs, as text: versions begin anew when a table does."""
-        return ",".join(
-            f"{name}@{record.commit_id or record.version}"
-            for name, record in sorted(self.inputs.items())
-        )
+        commits = {name: record.commit_id or record.version for name, record in self.inputs.items()}
+        of = sorted({**commits, **self.references}.items())
+        return ",".join(f"{name}@{commit}" for name, commit in of)
 
 
 @dataclass(frozen=True)
@@ -56,30 +61,50 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
 
     A day is behind if an input's commit changed what the day is made of, and the day was last
     published from an older version of that input, or never; unless the inputs hold again what they
-    held then.
+    held then. It is behind as well if a table without days holds other rows than it did then.
     """
     closed, graph = final_days(ledgers, policy), graph_of(ledgers, policy)
-    found: dict[str, dict[date, dict[str, Record]]] = defaultdict(lambda: defaultdict(dict))
-    for source, table, days_of in follows(ledgers, policy):
-        needed = {day: record for record in ledgers[source].records for day in days_of(record)}
-        own = graph.policy_of(table)
-        due = own.due(today) if table in graph.by_event_day else own.logged(today)
-        for day, record in needed.items():
-            can = day in due and _can_be_made(table, day, ledgers, graph)
-            # A day that was taken back stays so until there is newer input than there was then.
-            built = ledgers[table].latest.get(day) or ledgers[table].withdrawals.get(day)
-            if can and _is_older(built, ledgers[source], record):
-                found[table][day][source] = record
     backlog = Backlog(defaultdict(dict), defaultdict(dict))
-    for table, days in found.items():
-        fingerprints = input_fingerprints(graph.inputs[table], ledgers, days)
+    for table, days in _due(ledgers, policy, graph, today).items():
+        ledger = ledgers[table]
+        fingerprints = input_fingerprints(graph.inputs[table], ledgers, days, ledger.references)
         for day, inputs in sorted(days.items()):
-            published = ledgers[table].current_record(day)
+            published = ledger.current_record(day)
             if published and published.fingerprint == fingerprints[day]:
                 continue
             part = backlog.final if day in closed.get(table, ()) else backlog.open
-            part[table][day] = Behind(inputs)  # type: ignore[index]
+            references = ledger.other_references(day) if day in ledger.latest else {}
+            part[table][day] = Behind(inputs, references)  # type: ignore[index]
     return backlog
+
+
+def _due(
+    ledgers: Ledgers, policy: Policy, graph: Graph, today: date
+) -> dict[str, dict[date, dict[str, Record]]]:
+    """By table and day, the commits of inputs that are newer than the day.
+
+    None of them where a table without days has changed alone.
+    """
+    found: dict[str, dict[date, dict[str, Record]]] = defaultdict(lambda: defaultdict(dict))
+
+    def possible(table: str, days: Iterable[date]) -> Iterator[date]:
+        own = graph.policy_of(table)
+        due = own.due(today) if table in graph.by_event_day else own.logged(today)
+        return (day for day in days if day in due and _can_be_made(table, day, ledgers, graph))
+
+    for source, table, days_of in follows(ledgers, policy):
+        needed = {day: record for record in ledgers[source].records for day in days_of(record)}
+        for day in possible(table, needed):
+            # A day that was taken back stays so until there is newer input than there was then.
+            built = ledgers[table].latest.get(day) or ledgers[table].withdrawals.get(day)
+            if _is_older(built, ledgers[source], needed[day]):
+                found[table][day][source] = needed[day]
+    for table, ledger in ledgers.items():
+        if ledger.references:
+            other = [day for day in ledger.latest if ledger.other_references(day)]
+            for day in possible(table, other):
+                found[table].setdefault(day, {})
+    return found
 
 
 def follows(
@@ -99,7 +124,7 @@ def _can_be_made(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool:
     Before the first day of an input there is nothing to wait for.
     """
     needed = ((of.source.name, of.reach.needed(day)) for of in graph.inputs[table])
-    return all(
+    return None not in ledgers[table].references.values() and all(
         of in ledgers[name].published or of < graph.policy_of(name).start for name, of in needed
     )
 

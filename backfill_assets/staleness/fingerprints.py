@@ -7,21 +7,28 @@ rows, so a day whose fingerprint has not changed need not be computed again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import date
 
 from backfill_assets.delta.ledgers import Ledgers
 from backfill_assets.tables.table import Inputs
 
 
-def input_fingerprints(inputs: Inputs, ledgers: Ledgers, days: Iterable[date]) -> dict[date, str]:
+def input_fingerprints(
+    inputs: Inputs,
+    ledgers: Ledgers,
+    days: Iterable[date],
+    references: Mapping[str, str | None] | None = None,
+) -> dict[date, str]:
     """The fingerprints of days of a table that is made of other tables.
 
     Args:
         inputs: those of the table.
         ledgers: those of its inputs, by name.
         days: the days to tell of.
+        references: by name, what the tables without days hold that it is made of.
     """
+    whole = [f"{name} {content}" for name, content in (references or {}).items()]
     reads = [
         # Where the number of days varies, a day's content alone does not tell which day it is of.
         (ledgers[of.source.name], of.reach.deciding(ledgers[of.source.name]), of.reach.varies)
@@ -29,9 +36,12 @@ def input_fingerprints(inputs: Inputs, ledgers: Ledgers, days: Iterable[date]) -
     ]
     return {
         day: _digest(
-            f"{d} {ledger.content(d)}" if dated else ledger.content(d)
-            for ledger, deciding, dated in reads
-            for d in deciding(day)
+            [
+                f"{d} {ledger.content(d)}" if dated else ledger.content(d)
+                for ledger, deciding, dated in reads
+                for d in deciding(day)
+            ]
+            + whole
         )
         for day in days
     }

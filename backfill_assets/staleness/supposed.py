@@ -60,7 +60,8 @@ def depending(
     if not days or not moving:
         return set()
     inputs = ledgers[table].table.inputs(policy)
-    now = input_fingerprints(inputs, ledgers, days)
+    references = ledgers[table].references
+    now = input_fingerprints(inputs, ledgers, days, references)
     supposed = {**ledgers, source: Supposed.of(ledgers[source], moving)}
-    then = input_fingerprints(inputs, supposed, days)
+    then = input_fingerprints(inputs, supposed, days, references)
     return {day for day in days if now[day] != then[day]}

@@ -41,6 +41,9 @@ def _graph(place: str, policy: Policy) -> Graph:
         for of in table.inputs(policy):
             if of.source is not table and found.get(of.source.name) is not of.source:
                 raise _bad(place, f"{of.source.name}, an input of {name}, must come before it")
+        for reference in table.references:
+            if reference.name in declared(place):
+                raise _bad(place, f"{name} reads {reference.name} whole, which has days: use Reads")
         if isinstance(table, SourceTable) and table.source.under(policy).start < policy.start:
             source = table.source
             raise _bad(

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY, Reach
+from backfill_assets.tables.references import Unpartitioned
 from backfill_assets.tables.table import (
     DeclarationError,
     Dependency,
@@ -90,7 +91,8 @@ class Derived(Table):
 
     Attributes:
         transform: the function.
-        reads: its inputs, by parameter.
+        reads: its inputs by day, by parameter.
+        whole: its inputs without days, by parameter.
         conserved: the totals that must follow from the inputs.
         group: the asset group.
         lineage: by column, the columns of the inputs that it is made of, where that is said.
@@ -99,6 +101,7 @@ class Derived(Table):
 
     transform: Transform
     reads: Mapping[str, Reads]
+    whole: Mapping[str, Unpartitioned] = field(default_factory=dict)
     conserved: Sequence[Conserved] = ()
     group: str = "derived"
     lineage: Lineage = field(default_factory=dict)
@@ -127,6 +130,11 @@ class Derived(Table):
         object.__setattr__(self, "inputs", lambda _: dependencies)
         others = [of.table for of in reads.values() if of.table is not self]
         object.__setattr__(self, "decided_by", decided_by(others))
+
+    @property
+    def references(self) -> Sequence[Unpartitioned]:
+        """Its inputs without days."""
+        return [*self.whole.values()]
 
     @property
     def equations(self) -> list[Equation]:
@@ -172,6 +180,7 @@ def table(
 
     The function gets all rows that decide some days, with the column `for_day`: the day of the
     table that a row counts for. It gives the rows of these days. It reads no clock and no table.
+    A parameter that is annotated with an `Unpartitioned` holds all rows of a table without days.
 
     Args:
         model: the columns. `Config.metadata` has `partition`, the name of the DATE column of the
@@ -182,19 +191,21 @@ def table(
         lineage: for the UI, by column of the table, the (table, column) pairs it is made of.
 
     Raises:
-        DeclarationError: a parameter has no `Reads`, or something is named that is not there.
+        DeclarationError: a parameter has neither, or something is named that is not there.
     """
 
     def declare(function: Transform) -> Derived:
         name = function.__name__
         if "<" in function.__qualname__ or not name.isidentifier():
             raise DeclarationError(f"{function.__qualname__}: a table needs a function in a module")
+        reads, whole = _inputs(function)
         made = Derived(
             name=name,
             model=model,
             made_in=(_PUBLISHES, function.__module__),
             transform=function,
-            reads=_reads(function),
+            reads=reads,
+            whole=whole,
             conserved=tuple(checks),
             group=group,
             frozen=frozen,
@@ -222,26 +233,34 @@ def _check(made: Derived) -> None:
     for column, made_of in made.lineage.items():
         if column not in made.columns:
             raise DeclarationError(f"{made.name}: lineage of {column}, which is no column of it")
-        for name, other in {*made_of} - there:
+        whole = {of.name for of in made.references}
+        for name, other in {of for of in made_of if of[0] not in whole} - there:
             raise DeclarationError(f"{made.name}: {column} cannot be made of {name}.{other}")
 
 
-def _reads(function: Transform) -> dict[str, Reads]:
+def _inputs(function: Transform) -> tuple[dict[str, Reads], dict[str, Unpartitioned]]:
+    """The inputs that have days, and those that have none, by parameter."""
     hints: Mapping[str, Any] = get_type_hints(function, include_extras=True)
     found: dict[str, Reads] = {}
+    whole: dict[str, Unpartitioned] = {}
     for parameter in inspect.signature(function).parameters:
         hint = hints.get(parameter)
         of = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-        reads = [one for one in of if isinstance(one, Reads)]
-        if len(reads) != 1:
+        inputs = [one for one in of if isinstance(one, Reads | Unpartitioned)]
+        if len(inputs) != 1:
             raise DeclarationError(
                 f"{function.__name__}: annotate {parameter} as Annotated[DataFrame, Reads(TABLE)]"
             )
-        found[parameter] = reads[0]
-    names = [one.table.name for one in found.values()]
-    if {*names} <= {SELF.name} or len(set(names)) < len(names):
+        if isinstance(inputs[0], Reads):
+            found[parameter] = inputs[0]
+        else:
+            whole[parameter] = inputs[0]
+    with_days = [one.table.name for one in found.values()]
+    names = [*with_days, *(one.name for one in whole.values())]
+    if {*with_days} <= {SELF.name} or len(set(names)) < len(names):
         raise DeclarationError(
-            f"{function.__name__}: it needs inputs besides itself, each table once: {names}"
+            f"{function.__name__}: it needs inputs with days besides itself, each table once: "
+            f"{names}"
         )
     for parameter, one in found.items():
         if one.table is SELF and not one.reach.of_the_past:
@@ -249,4 +268,4 @@ def _reads(function: Transform) -> dict[str, Reads]:
                 f"{function.__name__}: {parameter} has days that are being made; of itself, a "
                 "table reads earlier days: Reads(SELF, PREVIOUS_DAY)"
             )
-    return found
+    return found, whole

@@ -9,6 +9,7 @@ a line came, only on what there is.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pandera.pyspark as pa
@@ -18,6 +19,7 @@ from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY, Known
 from backfill_assets.tables import models
 from backfill_assets.tables.derived import Derived, Reads
+from backfill_assets.tables.references import Unpartitioned
 from backfill_assets.tables.sources import Role, Source, SourceTable
 from backfill_assets.tables.table import (
     RECORDED,
@@ -40,12 +42,17 @@ class Current(Table):
     """A table that says what another would say with everything that is known now.
 
     Attributes:
-        of: the other table; it is made of the staging of a source alone.
+        of: the other table; of inputs with days, it has the staging of a source alone.
         source: that source.
     """
 
     of: Derived
     source: Source = field(repr=False)
+
+    @property
+    def references(self) -> Sequence[Unpartitioned]:
+        """Those of the other table."""
+        return self.of.references
 
     @property
     def lineage(self) -> Lineage:
@@ -100,7 +107,7 @@ def current(of: Derived, *, name: str | None = None, doc: str | None = None) -> 
     """Declare what a table would say with everything that is known now, however late it came.
 
     Args:
-        of: the table: its only input is the staging of a source, of the same day.
+        of: the table: its only input with days is the staging of a source, of the same day.
         name: of the new table; that of the other and `_current`, if not given.
         doc: what a row is.
 
@@ -137,8 +144,8 @@ def _staged_source(name: str, reads: list[Reads]) -> Source:
             return table.source
     names = ", ".join(read.table.name for read in reads)
     raise DeclarationError(
-        f"{name}: only a table whose one input is the staging of a source, of the same day, can be "
-        f"current; this one is made of {names}"
+        f"{name}: only a table whose one input with days is the staging of a source, of the same "
+        f"day, can be current; this one is made of {names}"
     )
 
 

@@ -24,6 +24,7 @@ from pyspark.sql import functions as F
 from backfill_assets.calendar.partitions import unpacked
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import Known, Reach
+from backfill_assets.tables.references import Unpartitioned
 
 if TYPE_CHECKING:
     from backfill_assets.delta.ledgers import Ledger
@@ -185,6 +186,11 @@ class Table:
         object.__setattr__(self, "totals", tuple(metadata.get("totals", ())))
         object.__setattr__(self, "notices", metadata.get("notices", {}))
         object.__setattr__(self, "merges", metadata.get("merge", False))
+
+    @property
+    def references(self) -> Sequence[Unpartitioned]:
+        """What it is made of besides `inputs`: tables without days."""
+        return ()
 
     @property
     def pages(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Annotated
 import pytest
 from pyspark.sql import DataFrame
 
-from backfill_assets import FACT, ORDERS, STAGED, Reads, conserves, last_days, table
+from backfill_assets import FACT, ORDERS, STAGED, Reads, Unpartitioned, conserves, last_days, table
 from backfill_assets.backfills.comparison import Match
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
@@ -171,11 +171,22 @@ def twice(one: Annotated[DataFrame, Reads(STAGED)], other: Annotated[DataFrame, 
 def fine(orders: Annotated[DataFrame, Reads(FACT)]): ...
 
 
+def without_days(customers: Annotated[DataFrame, Unpartitioned("customers")]): ...
+
+
+def both(
+    orders: Annotated[DataFrame, Reads(FACT)],
+    again: Annotated[DataFrame, Unpartitioned("fact_daily_orders")],
+): ...
+
+
 @pytest.mark.parametrize(
     ("function", "checks", "said"),
     [
         (unannotated, [], "annotate orders as"),
         (twice, [], "each table once"),
+        (both, [], "each table once"),
+        (without_days, [], "needs inputs with days"),
         (fine, [conserves("order", None, "orders")], "no parameter order"),
         (fine, [conserves("orders", None, "amount")], "none of the model's totals"),
         (fine, [conserves("orders", "amount", "spend")], "has no column amount"),
@@ -191,6 +202,7 @@ def test_a_declaration_that_is_not_possible_is_refused(function, checks, said):
     [
         ("TWICE", "two tables are named raw_orders"),
         ("ORDERLESS", "an input of customer_spend_7d, must come before it"),
+        ("WHOLE", "orders_whole reads raw_orders whole, which has days: use Reads"),
         ("PLACE", "is neither a table nor a source"),
         ("NOWHERE", "has no attribute 'NOWHERE'"),
     ],
@@ -202,6 +214,16 @@ def test_a_place_without_tables_is_a_bad_setting(given, said):
 
 
 TWICE = [RAW, RAW]
+
+
+@table(CustomerSpend)
+def orders_whole(
+    orders: Annotated[DataFrame, Reads(STAGED)],
+    log: Annotated[DataFrame, Unpartitioned("raw_orders")],
+) -> DataFrame: ...
+
+
+WHOLE = [*ORDERS, orders_whole]
 ORDERLESS = [RAW, REJECTED, SPEND, STAGED]
 
 

@@ -1,0 +1,54 @@
+"""What a table without days holds now: its version, and the last change of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+
+from backfill_assets.delta.commit_files import CommitLog
+from backfill_assets.delta.entries import changes_rows
+from backfill_assets.delta.logs import load_log
+from backfill_assets.tables.table import Table
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A table without days, as of now.
+
+    Attributes:
+        url: where it lies.
+        version: its latest version; none while there is no table.
+        content: what it holds, as text: with equal texts it has equal rows. None without a table.
+    """
+
+    url: str
+    version: int | None = None
+    content: str | None = None
+
+    def rows(self, spark: SparkSession) -> DataFrame:
+        """All of its rows, as of the version."""
+        return spark.read.format("delta").option("versionAsOf", self.version).load(self.url)
+
+
+def look(url: str) -> Reference:
+    """What a table without days holds now, by its log alone.
+
+    Maintenance does not count: OPTIMIZE and VACUUM change no row. Commits that are gone from the
+    log count as changes.
+    """
+    log = load_log(url)
+    if log is None:
+        return Reference(url)
+    version, commits = log.version(), CommitLog(url)
+    last = version
+    while (text := commits.text(last)) is not None and not changes_rows(text):
+        last -= 1
+    # A table that is made anew begins again with its versions.
+    return Reference(url, version, f"version {last} of {log.metadata().id}")
+
+
+def references_of(table: Table, warehouse: str) -> Mapping[str, Reference]:
+    """By name, the tables without days that a table is made of, as of now."""
+    return {of.name: look(of.place(warehouse)) for of in table.references}

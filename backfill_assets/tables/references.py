@@ -1,0 +1,25 @@
+"""Inputs without days: Delta tables that others keep, and that decide every day as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Unpartitioned:
+    """A Delta table that has no days; the annotation of a parameter that holds all of its rows.
+
+    Every day is made of the version that is there when it is computed. Whoever changes rows of it
+    makes all days due: open days are built again, final ones wait for a person.
+
+    Attributes:
+        name: what it is called in the UI, in reasons and in messages.
+        url: where it lies, as Spark reads it; in the warehouse under its name, if not given.
+    """
+
+    name: str
+    url: str = ""
+
+    def place(self, warehouse: str) -> str:
+        """Where it lies, in a deployment with this warehouse."""
+        return self.url or f"{warehouse}/{self.name}"

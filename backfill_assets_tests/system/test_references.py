@@ -1,0 +1,149 @@
+"""A table that is made of one without days, which others keep: that of docs/own-tables.md."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from backfill_assets import ORDERS, STAGED, current
+from backfill_assets.backfills.plans import Expected
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.staleness.backlog import Backlog, backlog
+from backfill_assets_tests.own_tables import my_countries
+from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order, planned, undo
+
+SPEND = my_countries.country_spend
+NOW = current(SPEND)
+TABLES = [*ORDERS, SPEND, NOW]
+ALL = (*EVERYTHING, SPEND.name, NOW.name)
+#: Days 1 to 4 are final on the morning of day 7, days 5 and 6 are open.
+OPEN = {5, 6}
+SIX = f"{day(1)}...{day(6)}"
+
+
+class Customers:
+    """The table of customers, as somebody else keeps it."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.url = str(pipeline.warehouse / "customers")
+
+    def write(self, mode: str = "overwrite", **countries: str) -> None:
+        rows = {"customer_id": [*countries], "country": [*countries.values()]}
+        write_deltalake(self.url, pa.table(rows), mode=mode)
+
+
+@pytest.fixture
+def pipeline(engine, tmp_path):
+    place = "backfill_assets_tests.system.test_references:TABLES"
+    pipeline = Pipeline(engine, tmp_path, tables=place, window_days=2)
+    for n in range(1, 7):
+        pipeline.land(n, [order(f"o{n}-{c}", n, f"{n}.50", c) for c in ("c1", "c2")])
+    return pipeline
+
+
+@pytest.fixture
+def customers(pipeline):
+    customers = Customers(pipeline)
+    customers.write(c1="FR")
+    pipeline.night(day(7))
+    return customers
+
+
+def expected(pipeline: Pipeline, **countries: str) -> dict[tuple[str, str], Decimal]:
+    found: dict[tuple[str, str], Decimal] = defaultdict(Decimal)
+    for row in pipeline.rows(STAGED.name):
+        found[str(row["event_date"]), countries.get(row["customer_id"], "unknown")] += row["amount"]
+    return dict(found)
+
+
+def published(pipeline: Pipeline, name: str = SPEND.name) -> dict[tuple[str, str], Decimal]:
+    rows = pipeline.rows(name)
+    return {(str(row["run_date"]), row["country"]): row["spend"] for row in rows}
+
+
+def behind(pipeline: Pipeline) -> Backlog:
+    ledgers = read_ledgers(pipeline.settings)
+    return backlog(ledgers, Policy.of(pipeline.settings), pipeline.now.date())
+
+
+def on(found: dict[tuple[str, str], Decimal], *numbers: int) -> dict[tuple[str, str], Decimal]:
+    wanted = {str(day(n)) for n in numbers}
+    return {key: spend for key, spend in found.items() if key[0] in wanted}
+
+
+def test_other_rows_make_open_days_due_and_final_ones_wait_for_a_person(pipeline, customers):
+    first = expected(pipeline, c1="FR")
+    assert published(pipeline) == published(pipeline, NOW.name) == first != {}
+
+    customers.write("append", c2="DE")
+    now = expected(pipeline, c1="FR", c2="DE")
+    found = behind(pipeline)
+    assert set(found.open[SPEND.name]) == {day(n) for n in OPEN}
+    assert set(found.final[SPEND.name]) == {day(n) for n in range(1, 5)}
+    assert pipeline.night(day(7))
+    assert on(published(pipeline), 5, 6) == on(now, 5, 6)
+    assert on(published(pipeline), 1, 2, 3, 4) == on(first, 1, 2, 3, 4)
+    # What is known now has no final days.
+    assert published(pipeline, NOW.name) == now
+    assert pipeline.night(day(7)) == []
+
+    said = planned(pipeline, SIX, tables=[SPEND.name]).tables[SPEND.name]
+    assert [*said.by_reason()] == [
+        (Expected.IDENTICAL, "", [day(5), day(6)]),
+        (Expected.COMPUTED, "new input: customers", [day(n) for n in range(1, 5)]),
+    ]
+    pipeline.run(1, 6, [SPEND.name])
+    assert published(pipeline) == now
+    assert behind(pipeline) == Backlog()
+    record = read_ledgers(pipeline.settings)[SPEND.name].records[-1]
+    assert record.days[day(1)].numbers == {"input version customers": 1}
+
+
+def test_what_changes_no_row_makes_nothing_due(pipeline, customers):
+    customers.write("append", c2="DE")
+    pipeline.run(1, 6, ALL)
+    commits = pipeline.log(SPEND.name).version()
+    for name in ("compact", "vacuum"):
+        there = DeltaTable(customers.url)
+        if name == "compact":
+            assert there.optimize.compact()["numFilesRemoved"] == 2
+        else:
+            there.vacuum(dry_run=False)
+        assert behind(pipeline) == Backlog()
+    pipeline.run(1, 6, ALL)
+    assert pipeline.log(SPEND.name).version() == commits
+
+
+def test_a_table_that_was_made_anew_is_another_one(pipeline, customers):
+    customers.url = str(pipeline.root / "elsewhere")
+    customers.write(c1="IT")
+    (pipeline.warehouse / "customers").rename(pipeline.root / "old")
+    (pipeline.root / "elsewhere").rename(pipeline.warehouse / "customers")
+    pipeline.run(1, 6, ALL)
+    assert published(pipeline) == expected(pipeline, c1="IT")
+
+
+def test_an_undo_holds_although_the_rows_of_now_are_others(pipeline, customers):
+    first = published(pipeline)
+    customers.write(c1="GB")
+    wrong = pipeline.run(1, 6, [SPEND.name])
+    assert published(pipeline) == expected(pipeline, c1="GB")
+    undo(pipeline, wrong.run_id[:8])
+    assert published(pipeline) == first
+    assert not behind(pipeline).days(SPEND.name)
+
+
+def test_without_the_table_no_day_can_be_made(pipeline, customers):
+    before = published(pipeline)
+    (pipeline.warehouse / "customers").rename(pipeline.root / "gone")
+    assert not behind(pipeline).days(SPEND.name)
+    assert planned(pipeline, SIX, tables=[SPEND.name]).tables[SPEND.name].lacking
+    said = pipeline.failure(pipeline.run(1, 6, [SPEND.name], fails=True))
+    assert "country_spend [2024-01-01...2024-01-06] cannot be made: there is no Delta table" in said
+    assert f"customers at {pipeline.warehouse}/customers" in said
+    assert published(pipeline) == before
