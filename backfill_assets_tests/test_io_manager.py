@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from dataclasses import replace
 
@@ -13,8 +14,9 @@ from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import NotContiguousError, Window, one_window
 from backfill_assets.calendar.reach import next_days
-from backfill_assets.delta import commits
+from backfill_assets.delta import creation
 from backfill_assets.delta.commits import PublishError, Writer
+from backfill_assets.delta.data_files import write_files
 from backfill_assets.delta.records import Record
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.orders.facts import FACT
@@ -156,7 +158,7 @@ def test_a_creation_that_was_killed_before_its_constraints_gets_them(pipeline, s
     def dies(*_, **__):
         raise Killed
 
-    monkeypatch.setattr(commits, "load_log", dies)
+    monkeypatch.setattr(creation, "_add_constraints", dies)
     with pytest.raises(Killed):
         publish(pipeline, fact_rows(spark, [(1, "a", 1)]), window(1, 1))
     monkeypatch.undo()
@@ -217,15 +219,68 @@ def test_a_reader_never_sees_a_day_empty_partial_or_mixed(loaded, spark):
     assert len(seen) > 1, "the reader did not run beside the writers"
 
 
-def test_a_commit_that_fails_is_told_with_table_days_and_state(loaded, spark, monkeypatch):
-    spark.sql(
-        f"ALTER TABLE delta.`{loaded.warehouse / FACT.name}` ADD CONSTRAINT few CHECK (orders < 5)"
-    )
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("delta.appendOnly", "append-only). Launch these days again."),
+        ("delta.enableRowTracking", "RowTracking"),
+        ("delta.enableInCommitTimestamps", "DROP FEATURE) and launch these days again; or, where"),
+    ],
+)
+def test_a_commit_that_fails_is_told_with_table_days_and_state(loaded, spark, name, said):
+    url = loaded.warehouse / FACT.name
+    spark.sql(f"ALTER TABLE delta.`{url}` SET TBLPROPERTIES ('{name}' = 'true')")
     with pytest.raises(PublishError) as error:
         publish(loaded, fact_rows(spark, [(2, "b", 9)]), window(2, 2))
-    for part in (FACT.name, "2024-01-02", "the table is as it was"):
+    for part in (FACT.name, "2024-01-02", "the table is as it was", said):
         assert part in str(error.value)
     assert (2, "a", 2) in content(loaded)
+
+
+def test_columns_with_other_names_in_the_files_are_refused(loaded, spark):
+    url = loaded.warehouse / FACT.name
+    spark.sql(f"ALTER TABLE delta.`{url}` SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
+    with pytest.raises(SchemaError, match=r"delta\.columnMapping\.mode name"):
+        publish(loaded, fact_rows(spark, [(2, "b", 9)]), window(2, 2))
+
+
+def test_rules_that_others_gave_the_table_hold_back_the_days_that_break_them(loaded, spark):
+    url = loaded.warehouse / FACT.name
+    spark.sql(f"ALTER TABLE delta.`{url}` ADD CONSTRAINT few CHECK (orders < 5)")
+    done = publish(loaded, fact_rows(spark, [(2, "b", 9), (3, "b", 1)]), window(2, 3))
+    assert outcomes(done) == ["failed", "written"]
+    assert "1 row(s) break the rule orders < 5" in done[0].verdict.reasons
+    assert content(loaded) == {(1, "a", 1), (2, "a", 2), (3, "b", 1)}
+
+
+def test_rows_that_are_others_each_time_they_are_computed_are_not_published(loaded, spark):
+    fickle = fact_rows(spark, [(2, f"c{n}", 1) for n in range(200)])
+    fickle = fickle.where("reflect('java.lang.Math', 'random') < '0.5'")
+    with pytest.raises(PublishError, match="were audited: computed twice, the day has not the"):
+        publish(loaded, fickle, window(2, 2))
+    assert content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
+
+
+def test_no_file_is_left_of_what_was_not_committed(loaded, spark):
+    """Another run publishes the same rows while this one computes: its own files go."""
+    frame = fact_rows(spark, [(2, "b", 1)])
+    first = []
+
+    def build(_: Window) -> Built:
+        if not first:
+            first.append(publish(loaded, frame, window(2, 2), fingerprint="one", run="other"))
+        return Built(frame, {})
+
+    plan = Plan({day(2): "one"}, build)
+    (done,) = loaded.io_manager.publish(
+        Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "r2"}
+    )
+    assert done.outcome is Outcome.IDENTICAL
+    named = {path for path in loaded.log(FACT.name).file_uris() if "run_date=2024-01-02" in path}
+    there = (loaded.warehouse / FACT.name / "run_date=2024-01-02").glob("*.parquet")
+    replaced = 1  # the file of the first load, which VACUUM removes
+    assert len({*there}) == len(named) + replaced
+    assert not [*(loaded.warehouse / FACT.name).glob("writing-*")]
 
 
 def test_reads_are_pinned_to_the_version_of_the_start(loaded, spark):
@@ -363,13 +418,118 @@ def test_commits_of_other_kinds_do_not_hide_one_of_ours(loaded, spark):
     spark.sql(f"ALTER TABLE delta.`{manager.url(FACT)}` SET TBLPROPERTIES ('note' = 'x')")
     after = manager.ledger(FACT)
     assert after.version > before.version
-    assert writer.commit(fact_rows(spark, [(1, "b", 1)]), [day(1)], said, before) is not None
-    assert writer.commit(fact_rows(spark, [(2, "b", 1)]), [day(2)], said, after) is None
+    rows = fact_rows(spark, [(1, "b", 1), (2, "b", 1)])
+    files = writer.write(rows, [day(1), day(2)], scattered=False)
+    assert writer.commit(files, [day(1)], said, before) is None
+    assert writer.commit(files, [day(1)], said, after) is not None
+    assert writer.commit(files, [day(2)], said, after) is None
     assert content(loaded) == {(1, "b", 1), (2, "a", 2), (3, "a", 3)}
 
 
+def test_the_log_is_put_together_every_ten_commits(loaded, spark):
+    writer = Writer(spark, loaded.io_manager.url(FACT), FACT)
+    while (ledger := loaded.io_manager.ledger(FACT)).version < 21:
+        assert writer.commit({}, [], {**RECORD, "audit": {}}, ledger) == ledger.version + 1
+    log = loaded.warehouse / FACT.name / "_delta_log"
+    assert {int(path.name[:20]) for path in log.glob("*.checkpoint.parquet")} == {10, 20}
+    # Whoever comes new to the table begins with it, Spark as well as others.
+    there = shutil.copytree(loaded.warehouse / FACT.name, loaded.root / "elsewhere")
+    for commit in (there / "_delta_log").glob("000000000000000000[01]*.json"):
+        commit.unlink()
+    rows = spark.read.format("delta").load(str(there)).collect()
+    assert {(row["run_date"].day, row["customer_id"]) for row in rows} == {
+        (row["run_date"].day, row["customer_id"]) for row in loaded.rows(FACT.name)
+    }
+
+
+def test_files_have_the_statistics_that_delta_has(pipeline, spark):
+    """As Spark itself would say them: rows, nulls, least and greatest values by column."""
+    text = "x" * 33
+    columns = "a INT, b STRING, c DECIMAL(10,2), d TIMESTAMP, e ARRAY<INT>, f DOUBLE, g BOOLEAN"
+    frame = spark.sql(
+        "SELECT DATE'2024-01-01' AS day, t.* FROM VALUES "
+        "(1, 'a', 1.50BD, TIMESTAMP'2024-01-01 00:00:00.000001', array(1, NULL), 1D, true), "
+        "(NULL, 'b', 2.50BD, TIMESTAMP'2024-01-02 00:00:00.000001', NULL, double('NaN'), NULL) "
+        "AS t(a, b, c, d, e, f, g)"
+    ).coalesce(1)
+    url = str(pipeline.root / "any")
+    spark.sql(f"CREATE TABLE delta.`{url}` (day DATE, {columns}) USING DELTA PARTITIONED BY (day)")
+    ((of, (file,)),) = write_files(frame, url, "day").items()
+    assert (of, file.path.partition("/")[0]) == (day(1), "day=2024-01-01")
+    assert json.loads(file.stats) == {
+        "numRecords": 2,
+        "nullCount": {"a": 1, "b": 0, "c": 0, "d": 0, "e": 1, "f": 0, "g": 1},
+        "minValues": {"a": 1, "b": "a", "c": 1.5, "d": "2024-01-01T00:00:00.000Z", "g": True},
+        "maxValues": {"a": 1, "b": "b", "c": 2.5, "d": "2024-01-02T00:00:00.001Z", "g": True},
+    }
+    # Of long texts there are no bounds, which could only be wrong.
+    ((_, (file,)),) = write_files(frame.withColumn("b", F.lit(text)), url, "day").items()
+    assert "b" not in json.loads(file.stats)["minValues"]
+
+
+@pytest.mark.parametrize("rewrite", [False, True])
+def test_a_commit_whose_answer_is_lost_has_come_about(loaded, spark, monkeypatch, rewrite):
+    replace = Writer._replace
+
+    def loses(self, *of) -> None:
+        replace(self, *of)
+        raise OSError("connection lost")
+
+    monkeypatch.setattr(Writer, "_replace", loses)
+    before = loaded.log(FACT.name).version()
+    done = publish(
+        loaded,
+        fact_rows(spark, [(2, "b", 9)]),
+        window(2, 2),
+        rewrite=window(2, 2) if rewrite else (),
+    )
+    assert outcomes(done) == ["written"]
+    assert loaded.log(FACT.name).version() == before + 1
+    assert content(loaded) == {(1, "a", 1), (2, "b", 9), (3, "a", 3)}
+
+
+def test_a_rule_that_comes_while_a_day_is_computed_holds_for_it(loaded, spark):
+    url, built = loaded.warehouse / FACT.name, []
+
+    def build(of: Window) -> Built:
+        if not built:
+            spark.sql(f"ALTER TABLE delta.`{url}` ADD CONSTRAINT few CHECK (orders < 5)")
+        built.append(of)
+        return Built(fact_rows(spark, [(2, "b", 9)]), {})
+
+    plan = Plan({day(2): "one"}, build)
+    (done,) = loaded.io_manager.publish(
+        Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "r2"}
+    )
+    assert "1 row(s) break the rule orders < 5" in done.verdict.reasons
+    assert len(built) == 2
+    assert content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("value", "bounds"),
+    [
+        ("2999-12-31 23:59:59.999999", ("2999-12-31T23:59:59.999Z", "3000-01-01T00:00:00.000Z")),
+        ("9999-12-31 23:59:59.999999", None),
+        ("1960-01-01 00:00:00.0015", ("1960-01-01T00:00:00.001Z", "1960-01-01T00:00:00.002Z")),
+        ("0900-01-01 00:00:00", ("0900-01-01T00:00:00.000Z",) * 2),
+        ("CAST(0.1 AS DECIMAL(10,2))", (0.1, 0.1)),
+        ("CAST(-2.5 AS DECIMAL(30,2))", (-2.5, -2.5)),
+        ("CAST(1152921504606846976 AS DECIMAL(38,0))", None),
+        ("named_struct('x', 1)", None),
+    ],
+)
+def test_bounds_are_exact_or_not_told(pipeline, spark, value, bounds):
+    value = f"TIMESTAMP'{value}'" if value.endswith(tuple("0123456789")) else value
+    frame = spark.sql(f"SELECT DATE'2024-01-01' AS day, {value} AS v")
+    ((_, (file,)),) = write_files(frame, str(pipeline.root / "any"), "day").items()
+    stats = json.loads(file.stats)
+    found = [stats[name]["v"] for name in ("minValues", "maxValues") if "v" in stats[name]]
+    assert found == [*(bounds or ())]
+
+
 def test_what_others_do_to_a_day_before_its_record_is_not_overlooked(loaded, spark):
-    """A record without rows does not vouch for what happened since it was compared."""
+    """The day had the same rows when it was compared, and has none when it is to be committed."""
     frame = fact_rows(spark, [(2, "a", 2)])
 
     def build(_: Window) -> Built:
@@ -381,10 +541,8 @@ def test_what_others_do_to_a_day_before_its_record_is_not_overlooked(loaded, spa
     (done,) = loaded.io_manager.publish(
         Candidate(FACT, lambda _: plan), window(2, 2), {**RECORD, "run_id": "r2"}
     )
-    assert done.outcome is Outcome.UNCHANGED
-    assert loaded.io_manager.ledger(FACT).current_record(day(2)) is None
-    again = publish(loaded, frame, window(2, 2), fingerprint="same rows, other input")
-    assert outcomes(again) == ["written"]
+    assert done.outcome is Outcome.WRITTEN
+    assert loaded.io_manager.ledger(FACT).current_record(day(2)) is not None
     assert content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
 
 

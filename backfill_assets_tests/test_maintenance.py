@@ -14,7 +14,6 @@ from pathlib import Path
 import dagster as dg
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.cli import main
@@ -225,23 +224,22 @@ def test_another_time_to_undo_holds_at_once_and_takes_away_the_next_time(scatter
 
 def test_a_run_at_the_same_time_commits_all_the_same(scattered, monkeypatch):
     """It began to write before the files were put together, and ends after that."""
-    begun, attempts = threading.Event(), []
-    write = commits.Writer._overwrite
+    begun, done, attempts = threading.Event(), threading.Event(), []
+    commit = commits.Writer.commit
 
-    def slow(self, rows, days, said, number) -> None:
-        attempts.append(number)
+    def slow(self, files, days, said, since) -> int | None:
+        attempts.append(since.version)
         if len(attempts) == 1:
-            nap = "substring(reflect('java.lang.Thread', 'sleep', 400L), 0, 0)"
-            rows = rows.coalesce(1).withColumn("customer_id", F.expr(f"customer_id || {nap}"))
             begun.set()
-        write(self, rows, days, said, number)
+            done.wait()
+        return commit(self, files, days, said, since)
 
-    monkeypatch.setattr(commits.Writer, "_overwrite", slow)
+    monkeypatch.setattr(commits.Writer, "commit", slow)
     run = threading.Thread(target=publish, args=(scattered, range(2, 3), "c"))
     run.start()
     begun.wait()
-    time.sleep(1)
     one = maintained(scattered)
+    done.set()
     run.join()
     assert (one.compacted, one.problems, one.notes) == ([day(1), day(2), day(3)], [], [])
     assert len(attempts) == 2, "the two did not meet"
@@ -332,11 +330,26 @@ def test_rows_changed_behind_the_log_are_not_taken_for_the_compactions_doing(sca
     said = json.loads(actions[0]["commitInfo"]["userMetadata"])
     said["audit"][str(day(2))]["digest"] = "12-0-0"
     actions[0]["commitInfo"]["userMetadata"] = json.dumps(said)
-    commit.with_name(f".{commit.name}.crc").unlink()
     commit.write_text("".join(json.dumps(action) + "\n" for action in actions))
     one = maintained(scattered)
     (problem,) = one.problems
     assert problem.startswith(f"{FACT.name} [2024-01-02]: these days hold other rows than their")
+
+
+def test_what_killed_runs_left_goes_when_its_time_is_over(scattered, tmp_path):
+    old = url(scattered) / "writing-old" / "_temporary" / "0" / "part-0.parquet"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(b"half of a file")
+    soon, late = (later(scattered, days, tmp_path / str(days), undo_days=30) for days in (1, 40))
+    new = url(late) / "writing-new" / "part-0.parquet"
+    new.parent.mkdir()
+    new.write_bytes(b"half of a file")
+    for one in (soon, late):
+        maintained(one)
+        assert maintained(one, dry_run=True).problems == []
+    assert (url(soon) / "writing-old").exists()
+    assert not (url(late) / "writing-old").exists()
+    assert new.exists()
 
 
 # the command and the job

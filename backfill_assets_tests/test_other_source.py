@@ -281,7 +281,7 @@ def change(
 ) -> Touched:
     """What is touched when the rows of some log days are replaced, all being published."""
     known = ledger(VISITS.raw, record(1, WEEK))
-    before = Snapshot(known, by_day=False, read=lambda: log(spark, was))
+    before = Snapshot(known, by_day=False, read=lambda _: log(spark, was))
     after = log(spark, (row for row in now if row["log_date"] in changed))
     verdicts = [verdict(of, "another") for of in sorted(changed)]
     return touched(VISITS, before, after, verdicts, POLICY, "UTC")

@@ -117,7 +117,7 @@ def twice(
     [
         (of_today, "own has days that are being made"),
         (of_a_week, "own has days that are being made"),
-        (alone, "inputs besides itself"),
+        (alone, "inputs with days besides itself"),
         (twice, "each table once"),
     ],
 )

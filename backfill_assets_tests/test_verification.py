@@ -200,10 +200,10 @@ def test_a_file_that_is_gone_hides_no_other_day(gutted, engine):
     staged, facts = by_day(found)[STAGED.name, day(31)], by_day(found)[FACT.name, day(31)]
     assert (staged.outcome, staged.held) == (Match.DIFFERS, None)
     assert staged.why.startswith("its files cannot be read (")
-    assert "[FAILED_READ_FILE" in staged.why
+    assert "[PATH_NOT_FOUND" in staged.why
     assert staged.why.endswith("computed anew it is as it was published")
     assert (facts.outcome, facts.now) == (Match.WOULD_FAIL, None)
-    assert "[FAILED_READ_FILE" in facts.why
+    assert "[PATH_NOT_FOUND" in facts.why
     assert facts.held == facts.published
     rest = [one.outcome for one in found if one.day != day(31)]
     assert set(rest) == {Match.MATCHES}

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from backfill_assets.assets.derived import Sums, for_days, sums_by_day
 from backfill_assets.assets.making import Read, made_asset
-from backfill_assets.calendar.partitions import Window, any_of, windows
+from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY, Known
 from backfill_assets.engine.spark import Cache
@@ -119,8 +119,7 @@ def build_current(settings: Settings, code: Code, table: Current) -> dg.AssetsDe
     def make(read: Read, cache: Cache, days: Window) -> Built:
         log = read.tables[source.raw.name]
         logged = Known().deciding(log.ledger)
-        wanted = windows({d for day in days for d in logged(day)})
-        raw = log.whole.where(any_of(wanted, source.raw.partition))
+        raw = log.days({d for day in days for d in logged(day)})
         lines = with_event_day(raw, source, settings.timezone)
         rows = cache(known(lines, source, days, policy.window_days, corrects=policy.corrects))
         due = current_expectations(table, lines, rows, days, policy)

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from backfill_assets.backfills.comparison import Content, Match, Verified, compare
 from backfill_assets.calendar.days import days_asked
-from backfill_assets.calendar.partitions import DAY, Window, any_of, windows
+from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.dagster_ext.retries import engine_lost
 from backfill_assets.delta.commits import gist
 from backfill_assets.delta.ledgers import Ledger
@@ -139,8 +139,7 @@ class _Verifier(DeltaIOManager):
             return {day: verdicts[day] for day in days}
 
         def look(days: Sequence[date]) -> dict[date, Measured]:
-            rows = self.source(ledger, by_day=False).whole
-            found = measure(rows.where(any_of(windows(days), table.partition)), table)
+            found = measure(self.source(ledger, by_day=False).days(days), table)
             return {day: found.get(day, empty_day(table)) for day in days}
 
         now, broken = _each_day([day for day in window if day not in refused], anew)

@@ -1,4 +1,4 @@
-"""The commit: days of one Delta table replaced or merged, unless another commit of ours came first.
+"""The commit: days of one Delta table replaced or merged, unless another commit came first.
 
 How Delta is made to do that is known here and nowhere else. What is committed, and what the commit
 says of itself, is decided by `publisher`.
@@ -7,23 +7,28 @@ says of itself, is decided by `publisher`.
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
 from uuid import uuid4
 
-import pyspark.sql.types as T
+import pyarrow as pa
+from deltalake import CommitProperties, PostCommitHookProperties, Transaction
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import any_of, windows
 from backfill_assets.dagster_ext.retries import engine_lost
-from backfill_assets.delta import evolution
+from backfill_assets.delta.creation import add_columns, create, is_empty
+from backfill_assets.delta.data_files import DataFiles, remove_files, write_files
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.logs import APPLICATION, load_log
+from backfill_assets.delta.logs import APPLICATION, delta_log
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.settings import UNDO_DAYS
@@ -48,6 +53,12 @@ _CONFLICTS = (
 #: How long Delta keeps the commits. They are the record of what was published, and when; it would
 #: drop them after a month.
 LOG_RETENTION = {"delta.logRetentionDuration": "interval 36500 days"}
+
+
+#: After so many commits the log is put together, as Delta does it.
+CHECKPOINT_INTERVAL = 10
+
+_log = logging.getLogger(__name__)
 
 
 class PublishError(RuntimeError):
@@ -87,90 +98,171 @@ class Writer:
     table: Table
     undo_days: int = UNDO_DAYS
 
-    def commit(
-        self,
-        frame: DataFrame,
-        days: Sequence[date],
-        metadata: Mapping[str, Any],
-        since: Ledger,
-        *,
-        scattered: bool = False,
-        merge: bool = False,
-    ) -> int | None:
-        """Make the days what the frame has, in one commit; with no days, it is for the record.
+    def write(self, frame: DataFrame, days: Sequence[date], *, scattered: bool) -> DataFiles:
+        """Write days' rows as data files that no version of the table names, see `commit`.
 
         Args:
             frame: rows of these days, and maybe of others, which are left out.
-            days: the days to write.
-            metadata: what the commit is to say of itself.
-            since: the ledger on which all this rests.
+            days: the days.
             scattered: whether a day's rows lie in many Spark partitions.
-            merge: change, add and leave rows by their natural key, rather than replace the days.
-
-        Returns:
-            The version that it made; none if another commit of ours came after that ledger.
 
         Raises:
             PublishError: the table is as it was.
         """
-        found = windows(days)
-        metadata = {**metadata, "days": [str(w) for w in found], "commit_id": uuid4().hex}
+        rows = frame.where(any_of(windows(days), self.table.partition))
+        if scattered:
+            rows = rows.hint("rebalance", self.table.partition)
         try:
-            # Also if a creation was killed before it was done. Where the log was cut, no record may
-            # be left, but the number of the last commit is.
-            if not since.records and since.transaction is None:
-                self._create()
-                since = read_ledger(self.url, self.table)
-                if since.records or since.transaction is not None:
-                    return None
-            else:
-                self._add_columns(since)
-            self._write(frame, days, metadata, since, scattered=scattered, merge=merge)
+            return write_files(rows, self.url, self.table.partition)
+        except SPARK_ERRORS as error:
+            if engine_lost(error):
+                raise
+            raise self._failed(days, error) from error
+        except (OSError, pa.ArrowException) as error:
+            raise self._failed(days, error) from error
+
+    def remove(self, files: Iterable[AddAction]) -> None:
+        """Remove data files that no commit will name; what cannot be removed is left to VACUUM."""
+        try:
+            remove_files(self.url, files)
+        except OSError as error:
+            _log.warning("%s: files that no commit names are left: %s", self.url, error)
+
+    def commit(
+        self,
+        files: DataFiles,
+        days: Sequence[date],
+        metadata: Mapping[str, Any],
+        since: Ledger,
+    ) -> int | None:
+        """Make the days what their files have, in one commit; with no days, it is for the record.
+
+        A day without files has no rows.
+
+        Args:
+            files: of these days, as `write` gives them.
+            days: the days to replace.
+            metadata: what the commit is to say of itself.
+            since: the ledger on which all this rests.
+
+        Returns:
+            The version that it made; none if another commit came after that ledger.
+
+        Raises:
+            PublishError: the table is as it was.
+        """
+        ready = self._ready(since, days)
+        if ready is None:
+            return None
+        described = _described(metadata, days)
+        failure: Exception | None = None
+        try:
+            self._replace(files, days, described, ready)
+        except (DeltaError, OSError) as error:
+            failure = error
+        # A commit whose answer was lost has come about; and one that another engine has written
+        # over, as it may on a store without a lock that both know, has not.
+        version, last = self._version_of(described)
+        if version is None and failure and last == ready.version:
+            raise self._failed(days, failure) from failure
+        if version and version % CHECKPOINT_INTERVAL == 0:
+            self._checkpoint(version)
+        return version
+
+    def _replace(
+        self, files: DataFiles, days: Sequence[date], metadata: Mapping[str, Any], ready: Ledger
+    ) -> None:
+        """Commit the version that comes after the ledger's, or none."""
+        log = delta_log(self.url, ready.version).load()
+        column = self.table.partition
+        log.create_write_transaction(
+            [file for day in days for file in files.get(day, ())],
+            "overwrite" if days else "append",
+            log.schema(),
+            [column],
+            [(column, "in", [str(day) for day in days])] if days else None,
+            commit_properties=CommitProperties(
+                {"userMetadata": json.dumps(metadata)},
+                max_commit_retries=0,
+                app_transactions=[Transaction(APPLICATION, (ready.transaction or 0) + 1)],
+            ),
+            post_commithook_properties=PostCommitHookProperties(
+                create_checkpoint=False, cleanup_expired_logs=False
+            ),
+        )
+
+    def _version_of(self, metadata: Mapping[str, Any]) -> tuple[int | None, int | None]:
+        """The version that has a commit of ours, none if there is none; and the last version."""
+        ledger = read_ledger(self.url, self.table)
+        ours = (r.version for r in reversed(ledger.records) if r.commit_id == metadata["commit_id"])
+        return next(ours, None), ledger.version
+
+    def merge(
+        self, frame: DataFrame, days: Sequence[date], metadata: Mapping[str, Any], since: Ledger
+    ) -> int | None:
+        """As `commit`, of a frame, by changing, adding and leaving rows by their natural key."""
+        ready = self._ready(since, days)
+        if ready is None:
+            return None
+        described = _described(metadata, days)
+        # Delta passes over a write whose number is not above that of the last one: this is how
+        # a commit depends on none of ours having come in between. The last one is that of the
+        # snapshot that the ledger was read from, whatever records are left of it.
+        number = (ready.transaction or 0) + 1
+        rows = frame.where(any_of(windows(days), self.table.partition))
+        try:
+            self._merge(rows, days, json.dumps(described), number)
         except SPARK_ERRORS as error:
             if engine_lost(error):
                 raise
             if not is_conflict(error):
-                shown = ", ".join(map(str, found)) or "for the record"
-                raise PublishError(
-                    f"{self.table.name} [{shown}]: the commit failed and the table is as it was "
-                    f"({gist(error)}). Launch these days again."
-                ) from error
-        records = read_ledger(self.url, self.table).records
-        ours = (r.version for r in reversed(records) if r.commit_id == metadata["commit_id"])
-        return next(ours, None)
+                raise self._failed(days, error) from error
+        return self._version_of(described)[0]
 
-    def _write(
-        self,
-        frame: DataFrame,
-        days: Sequence[date],
-        metadata: Mapping[str, Any],
-        since: Ledger,
-        *,
-        scattered: bool,
-        merge: bool,
-    ) -> None:
-        """Write the days' rows into a table that is there, unless another commit came first."""
-        # Delta passes over a write whose number is not above that of the last one: this is how
-        # a commit depends on none of ours having come in between. The last one is that of the
-        # snapshot that the ledger was read from, whatever records are left of it.
-        number = (since.transaction or 0) + 1
-        rows = frame.where(any_of(windows(days), self.table.partition)) if days else frame.limit(0)
-        if days and merge:
-            self._merge(rows, days, json.dumps(metadata), number)
-        else:
-            if days and scattered:
-                rows = rows.hint("rebalance", self.table.partition)
-            self._overwrite(rows, days, json.dumps(metadata), number)
+    def _ready(self, since: Ledger, days: Sequence[date]) -> Ledger | None:
+        """The ledger of a table that can take the rows; none if somebody else came first.
 
-    def _overwrite(self, rows: DataFrame, days: Sequence[date], metadata: str, number: int) -> None:
-        writer = rows.write.format("delta").option("userMetadata", metadata)
-        writer = writer.option("txnAppId", APPLICATION).option("txnVersion", number)
-        if days:
-            predicate = any_of(windows(days), self.table.partition)
-            writer = writer.mode("overwrite").option("replaceWhere", predicate)
-        else:
-            writer = writer.mode("append")
-        writer.save(self.url)
+        Raises:
+            PublishError: the table cannot be made, or its columns not be added.
+        """
+        # Also if a creation was killed before it was done. Where the log was cut, no record may be
+        # left, but the number of the last commit is.
+        new = not since.records and since.transaction is None
+        try:
+            if new:
+                create(self.spark, self.url, self.table, table_properties(self.undo_days))
+            elif not add_columns(self.spark, self.url, since):
+                return since
+        except (*SPARK_ERRORS, DeltaError, OSError) as error:
+            if engine_lost(error):
+                raise
+            if not is_conflict(error):
+                raise self._failed(days, error) from error
+        now = read_ledger(self.url, self.table)
+        # What was judged must be what is published: with other columns, one looks again.
+        return now if now.version == since.version or (new and is_empty(now)) else None
+
+    def _failed(self, days: Sequence[date], error: Exception) -> PublishError:
+        shown = ", ".join(map(str, windows(days))) or "for the record"
+        said, todo = gist(error), "Launch these days again."
+        if "Unsupported table features" in said:
+            todo = (
+                "Somebody has turned on features of Delta that commits are not made with here. "
+                f"Drop them (ALTER TABLE delta.`{self.url}` DROP FEATURE) and launch these days "
+                "again; or, where Delta cannot drop them, move the table's folder away and launch "
+                "all of its days."
+            )
+        return PublishError(
+            f"{self.table.name} [{shown}]: the commit failed and the table is as it was ({said}). "
+            f"{todo}"
+        )
+
+    def _checkpoint(self, version: int) -> None:
+        """Put the log together for readers, who otherwise read every commit."""
+        try:
+            delta_log(self.url, version).load().create_checkpoint()
+        except (DeltaError, OSError) as error:
+            _log.warning("%s: no checkpoint of version %s: %s", self.url, version, error)
 
     def _merge(self, rows: DataFrame, days: Sequence[date], metadata: str, number: int) -> None:
         table, view = self.table, f"merge_{uuid4().hex}"
@@ -229,79 +321,10 @@ class Writer:
         counts = wrong.groupBy(table.partition).agg(F.sum("wrong").alias("wrong")).collect()
         return {row[table.partition]: row["wrong"] for row in counts if row["wrong"]}
 
-    def _create(self) -> None:
-        """Create the empty table, constraints included; harmless if somebody else just did."""
-        spark, table = self.spark, self.table
-        columns = ", ".join(map(self._column, table.struct))
-        target = f"delta.`{self.url}`"
-        properties = table_properties(self.undo_days)
-        spark.sql(
-            f"CREATE TABLE IF NOT EXISTS {target} ({columns}) USING DELTA "
-            f"PARTITIONED BY (`{table.partition}`) "
-            f"TBLPROPERTIES ({in_sql(properties)})"
-        )
-        if load_log(self.url) is None:
-            # A creation that was killed left a log without a commit; CREATE TABLE takes it for one.
-            empty = spark.createDataFrame([], table.struct).write.format("delta")
-            empty.partitionBy(table.partition).mode("append").save(self.url)
-        log = load_log(self.url)
-        assert log is not None
-        # What a creation that was killed has not come to.
-        there = log.metadata().configuration
-        if not properties.keys() <= there.keys():
-            spark.sql(f"ALTER TABLE {target} SET TBLPROPERTIES ({in_sql(properties)})")
-        nullable = {field.name for field in log.schema().fields if field.nullable}
-        # Too late for NOT NULL, which only CREATE TABLE takes.
-        required = {
-            f"{field.name}_required": f"{field.name} IS NOT NULL"
-            for field in table.struct
-            if not field.nullable and field.name in nullable
-        }
-        self._add_constraints(there, {**required, **table.constraints})
 
-    def _column(self, column: T.StructField) -> str:
-        """A column as CREATE and ALTER TABLE take it."""
-        required = "" if column.nullable else " NOT NULL"
-        comment = _quoted(self.table.columns[column.name].description)
-        return f"`{column.name}` {column.dataType.simpleString()}{required} COMMENT '{comment}'"
-
-    def _add_constraints(self, there: Mapping[str, str], rules: Mapping[str, str]) -> None:
-        for name, rule in rules.items():
-            if f"delta.constraints.{name}" not in there:
-                self.spark.sql(
-                    f"ALTER TABLE delta.`{self.url}` ADD CONSTRAINT {name} CHECK ({rule})"
-                )
-
-    def _add_columns(self, since: Ledger) -> None:
-        """Add the columns that the model has got since; no file is written.
-
-        Harmless if somebody else does just that. The names are those of the model, and `evolution`
-        says which may be added.
-        """
-        assert since.metadata is not None
-        names = list(self.table.columns)
-        new = evolution.lacking(self.table, since.metadata)
-        for column in new:
-            # Where the model has it: rows of both are compared by position.
-            place = names.index(column.name)
-            where = f"AFTER `{names[place - 1]}`" if place else "FIRST"
-            try:
-                self.spark.sql(
-                    f"ALTER TABLE delta.`{self.url}` ADD COLUMNS ({self._column(column)} {where})"
-                )
-            except SPARK_ERRORS:
-                log = load_log(self.url)
-                if log is None or column.name not in {f.name for f in log.schema().fields}:
-                    raise
-        # Who added a column may have been killed before its rules.
-        added = {*since.added, *(column.name for column in new)}
-        rules = {
-            name: rule
-            for name, rule in self.table.constraints.items()
-            if any(name.startswith(f"{column}_") for column in added)
-        }
-        if rules and (log := load_log(self.url)) is not None:
-            self._add_constraints(log.metadata().configuration, rules)
+def _described(metadata: Mapping[str, Any], days: Sequence[date]) -> dict[str, Any]:
+    """What a commit is to say of itself, with the days that it writes and a name of its own."""
+    return {**metadata, "days": [str(w) for w in windows(days)], "commit_id": uuid4().hex}
 
 
 def is_conflict(error: Exception) -> bool:
@@ -314,7 +337,3 @@ def gist(error: Exception) -> str:
     """The line of a Spark error that tells: the one with an error class, or else the first."""
     lines = str(error).splitlines() or [type(error).__name__]
     return next((line for line in lines if re.search(r"\[[A-Z_]{6,}", line)), lines[0])[:300]
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("'", "\\'")

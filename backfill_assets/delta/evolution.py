@@ -28,6 +28,8 @@ def differences(table: Table, metadata: Metadata) -> list[str]:
     if metadata.partitioned_by != (table.partition,):
         columns = ", ".join(metadata.partitioned_by) or "nothing"
         said.append(f"it is partitioned by {columns}, not by {table.partition}")
+    if (mode := metadata.properties.get("delta.columnMapping.mode", "none")) != "none":
+        said.append(f"its columns have other names in the files (delta.columnMapping.mode {mode})")
     for name, column in wanted.items():
         type_ = column.dataType.simpleString()
         if name not in there:

@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import date, datetime, timedelta, timezone
 
 import dagster as dg
 from deltalake import DeltaTable
@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from backfill_assets.calendar.partitions import any_of, windows
 from backfill_assets.dagster_ext.retries import engine_lost
 from backfill_assets.delta.commits import gist, in_sql, is_conflict, table_properties
+from backfill_assets.delta.data_files import abandoned
 from backfill_assets.delta.evolution import differences, way
 from backfill_assets.delta.logs import load_log, metadata_of
 from backfill_assets.delta.maintained import Files, Maintained, as_markdown, cells, sentences
@@ -199,7 +200,13 @@ class _Maintenance:
         old = self.spark.sql(f"VACUUM {self._target} DRY RUN").collect()
         if old and not self.dry_run:
             self._sql(f"VACUUM {self._target}")
-        self.removed = len(old)
+        # Spark keeps what it has not finished where a VACUUM does not look.
+        kept_for = timedelta(days=max(self.undo_days, 1))
+        filesystem, _ = open_store(self.url)
+        left = abandoned(self.url, datetime.now(timezone.utc) - kept_for)
+        for folder in left if not self.dry_run else ():
+            filesystem.delete_dir(folder)
+        self.removed = len(old) + len(left)
 
     @property
     def _target(self) -> str:

@@ -20,23 +20,27 @@ from backfill_assets.calendar.partitions import any_of, windows
 from backfill_assets.delta.logs import delta_log
 from backfill_assets.tables.table import Table
 
+#: Spark looks for each file that it is given. With more than these, Delta's state costs less.
+_FEW = 500
+
 
 def data_files(url: str, table: Table, days: Iterable[date], version: int) -> pa.Table:
     """The data files of days as of a version, from the log: their `day` and `path`."""
     return _files(delta_log(url, version).load(), table, days)
 
 
-def _files(log: DeltaTable, table: Table, days: Iterable[date]) -> pa.Table:
+def _files(log: DeltaTable, table: Table, days: Iterable[date] | None) -> pa.Table:
     actions = pa.table(log.get_add_actions(flatten=True))
     partition = f"partition.{table.partition}"
     if not actions.num_rows:
         return pa.table({"day": [], "path": []})
-    wanted = pc.is_in(pc.field(partition), pa.array(sorted(days), pa.date32()))
-    return actions.filter(wanted).select([partition, "path"]).rename_columns(["day", "path"])
+    if days is not None:
+        actions = actions.filter(pc.is_in(pc.field(partition), pa.array(sorted(days), pa.date32())))
+    return actions.select([partition, "path"]).rename_columns(["day", "path"])
 
 
 def rows_as_of(
-    spark: SparkSession, url: str, table: Table, version: int, days: Collection[date]
+    spark: SparkSession, url: str, table: Table, version: int, days: Collection[date] | None
 ) -> DataFrame:
     """The rows of days as of a version, as a reader of Delta had them then.
 
@@ -45,7 +49,7 @@ def rows_as_of(
         url: where the table lives.
         table: which one it is.
         version: the version.
-        days: the days.
+        days: the days; all if none are given.
 
     Raises:
         DeltaError, OSError: there is no such version (any more), or it cannot be read.
@@ -55,9 +59,10 @@ def rows_as_of(
     files = _files(log, table, days).to_pylist()
     if not files:
         return spark.createDataFrame([], table.struct)
-    if not _is_plain(log, table, files):
-        reader = spark.read.format("delta").option("versionAsOf", version)
-        rows = reader.load(url).where(any_of(windows(days), table.partition))
+    if len(files) > _FEW or not _is_plain(log, table, files):
+        rows = spark.read.format("delta").option("versionAsOf", version).load(url)
+        if days is not None:
+            rows = rows.where(any_of(windows(days), table.partition))
         return table.filled(rows)
     # Spark takes what it is given for patterns.
     literal = re.sub(r"([\\*?\[\]{}])", r"\\\1", url)

@@ -27,14 +27,14 @@ class Snapshot:
     Attributes:
         ledger: what its log says, as of the version that the rows are read at.
         by_day: whether a day that is made of it needs the same day of it.
-        read: reads the rows of all days.
+        read: reads the rows of some days; of all, if none are given.
         days_of: which days of it a day is made of; of those that are not published, nothing is
             read. Just the same day, if not given and it is needed.
     """
 
     ledger: Ledger
     by_day: bool
-    read: Callable[[], DataFrame]
+    read: Callable[[Collection[date] | None], DataFrame]
     days_of: Callable[[date], Iterable[date]] | None = None
 
     @property
@@ -45,11 +45,11 @@ class Snapshot:
     @property
     def whole(self) -> DataFrame:
         """The rows of all days."""
-        return self.read()
+        return self.read(None)
 
-    def days(self, window: Window) -> DataFrame:
+    def days(self, days: Iterable[date]) -> DataFrame:
         """The rows of some days."""
-        return self.whole.where(window.predicate(self.table.partition))
+        return self.read(frozenset(days))
 
     def of(self, days_of: Callable[[date], Iterable[date]]) -> Snapshot:
         """The same, for days that are made of these days of it."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any
 
+from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.partitions import Days, Window
-from backfill_assets.delta.commits import Writer
+from backfill_assets.delta.commits import PublishError, Writer
+from backfill_assets.delta.creation import rules_of
+from backfill_assets.delta.data_files import DataFiles, rows_in
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import as_written, published
 from backfill_assets.publish.candidates import Built, Plan
@@ -35,18 +38,52 @@ class Audited:
         frame: their rows, with the columns and types of the table.
         fingerprints: by day, the input fingerprint that it was made under.
         verdicts: what the audit says of them.
+        rules: by name, what was asked of each row.
         merge: whether they were judged as for a merge.
+        files: by day, the data files that are written and not committed.
     """
 
     built: Built
     frame: DataFrame
     fingerprints: Mapping[date, str]
     verdicts: Mapping[date, Verdict]
+    rules: Mapping[str, str]
     merge: bool = False
+    files: dict[date, list[AddAction]] = field(default_factory=dict)
 
-    def covers(self, wanted: Mapping[date, str]) -> bool:
-        """Whether these days would be made no otherwise now."""
-        return wanted.items() <= self.fingerprints.items()
+    def covers(self, wanted: Mapping[date, str], ledger: Ledger) -> bool:
+        """Whether these days would be made and judged no otherwise now."""
+        rules = rules_of(ledger.table, ledger.metadata)
+        return wanted.items() <= self.fingerprints.items() and rules == self.rules
+
+    def written(self, writer: Writer, days: Sequence[date]) -> DataFiles:
+        """The data files of days, which are written once.
+
+        Raises:
+            PublishError: they could not be written, or hold other rows than were audited.
+        """
+        if new := [day for day in days if day not in self.files]:
+            written = writer.write(self.frame, new, scattered=self.built.scattered)
+            self.files.update({day: written.get(day, []) for day in new})
+        for day in new:
+            rows, seen = rows_in(self.files[day]), self.verdicts[day].measured.rows
+            if rows != seen:
+                raise PublishError(
+                    f"{writer.table.name} [{day}]: {rows} row(s) were written where {seen} were "
+                    "audited: computed twice, the day has not the same rows. Nothing was "
+                    "published. Let the table's transform give the same rows each time."
+                )
+        return {day: self.files[day] for day in days}
+
+    def committed(self, days: Iterable[date]) -> None:
+        """Take note of days whose files a version of the table has now."""
+        for day in days:
+            del self.files[day]
+
+    @property
+    def left(self) -> list[AddAction]:
+        """The data files that no commit will name."""
+        return [file for files in self.files.values() for file in files]
 
 
 def compute(
@@ -72,7 +109,8 @@ def compute(
     days = Days.of(wanted)
     built = plan.build(days)
     frame = table.conform(built.frame)
-    found = measure(frame, table)
+    rules = rules_of(table, ledger.metadata)
+    found = measure(frame, table, [*rules.values()])
     refuse_strays(found, table, days, built.expectations)
     expectations = dict(built.expectations)
     if merging and ledger.version is not None:
@@ -85,7 +123,8 @@ def compute(
             )
             expectations[day] = replace(expectation, problems=[*expectation.problems, said])
     verdicts = judge(table, days, found, expectations, _trailing(ledger, days))
-    return Audited(built, frame, wanted, {v.day: v for v in verdicts}, merging is not None)
+    by_day = {v.day: v for v in verdicts}
+    return Audited(built, frame, wanted, by_day, rules, merging is not None)
 
 
 def _trailing(ledger: Ledger, window: Window) -> dict[date, Measured]:

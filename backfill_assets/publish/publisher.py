@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping, Sequence
 from datetime import date
 from typing import Any
 
@@ -24,6 +24,7 @@ from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.records import verdict_of
+from backfill_assets.delta.snapshots import rows_as_of
 from backfill_assets.engine.spark import Engine
 from backfill_assets.publish.candidates import Candidate, Done, Outcome, Plan, Remarks, Snapshot
 from backfill_assets.publish.computing import Audited, compute, summary
@@ -102,7 +103,7 @@ class Publisher(dg.ConfigurableIOManager):
 
         The order of things is what keeps older input from overwriting newer, however many runs meet
         on a day: first the table's ledger is read, then the inputs, and the commit comes about only
-        if no other of ours did meanwhile. So whatever is published was made of what is read here,
+        if no other did meanwhile. So whatever is published was made of what is read here,
         or of something older. A run that comes second starts over with the ledger as it is then.
 
         Args:
@@ -126,15 +127,15 @@ class Publisher(dg.ConfigurableIOManager):
         for attempt in range(1, _ATTEMPTS + 1):
             ledger, plan = self._look(candidate, window, record)
             refused = lacking(plan.sources, window, self.config_of, self.failed(record["run_id"]))
-            by = (record["code_version"], record["config_digest"])
-            because = to_compute(ledger, plan, *by, rewrite)
+            because = to_compute(ledger, plan, *_by(record), rewrite)
             done = _left(ledger, plan, because, refused)
             because = {day: why for day, why in because.items() if day not in refused}
             if because:
                 wanted = {day: plan.fingerprints[day] for day in because}
                 # What a merge would leave depends on the table as well.
-                if audited is None or merge or not audited.covers(wanted):
+                if audited is None or merge or not audited.covers(wanted, ledger):
                     merging = self._writer(table) if merge else None
+                    self._remove_left(table, audited)
                     audited = compute(table, plan, wanted, ledger, merging)
                 written = self._publish(table, audited, because, ledger, plan, record, rewrite)
                 if written is None:
@@ -143,6 +144,7 @@ class Publisher(dg.ConfigurableIOManager):
                     time.sleep(random.uniform(0.1, 0.5) * min(attempt, 4))
                     continue
                 done += written
+            self._remove_left(table, audited)
             return sorted(done, key=lambda one: one.day)
         raise PublishError(
             f"{table.name} [{window}]: other runs committed first {_ATTEMPTS} times in a row. The "
@@ -210,17 +212,36 @@ class Publisher(dg.ConfigurableIOManager):
                 "withdrawn": packed(remarks.withdrawn),
                 "said": msgspec.to_builtins(remarks.details),
             }
-            version = self._writer(table).commit(
-                audited.frame,
-                sorted(changed),
-                metadata,
-                ledger,
-                scattered=audited.built.scattered,
-                merge=audited.merge,
-            )
+            version = self._commit(table, audited, sorted(changed), metadata, ledger)
             if version is None:
                 return None
         return _outcomes(table, audited, because, version, inputs, remarks, changed)
+
+    def _commit(
+        self,
+        table: Table,
+        audited: Audited,
+        days: Sequence[date],
+        metadata: Mapping[str, Any],
+        ledger: Ledger,
+    ) -> int | None:
+        """The version that holds the days; none if another commit came first.
+
+        Raises:
+            PublishError: the commit failed, or rows were not the ones that the audit has seen.
+        """
+        writer = self._writer(table)
+        if audited.merge and days:
+            return writer.merge(audited.frame, days, metadata, ledger)
+        version = writer.commit(audited.written(writer, days), days, metadata, ledger)
+        if version is not None:
+            audited.committed(days)
+        return version
+
+    def _remove_left(self, table: Table, audited: Audited | None) -> None:
+        """Remove the data files that no commit will name."""
+        if audited and audited.left:
+            self._writer(table).remove(audited.left)
 
     def url(self, table: Table) -> str:
         """Where a table lives."""
@@ -249,18 +270,21 @@ class Publisher(dg.ConfigurableIOManager):
         """
         table = ledger.table
 
-        def read() -> DataFrame:
+        def read(days: Collection[date] | None) -> DataFrame:
             if ledger.version is None:
                 raise dg.Failure(
                     f"{table.name} has no table yet at {self.url(table)}: materialize it first. "
                     "Nothing was written.",
                     allow_retries=False,
                 )
-            reader = self.engine.spark_session.read.format("delta")
-            rows = reader.option("versionAsOf", ledger.version).load(self.url(table))
-            return table.filled(rows)
+            spark = self.engine.spark_session
+            return rows_as_of(spark, self.url(table), table, ledger.version, days)
 
         return Snapshot(ledger, by_day, read)
+
+
+def _by(record: Mapping[str, Any]) -> tuple[str, str]:
+    return record["code_version"], record["config_digest"]
 
 
 def _as_published(ledger: Ledger, day: date) -> Done:

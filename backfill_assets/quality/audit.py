@@ -77,6 +77,7 @@ class Measured:
         duplicate_keys: rows beyond the first of their natural key; 0 where there is no key.
         totals: sums by column.
         digest: the day's content as text; the same for the same rows in any order.
+        broken: by rule, the rows that break it, where there are any.
     """
 
     rows: int
@@ -84,6 +85,7 @@ class Measured:
     duplicate_keys: int
     totals: Mapping[str, int | Decimal]
     digest: str
+    broken: Mapping[str, int] = field(default_factory=dict)
 
     def null_rate(self, column: str) -> float:
         """Share of rows (0 to 1) in which a column is null; 0 for an empty day."""
@@ -138,11 +140,18 @@ def row_hash(columns: Iterable[str]) -> Column:
     return F.xxhash64(*parts)
 
 
-def measure(frame: DataFrame, table: Table) -> dict[date | None, Measured]:
+def measure(
+    frame: DataFrame, table: Table, rules: Sequence[str] = ()
+) -> dict[date | None, Measured]:
     """The frame in numbers by day, in one Spark aggregation.
 
     The digest adds the row hashes up (the upper and the lower half by themselves, so that no sum
     overflows): addition does not care about order, and unlike XOR it sees a row that came twice.
+
+    Args:
+        frame: the rows.
+        table: which columns there are, and their key and totals.
+        rules: conditions in SQL that must be true for each row, as Delta takes its constraints.
     """
     day = F.col(table.partition)
     hashed = row_hash(table.columns)
@@ -152,6 +161,7 @@ def measure(frame: DataFrame, table: Table) -> dict[date | None, Measured]:
         "high": F.sum(F.shiftrightunsigned(hashed, 32)),
         **{f"null_{name}": F.count_if(F.col(name).isNull()) for name in table.columns},
         **{f"total_{name}": F.sum(name) for name in table.totals},
+        **{f"broken_{n}": F.count_if(_breaks(rule)) for n, rule in enumerate(rules)},
     }
     named = [column.alias(name) for name, column in sums.items()]
     if table.key:
@@ -160,16 +170,22 @@ def measure(frame: DataFrame, table: Table) -> dict[date | None, Measured]:
         by_day = by_key.groupBy("_day").agg(*again, F.count(F.lit(1)).alias("keys"))
     else:
         by_day = frame.groupBy(day.alias("_day")).agg(*named).withColumn("keys", F.col("rows"))
-    return {row["_day"]: _measured(row.asDict(), table) for row in by_day.collect()}
+    return {row["_day"]: _measured(row.asDict(), table, rules) for row in by_day.collect()}
 
 
-def _measured(row: Mapping[str, int], table: Table) -> Measured:
+def _breaks(rule: str) -> Column:
+    """Whether a row breaks a rule, as it does where the rule is null."""
+    return ~F.coalesce(F.expr(rule), F.lit(False))
+
+
+def _measured(row: Mapping[str, int], table: Table, rules: Sequence[str]) -> Measured:
     return Measured(
         rows=row["rows"],
         nulls={name: row[f"null_{name}"] for name in table.columns},
         duplicate_keys=row["rows"] - row["keys"],
         totals={name: row[f"total_{name}"] or zero for name, zero in table.zeros.items()},
         digest=f"{row['rows']:x}-{row['high']:x}-{row['low']:x}",
+        broken={rule: n for at, rule in enumerate(rules) if (n := row[f"broken_{at}"])},
     )
 
 
@@ -295,6 +311,10 @@ def _unique_key(table: Table, measured: Measured) -> Finding:
 
 def _conservation(measured: Measured, expectation: Expectation) -> Finding:
     found = [(Severity.ERROR, text) for text in expectation.problems]
+    found += [
+        (Severity.ERROR, f"{count} row(s) break the rule {rule}")
+        for rule, count in measured.broken.items()
+    ]
     if expectation.rows is not None and measured.rows != expectation.rows:
         found.append((Severity.ERROR, f"{measured.rows} rows where {expectation.rows} are due"))
     found += [

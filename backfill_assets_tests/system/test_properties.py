@@ -140,7 +140,7 @@ def test_current_is_what_an_endless_window_gives(engine, spark, batch, window_da
 
         def current(window: Window):
             rows = versions.known(log, ORDER_LINES, window, window_days, corrects=corrects)
-            return known.current_rows(CURRENT, rows, window)
+            return known.current_rows(CURRENT, rows, window, {})
 
         whole = current(CALENDAR).persist()
         assert sums(whole.collect()) == expected

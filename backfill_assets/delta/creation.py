@@ -1,0 +1,126 @@
+"""A table on disk that is the one of its model: created, and given the columns that came since."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyspark.sql.types as T
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import DeltaError
+from pyspark.sql import SparkSession
+
+from backfill_assets.delta import evolution
+from backfill_assets.delta.ledgers import Ledger, Metadata
+from backfill_assets.delta.logs import delta_log, load_log
+from backfill_assets.engine.spark import SPARK_ERRORS
+from backfill_assets.tables.table import Table
+
+#: How the property of a CHECK constraint begins, before its name.
+CONSTRAINT = "delta.constraints."
+
+
+def rules_of(table: Table, metadata: Metadata | None) -> dict[str, str]:
+    """By name, as Delta has it, what the model and the table ask of each row, in SQL."""
+    properties = metadata.properties if metadata else {}
+    there = {
+        name.removeprefix(CONSTRAINT): rule
+        for name, rule in properties.items()
+        if name.startswith(CONSTRAINT)
+    }
+    return {**there, **_own_rules(table)}
+
+
+def _own_rules(table: Table) -> dict[str, str]:
+    return {name.lower(): rule for name, rule in table.constraints.items()}
+
+
+def create(spark: SparkSession, url: str, table: Table, properties: Mapping[str, str]) -> None:
+    """Create the empty table, constraints included; harmless if somebody else just did."""
+    columns = T.StructType(
+        [
+            T.StructField(
+                column.name,
+                column.dataType,
+                column.nullable,
+                {"comment": table.columns[column.name].description},
+            )
+            for column in table.struct
+        ]
+    )
+    try:
+        DeltaTable.create(
+            url,
+            Schema.from_json(columns.json()),
+            mode="ignore",
+            partition_by=[table.partition],
+            configuration={**properties},
+            storage_options=delta_log(url).storage_options.str_dict(),
+        )
+    except DeltaError:
+        if load_log(url) is None:
+            raise
+    # What a creation that was killed has not come to.
+    _add_constraints(spark, url, _own_rules(table))
+
+
+def is_empty(ledger: Ledger) -> bool:
+    """Whether a table is as `create` has made it: nobody has written to it, or changed it."""
+    metadata = ledger.metadata
+    return (
+        metadata is not None
+        and not (ledger.records or ledger.external or ledger.measured)
+        and ledger.transaction is None
+        and not evolution.differences(ledger.table, metadata)
+        and rules_of(ledger.table, metadata) == _own_rules(ledger.table)
+    )
+
+
+def _column(table: Table, column: T.StructField) -> str:
+    """A column as CREATE and ALTER TABLE take it."""
+    required = "" if column.nullable else " NOT NULL"
+    comment = _quoted(table.columns[column.name].description)
+    return f"`{column.name}` {column.dataType.simpleString()}{required} COMMENT '{comment}'"
+
+
+def _add_constraints(spark: SparkSession, url: str, rules: Mapping[str, str]) -> bool:
+    """Add the rules that the table has not; whether there were any."""
+    there = delta_log(url).load().metadata().configuration
+    new = {name: rule for name, rule in rules.items() if f"{CONSTRAINT}{name}" not in there}
+    for name, rule in new.items():
+        # By Spark: delta-rs writes a rule down in words of its own, which Spark takes otherwise.
+        spark.sql(f"ALTER TABLE delta.`{url}` ADD CONSTRAINT {name} CHECK ({rule})")
+    return bool(new)
+
+
+def add_columns(spark: SparkSession, url: str, since: Ledger) -> bool:
+    """Add the columns that the model has got since, and their rules; whether there were any.
+
+    Harmless if somebody else does just that. The names are those of the model, and `evolution`
+    says which may be added.
+    """
+    assert since.metadata is not None
+    table = since.table
+    names = list(table.columns)
+    new = evolution.lacking(table, since.metadata)
+    for column in new:
+        # Where the model has it: rows of both are compared by position.
+        place = names.index(column.name)
+        where = f"AFTER `{names[place - 1]}`" if place else "FIRST"
+        try:
+            spark.sql(f"ALTER TABLE delta.`{url}` ADD COLUMNS ({_column(table, column)} {where})")
+        except SPARK_ERRORS:
+            log = load_log(url)
+            if log is None or column.name not in {f.name for f in log.schema().fields}:
+                raise
+    # Who added a column may have been killed before its rules.
+    added = {*since.added, *(column.name for column in new)}
+    rules = {
+        name: rule
+        for name, rule in _own_rules(table).items()
+        if any(name.startswith(f"{column.lower()}_") for column in added)
+    }
+    return _add_constraints(spark, url, rules) or bool(new)
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("'", "\\'")

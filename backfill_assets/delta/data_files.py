@@ -1,0 +1,193 @@
+"""Data files that Spark has written and no commit names yet: nobody reads them.
+
+Spark writes Parquet into a folder of the write, from where the files move to the folders of their
+days. What is to be known of a file stands in its footer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from deltalake.transaction import AddAction
+from pyspark.sql import DataFrame
+
+from backfill_assets.engine.stores import open_store
+
+#: How the folder of a write begins. What a killed run leaves there is removed by maintenance.
+STAGING = "writing-"
+#: Delta's own limit: of longer texts, no bounds are told.
+_TEXT = 32
+_THREADS = 16
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+#: By day, the data files that are to be committed.
+DataFiles = Mapping[date, list[AddAction]]
+
+
+def write_files(rows: DataFrame, url: str, partition: str) -> DataFiles:
+    """Write rows as data files of a table, which no version of it names.
+
+    Args:
+        rows: of any days, each with a day.
+        url: where the table lives.
+        partition: its partition column.
+
+    Returns:
+        The files of the days that have rows.
+    """
+    filesystem, root = open_store(url)
+    staging = f"{STAGING}{uuid4().hex}"
+    # Without a mark of success; only a reader of the folder would ask for it.
+    writer = rows.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
+    writer.partitionBy(partition).parquet(f"{url}/{staging}")
+    listing = pafs.FileSelector(f"{root}/{staging}", allow_not_found=True, recursive=True)
+    written = [
+        info
+        for info in filesystem.get_file_info(listing)
+        # Not what an attempt has left that was given up.
+        if re.search(rf"/{staging}/[^/]+=[^/]+/[^/]+\.parquet$", info.path)
+    ]
+    places = {info.path.split("/")[-2] for info in written}
+    for place in places:
+        filesystem.create_dir(f"{root}/{place}")
+
+    def placed(info: pafs.FileInfo) -> tuple[date, AddAction]:
+        place = info.path.split("/")[-2]
+        day = place.partition("=")[2]
+        path = f"{place}/{info.base_name}"
+        stats = statistics(filesystem, info.path)
+        filesystem.move(info.path, f"{root}/{path}")
+        at = int(info.mtime.timestamp() * 1000)
+        return date.fromisoformat(day), AddAction(
+            path, info.size, {partition: day}, at, True, json.dumps(stats)
+        )
+
+    found: dict[date, list[AddAction]] = defaultdict(list)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for day, action in pool.map(placed, written):
+            found[day].append(action)
+    with suppress(OSError):  # maintenance removes what is left
+        filesystem.delete_dir(f"{root}/{staging}")
+    return dict(found)
+
+
+def remove_files(url: str, files: Iterable[AddAction]) -> None:
+    """Remove data files that no commit will name; those that are gone already do not matter."""
+    filesystem, root = open_store(url)
+    for file in files:
+        try:
+            filesystem.delete_file(f"{root}/{file.path}")
+        except FileNotFoundError:
+            continue
+
+
+def abandoned(url: str, before: datetime) -> list[str]:
+    """The folders in which nothing was written since a time: whoever wrote there was killed."""
+    filesystem, root = open_store(url)
+    top = filesystem.get_file_info(pafs.FileSelector(root))
+    found = []
+    for folder in top:
+        if folder.base_name.startswith(STAGING):
+            listing = pafs.FileSelector(folder.path, allow_not_found=True, recursive=True)
+            within = filesystem.get_file_info(listing)
+            times = [info.mtime for info in (folder, *within) if info.mtime]
+            if times and max(times) < before:
+                found.append(folder.path)
+    return found
+
+
+def rows_in(files: Iterable[AddAction]) -> int:
+    """The rows of data files, as their statistics count them."""
+    return sum(json.loads(file.stats)["numRecords"] for file in files)
+
+
+def statistics(filesystem: pafs.FileSystem, path: str) -> dict[str, Any]:
+    """The statistics of a data file in the form that Delta has them in, from its footer.
+
+    Rows, and by column nulls, and bounds where the footer has such and they are short.
+    """
+    with filesystem.open_input_file(path) as source:
+        file = pq.ParquetFile(source)
+        footer = file.metadata
+        nested = {f.name: f.type for f in file.schema_arrow if pa.types.is_nested(f.type)}
+        # Their leaves count the nulls within as well; a struct's are told by its leaves, or not.
+        nulls: dict[str, int] = {
+            name: file.read([name]).column(0).null_count
+            for name, kind in nested.items()
+            if not pa.types.is_struct(kind)
+        }
+    least: dict[str, Any] = {}
+    most: dict[str, Any] = {}
+    for n in range(footer.num_columns):
+        name = footer.schema.column(n).path
+        parts = [footer.row_group(g).column(n) for g in range(footer.num_row_groups)]
+        if name.partition(".")[0] in nested or not all(part.is_stats_set for part in parts):
+            continue
+        nulls[name] = sum(part.statistics.null_count for part in parts)
+        if bounds := _bounds([part.statistics for part in parts]):
+            least[name], most[name] = bounds
+    return {
+        "numRecords": footer.num_rows,
+        "minValues": least,
+        "maxValues": most,
+        "nullCount": nulls,
+    }
+
+
+def _bounds(parts: Sequence[pq.Statistics]) -> tuple[Any, Any] | None:
+    """The least and the greatest value as JSON has them; none if they cannot be told exactly."""
+    filled = [part for part in parts if part.num_values]
+    if not filled or not all(part.has_min_max for part in filled):
+        return None
+    try:
+        low = _bound(min(part.min for part in filled), _floor)
+        high = _bound(max(part.max for part in filled), _ceiling)
+    except (ValueError, OverflowError, NotImplementedError):
+        return None  # of no date or text that Python has
+    return None if low is None or high is None else (low, high)
+
+
+def _floor(micros: int) -> int:
+    return micros // 1000
+
+
+def _ceiling(micros: int) -> int:
+    return -(-micros // 1000)
+
+
+def _bound(value: Any, in_milliseconds: Callable[[int], int]) -> Any:
+    """A bound as JSON has it; none if it cannot be told exactly.
+
+    Args:
+        value: as the footer has it.
+        in_milliseconds: takes microseconds to milliseconds, as Delta has them, that are as far out.
+    """
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            return None
+        micros = (value - _EPOCH) // timedelta(microseconds=1)
+        at = _EPOCH + timedelta(milliseconds=in_milliseconds(micros))
+        return f"{at.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        # As the shortest text of the double, which is what JSON gets.
+        return float(value) if Decimal(repr(float(value))) == value else None
+    if isinstance(value, str):
+        return value if len(value) <= _TEXT else None
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, int) else None
