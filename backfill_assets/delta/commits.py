@@ -45,16 +45,12 @@ _CONFLICTS = (
     "DELTA_CONCURRENT",
     "DELTA_METADATA_CHANGED",
     "DELTA_PROTOCOL_CHANGED",
-    "DELTA_TABLE_ALREADY_EXISTS",
     "DELTA_CONSTRAINT_ALREADY_EXISTS",
-    "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION",
     "FileAlreadyExistsException",
 )
 #: How long Delta keeps the commits. They are the record of what was published, and when; it would
 #: drop them after a month.
 LOG_RETENTION = {"delta.logRetentionDuration": "interval 36500 days"}
-
-
 #: After so many commits the log is put together, as Delta does it.
 CHECKPOINT_INTERVAL = 10
 

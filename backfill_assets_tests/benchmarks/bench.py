@@ -42,11 +42,23 @@ from backfill_assets_tests.benchmarks.bench_backfills import (
 )
 from backfill_assets_tests.benchmarks.bench_history import long_history
 from backfill_assets_tests.benchmarks.bench_jobs import by_hand, timed, write_landing
+from backfill_assets_tests.benchmarks.bench_profile import profile
 from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, order
 
 SPARK = {"spark.driver.memory": "6g"}
-PARTS = ("load", "late", "connect", "chunks", "history", "merge", "engines", "caps", "answers")
+PARTS = (
+    "profile",
+    "load",
+    "late",
+    "connect",
+    "chunks",
+    "history",
+    "merge",
+    "engines",
+    "caps",
+    "answers",
+)
 
 
 def same_transforms(spark: SparkSession, found: Landing, folder: Path, days: Window) -> None:
@@ -168,6 +180,8 @@ def main() -> None:
         return
     root = Path(tempfile.mkdtemp(prefix="bench-"))
     try:
+        if given.part in (None, "profile"):
+            profile(root, given.days, given.orders // 5, given.rounds + 1)
         if given.part in (None, "load"):
             embedded(root, given.days, given.orders, given.rounds)
         if given.part in (None, "late"):

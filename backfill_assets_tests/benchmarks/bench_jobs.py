@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import date, timedelta
 from pathlib import Path
 from time import perf_counter
@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
-from backfill_assets_tests.pipeline import START
+from backfill_assets_tests.pipeline import LAYERS, START
 
 
 def write_landing(spark: SparkSession, landing: Path, days: int, orders: int) -> None:
@@ -48,11 +48,20 @@ def write_landing(spark: SparkSession, landing: Path, days: int, orders: int) ->
         path.rename(path.with_suffix(".jsonl"))
 
 
-def by_hand(spark: SparkSession, landing: Path, warehouse: Path, start: date, days: int) -> None:
+def by_hand(
+    spark: SparkSession,
+    landing: Path,
+    warehouse: Path,
+    start: date,
+    days: int,
+    tables: Collection[str] = LAYERS,
+) -> None:
     """What an engineer would write in an afternoon: the same tables, no audit, one commit each."""
     end = start + timedelta(days=days)
 
     def save(frame: DataFrame, name: str, column: str) -> None:
+        if name not in tables:
+            return
         frame.write.format("delta").partitionBy(column).mode("overwrite").option(
             "replaceWhere", f"{column} >= '{start}' AND {column} < '{end}'"
         ).save(str(warehouse / name))
