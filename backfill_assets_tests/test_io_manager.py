@@ -6,10 +6,15 @@ import json
 import shutil
 import threading
 from dataclasses import replace
+from typing import ClassVar
 
 import dagster as dg
 import msgspec
+import pandera.pyspark as pa
+import pyspark.sql.types as T
 import pytest
+from deltalake import DeltaTable
+from pandera.pyspark import Field
 from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import NotContiguousError, Window, one_window
@@ -26,7 +31,7 @@ from backfill_assets.publish.refusals import lacking, refuse_other_code
 from backfill_assets.quality.audit import RefusedError
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.catalog import config_digests
-from backfill_assets.tables.table import SchemaError, Table
+from backfill_assets.tables.table import SchemaError, Table, nullable
 from backfill_assets_tests.invented_logs import days, ledger, record
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 from backfill_assets_tests.publishing import (
@@ -166,6 +171,36 @@ def test_a_creation_that_was_killed_before_its_constraints_gets_them(pipeline, s
     publish(pipeline, fact_rows(spark, [(1, "a", 1)]), window(1, 1))
     there = pipeline.log(FACT.name).metadata().configuration
     assert {f"delta.constraints.{name}" for name in FACT.constraints} <= set(there)
+
+
+class Ruled(pa.DataFrameModel):
+    """One of each kind of rule."""
+
+    day: T.DateType = Field(description="The day.")
+    number: T.LongType = Field(ge=-1, description="A number.")
+    maybe: T.IntegerType = nullable(1, 1, "A number that may not be there.")
+    share: T.DecimalType(10, 2) = Field(ge=0.5, description="A decimal.")
+    Upper: T.LongType = Field(ge=2, description="A name with a capital letter.")
+
+    class Config:
+        """By day."""
+
+        strict = True
+        metadata: ClassVar = {"partition": "day"}
+
+
+def test_rules_stand_in_the_table_in_words_that_spark_takes_as_they_are_meant(pipeline, spark):
+    table, url = Table(name="ruled", model=Ruled), str(pipeline.warehouse / "ruled")
+    creation.create(spark, url, table, {})
+    there = DeltaTable(url).metadata().configuration
+    assert {n: rule for n, rule in there.items() if n.startswith(creation.CONSTRAINT)} == {
+        f"{creation.CONSTRAINT}{name}": rule
+        for name, rule in creation.rules_of(table, None).items()
+    }
+    spark.sql(f"INSERT INTO delta.`{url}` VALUES (DATE'2024-01-01', -1, NULL, 0.5, 2)")
+    for bad in ("-2, NULL, 0.5, 2", "0, NULL, 0.49, 2", "0, NULL, 0.5, 1"):
+        with pytest.raises(SPARK_ERRORS, match="DELTA_VIOLATE_CONSTRAINT"):
+            spark.sql(f"INSERT INTO delta.`{url}` VALUES (DATE'2024-01-01', {bad})")
 
 
 def test_two_runs_on_the_same_day_end_as_one_of_them(loaded, spark):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 
 import pyspark.sql.types as T
-from deltalake import DeltaTable, Schema
+from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
 
@@ -17,6 +19,8 @@ from backfill_assets.tables.table import Table
 
 #: How the property of a CHECK constraint begins, before its name.
 CONSTRAINT = "delta.constraints."
+#: The version after the one that was looked at, or none.
+_NEXT = CommitProperties(max_commit_retries=0)
 
 
 def rules_of(table: Table, metadata: Metadata | None) -> dict[str, str]:
@@ -60,7 +64,7 @@ def create(spark: SparkSession, url: str, table: Table, properties: Mapping[str,
         if load_log(url) is None:
             raise
     # What a creation that was killed has not come to.
-    _add_constraints(spark, url, _own_rules(table))
+    _add_constraints(spark, url, table, _own_rules(table))
 
 
 def is_empty(ledger: Ledger) -> bool:
@@ -82,14 +86,29 @@ def _column(table: Table, column: T.StructField) -> str:
     return f"`{column.name}` {column.dataType.simpleString()}{required} COMMENT '{comment}'"
 
 
-def _add_constraints(spark: SparkSession, url: str, rules: Mapping[str, str]) -> bool:
+def _add_constraints(spark: SparkSession, url: str, table: Table, rules: Mapping[str, str]) -> bool:
     """Add the rules that the table has not; whether there were any."""
-    there = delta_log(url).load().metadata().configuration
+    log = delta_log(url).load()
+    there = log.metadata().configuration
     new = {name: rule for name, rule in rules.items() if f"{CONSTRAINT}{name}" not in there}
     for name, rule in new.items():
-        # By Spark: delta-rs writes a rule down in words of its own, which Spark takes otherwise.
+        if _is_plain(table, rule):
+            with suppress(DeltaError):
+                log.alter.add_constraint({name: rule}, commit_properties=_NEXT)
+                continue
         spark.sql(f"ALTER TABLE delta.`{url}` ADD CONSTRAINT {name} CHECK ({rule})")
     return bool(new)
+
+
+def _is_plain(table: Table, rule: str) -> bool:
+    """Whether delta-rs, which needs no second for it, writes a rule down as it is.
+
+    Others it says in words of its own, which Spark takes otherwise: `x >= 0.5` of a decimal becomes
+    `x >= '50'::decimal(10, 2)`, and a name with a capital letter a text.
+    """
+    found = re.fullmatch(r"(?:[a-z0-9_]+ IS NULL OR )?([a-z][a-z0-9_]*) >= -?\d+", rule)
+    types = {column.name: column.dataType for column in table.struct}
+    return found is not None and isinstance(types.get(found[1]), T.IntegerType | T.LongType)
 
 
 def add_columns(spark: SparkSession, url: str, since: Ledger) -> bool:
@@ -119,7 +138,7 @@ def add_columns(spark: SparkSession, url: str, since: Ledger) -> bool:
         for name, rule in _own_rules(table).items()
         if any(name.startswith(f"{column.lower()}_") for column in added)
     }
-    return _add_constraints(spark, url, rules) or bool(new)
+    return _add_constraints(spark, url, table, rules) or bool(new)
 
 
 def _quoted(text: str) -> str:
