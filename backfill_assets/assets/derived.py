@@ -112,8 +112,8 @@ def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition
             )
             for name, of in table.reads.items()
         }
-        whole = {name: read.whole(of.name) for name, of in table.whole.items()}
-        rows = cache(table.transform(**frames, **whole))
+        spark = next(iter(frames.values())).sparkSession
+        rows = cache(table.transform(**frames, **read.whole(table.whole, spark)))
 
         def remarks(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
             passed = (v.day for v in verdicts if v.passed)

@@ -123,7 +123,7 @@ def build_current(settings: Settings, code: Code, table: Current) -> dg.AssetsDe
         lines = with_event_day(raw, source, settings.timezone)
         rows = cache(known(lines, source, days, policy.window_days, corrects=policy.corrects))
         due = current_expectations(table, lines, rows, days, policy)
-        whole = {name: read.whole(of.name) for name, of in table.of.whole.items()}
+        whole = read.whole(table.of.whole, raw.sparkSession)
         return Built(current_rows(table, rows, days, whole), due, scattered=True)
 
     return made_asset(settings, code, table, make, group=table.of.group, lineage=table.lineage)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import dagster as dg
 import msgspec
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.assets.publishing import delta_assets, publish
 from backfill_assets.calendar.partitions import Window
@@ -24,6 +24,7 @@ from backfill_assets.quality.audit import Verdict
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.fingerprints import input_fingerprints
 from backfill_assets.tables.codes import Code
+from backfill_assets.tables.references import Unpartitioned
 from backfill_assets.tables.table import Lineage, Table
 
 
@@ -39,10 +40,11 @@ class Read:
     tables: Mapping[str, Snapshot]
     references: Mapping[str, Reference]
 
-    def whole(self, name: str) -> DataFrame:
-        """All rows of an input without days."""
-        spark = next(iter(self.tables.values())).whole.sparkSession
-        return self.references[name].rows(spark)
+    def whole(
+        self, inputs: Mapping[str, Unpartitioned], spark: SparkSession
+    ) -> dict[str, DataFrame]:
+        """All rows of inputs without days, by parameter as these are given."""
+        return {name: self.references[of.name].rows(spark) for name, of in inputs.items()}
 
 
 #: Computes some days of a table: from its inputs, and with a function that caches the rows of a
@@ -96,7 +98,7 @@ def made_asset(
 
                 def build(days: Window) -> Built:
                     built = make(Read(tables, references), cache, days)
-                    return _with_references(built, references, days) if references else built
+                    return _with_references(built, references, held, days) if held else built
 
                 return Plan(fingerprints, build, [*tables.values()])
 
@@ -121,14 +123,15 @@ def _held(table: Table, references: Mapping[str, Reference], window: Window) -> 
     return found
 
 
-def _with_references(built: Built, references: Mapping[str, Reference], days: Window) -> Built:
+def _with_references(
+    built: Built, references: Mapping[str, Reference], held: Mapping[str, str], days: Window
+) -> Built:
     """The same, and the commit records what the inputs without days held."""
-    held = {name: of.content for name, of in references.items() if of.content is not None}
     numbers = {f"input version {name}": of.version for name, of in references.items()}
 
     def remarks(before: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
         own = built.remarks(before, verdicts) if built.remarks else Remarks()
-        return replace(own, details=msgspec.structs.replace(own.details, references=held))
+        return replace(own, details=msgspec.structs.replace(own.details, references={**held}))
 
     return replace(
         built,

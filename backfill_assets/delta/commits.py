@@ -30,6 +30,7 @@ from backfill_assets.delta.data_files import DataFiles, remove_files, write_file
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.logs import APPLICATION, delta_log
 from backfill_assets.delta.reading import read_ledger
+from backfill_assets.delta.snapshots import rows_as_of
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.settings import UNDO_DAYS
 from backfill_assets.tables.table import Table
@@ -306,8 +307,7 @@ class Writer:
         """
         table = self.table
         columns = list(dict.fromkeys((table.partition, *table.key)))
-        there = self.spark.read.format("delta").option("versionAsOf", at).load(self.url)
-        there = there.where(any_of(windows(days), table.partition))
+        there = rows_as_of(self.spark, self.url, table, at, days)
         keys = frame.select(*columns).distinct().withColumn("_wanted", F.lit(1))
         copies = there.groupBy(*columns).agg(F.count(F.lit(1)).alias("copies"))
         wrong = copies.join(keys, columns, "left").select(

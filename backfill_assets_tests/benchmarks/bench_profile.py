@@ -18,8 +18,8 @@ from backfill_assets.delta import commits
 from backfill_assets.engine.spark import Engine
 from backfill_assets.publish import computing, publisher
 from backfill_assets.publish.io_manager import DeltaIOManager
-from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets.settings import load_settings
+from backfill_assets_tests.benchmarks.bench_backfills import REWRITE
 from backfill_assets_tests.benchmarks.bench_jobs import by_hand, write_landing
 from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, START, Pipeline
 
@@ -94,7 +94,7 @@ def ours(root: Path, days: int, tables: Sequence[str]) -> None:
     pipeline = Pipeline(engine, root / "ours", land=False, landing=str(root), end=end)
     took = _run(clock, pipeline, tables, days)
     for _ in range(3):
-        _run(clock, pipeline, tables, 1, tags={REWRITE_TAG: "true"})
+        _run(clock, pipeline, tables, 1, tags=REWRITE)
     print(f"seconds {session + took:.1f}", flush=True)
 
 
@@ -132,7 +132,8 @@ def _child(kind: str, place: Path, days: int, orders: int) -> float:
         text=True,
     )
     *said, last = done.stdout.splitlines() or [""]
-    print("\n".join(said), flush=True) if said else None
+    if said:
+        print("\n".join(said), flush=True)
     return float(last.removeprefix("seconds ") or 0)
 
 
