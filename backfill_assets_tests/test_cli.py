@@ -20,6 +20,7 @@ from backfill_assets.calendar.partitions import daily_partitions
 from backfill_assets.cli import cli, main
 from backfill_assets.cli.output import Output
 from backfill_assets.engine import jars as jars_module
+from backfill_assets.engine.class_archive import class_archive
 from backfill_assets.engine.jars import delta_coordinate
 from backfill_assets.engine.spark import Engine
 from backfill_assets.monitoring.states import State
@@ -219,6 +220,9 @@ def test_jars_that_are_there(monkeypatch, capsys, tmp_path):
     folder = tmp_path / delta_coordinate().replace(":", "_")
     folder.mkdir()
     (folder / "io.delta_x.jar").touch()
+    archive = class_archive(tmp_path)
+    assert archive is not None
+    archive.touch()
     assert main(["jars"]) == 0
     assert capsys.readouterr().out == ""
 

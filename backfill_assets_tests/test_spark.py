@@ -7,6 +7,7 @@ import re
 import shlex
 import socket
 import subprocess
+import sys
 import time
 import traceback
 from datetime import datetime, timezone
@@ -20,6 +21,11 @@ import pytest
 
 from backfill_assets.engine import jars as jars_module
 from backfill_assets.engine import spark as module
+from backfill_assets.engine.class_archive import (
+    class_archive,
+    make_class_archive,
+    with_archive,
+)
 from backfill_assets.engine.jars import (
     EngineError,
     check_java,
@@ -283,6 +289,42 @@ def test_a_connect_session_gets_only_what_can_change_at_run_time():
     assert config["spark.sql.session.timeZone"] == "UTC"
     assert config["spark.sql.x"] == "1"
     assert not {"spark.master", "spark.jars", "spark.driver.memory"} & set(config)
+
+
+OPTIONS = "spark.driver.extraJavaOptions"
+
+
+def test_a_jvm_starts_with_an_archive_of_classes_where_there_is_one(tmp_path):
+    archive = class_archive(tmp_path)
+    assert archive is not None
+    given = {OPTIONS: "-Duser.timezone=UTC", "spark.driver.memory": "1g"}
+    assert with_archive(given, tmp_path) == given
+    archive.write_text("no archive at all")
+    options = with_archive(given, tmp_path)[OPTIONS].split()
+    assert options[:2] == ["-Duser.timezone=UTC", f"-XX:SharedArchiveFile={archive}"]
+    # What is no archive, or that of another Java, is passed over in silence.
+    said = subprocess.run(
+        ["java", *options, "-version"], capture_output=True, text=True, check=True
+    )
+    plain = subprocess.run(["java", "-version"], capture_output=True, text=True, check=True)
+    assert said.stdout == ""
+    assert said.stderr.replace(", sharing", "") == plain.stderr.replace(", sharing", "")
+    command = connect_server_command(load_settings(jars=tmp_path), 15099)
+    assert any(str(archive) in word for word in command)
+
+
+def test_no_java_no_archive(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    assert class_archive(tmp_path) is None
+    assert with_archive({OPTIONS: "x"}, tmp_path) == {OPTIONS: "x"}
+    assert not make_class_archive(tmp_path)
+
+
+def test_an_archive_that_cannot_be_made_is_none(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "executable", "false")
+    assert not make_class_archive(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_server_listens_on_loopback_only(tmp_path):

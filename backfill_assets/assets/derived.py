@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.assets.making import Read, made_asset
-from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.partitions import Window, any_of, windows
 from backfill_assets.calendar.reach import SAME_DAY, Reach
 from backfill_assets.engine.spark import Cache
 from backfill_assets.publish.candidates import Built, Remarks, Snapshot
@@ -67,24 +67,79 @@ def sums_by_day(
     }
 
 
+def input_sums(
+    source: Snapshot,
+    rows: DataFrame,
+    day: str,
+    wanted: Mapping[str, str | None],
+    zeros: Mapping[str, int | Decimal],
+    days: Window,
+) -> dict[date, Sums]:
+    """By day, sums of an input: as its commit recorded them, or else of the rows.
+
+    Args:
+        source: the input.
+        rows: of it, each for one day.
+        day: the column of the day.
+        wanted: by name, the column to sum; none to count rows.
+        zeros: by name, what stands for a sum of nothing.
+        days: the days, each made of the same day of the input.
+    """
+    found = {}
+    for of in days:
+        if (sums := _recorded(source, of, wanted)) is not None:
+            found[of] = sums
+    if left := [of for of in days if of not in found]:
+        rest = rows.where(any_of(windows(left), day))
+        found |= sums_by_day(rest, day, _aggregated(wanted), zeros)
+    return found
+
+
+def _aggregated(wanted: Mapping[str, str | None]) -> dict[str, Column]:
+    return {
+        name: F.count(F.lit(1)) if column is None else F.sum(column)
+        for name, column in wanted.items()
+    }
+
+
+def _recorded(source: Snapshot, day: date, wanted: Mapping[str, str | None]) -> Sums | None:
+    """The sums that the audit found when the day was published; none where they are not known.
+
+    They are those of its rows, as nobody has changed the day since.
+    """
+    said = source.ledger.current_record(day)
+    if said is None or not {*wanted.values()} <= {None, *said.totals}:
+        return None
+    return {
+        name: said.rows if column is None else type(source.table.zeros[column])(said.totals[column])
+        for name, column in wanted.items()
+    }
+
+
 def expectations(
-    table: Derived, frames: Mapping[str, DataFrame], days: Window
+    table: Derived,
+    sources: Mapping[str, Snapshot],
+    frames: Mapping[str, DataFrame],
+    days: Window,
 ) -> dict[date, Expectation]:
     """By day, the totals that the inputs say it must have.
 
     Args:
         table: the table.
-        frames: the inputs with `for_day`, by parameter.
+        sources: the inputs, by parameter.
+        frames: the same with `for_day`.
         days: the days.
     """
     totals: dict[date, Sums] = {day: {} for day in days}
     for parameter, frame in frames.items():
         wanted = {
-            check.total: F.count(F.lit(1)) if check.column is None else F.sum(check.column)
-            for check in table.conserved
-            if check.parameter == parameter
+            check.total: check.column for check in table.conserved if check.parameter == parameter
         }
-        found = sums_by_day(frame, FOR_DAY, wanted, table.zeros)
+        if table.reads[parameter].reach == SAME_DAY:
+            source = sources[parameter]
+            found = input_sums(source, frame, FOR_DAY, wanted, table.zeros, days)
+        else:
+            found = sums_by_day(frame, FOR_DAY, _aggregated(wanted), table.zeros)
         nothing = {name: table.zeros[name] for name in wanted}
         for day, of in totals.items():
             of |= found.get(day, nothing)
@@ -119,7 +174,9 @@ def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition
             passed = (v.day for v in verdicts if v.passed)
             return Remarks({d for d in passed if _final(table, sources, d, starts)})
 
-        return Built(rows, expectations(table, frames, days), scattered=True, remarks=remarks)
+        return Built(
+            rows, expectations(table, sources, frames, days), scattered=True, remarks=remarks
+        )
 
     return made_asset(settings, code, table, make, group=table.group, lineage=table.lineage)
 

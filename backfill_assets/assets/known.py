@@ -8,7 +8,7 @@ import dagster as dg
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.derived import Sums, for_days, sums_by_day
+from backfill_assets.assets.derived import Sums, for_days, input_sums, sums_by_day
 from backfill_assets.assets.making import Read, made_asset
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
@@ -93,17 +93,22 @@ def correction_rows(table: Corrections, facts: DataFrame, current: DataFrame) ->
 
 
 def correction_expectations(
-    table: Corrections, facts: DataFrame, current: DataFrame, days: Window
+    table: Corrections,
+    of_facts: Mapping[date, Sums],
+    of_current: Mapping[date, Sums],
+    days: Window,
 ) -> dict[date, Expectation]:
-    """By day: facts + corrections = current."""
-    wanted = {name: F.sum(name) for name in table.totals}
-    zeros = {**table.zeros}
-    of_facts, of_current = (
-        sums_by_day(rows, table.partition, wanted, zeros) for rows in (facts, current)
-    )
+    """By day: facts + corrections = current.
+
+    Args:
+        table: the table.
+        of_facts: the totals of the facts, by day that has rows.
+        of_current: those of what is known now.
+        days: the days.
+    """
     expectations = {}
     for day in days:
-        then, now = of_facts.get(day, zeros), of_current.get(day, zeros)
+        then, now = of_facts.get(day, table.zeros), of_current.get(day, table.zeros)
         expectations[day] = Expectation(
             entries={**then, **{f"current {name}": total for name, total in now.items()}},
             totals={name: now[name] - then[name] for name in table.totals},
@@ -133,8 +138,15 @@ def build_corrections(settings: Settings, code: Code, table: Corrections) -> dg.
     """The asset of a table of how facts differ from what is known now."""
 
     def make(read: Read, cache: Cache, days: Window) -> Built:
-        facts, current = (read.tables[of.name].days(days) for of in (table.facts, table.current))
-        rows = cache(correction_rows(table, facts, current))
-        return Built(rows, correction_expectations(table, facts, current, days), scattered=True)
+        sources = [read.tables[of.name] for of in (table.facts, table.current)]
+        frames = [source.days(days) for source in sources]
+        rows = cache(correction_rows(table, *frames))
+        wanted = {name: name for name in table.totals}
+        of_facts, of_current = (
+            input_sums(source, frame, table.partition, wanted, table.zeros, days)
+            for source, frame in zip(sources, frames, strict=True)
+        )
+        due = correction_expectations(table, of_facts, of_current, days)
+        return Built(rows, due, scattered=True)
 
     return made_asset(settings, code, table, make, group=table.facts.group, lineage=table.lineage)

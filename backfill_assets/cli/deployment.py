@@ -60,7 +60,7 @@ def refuse_used_port(port: int) -> None:
 
 @command("jars")
 def jars(out: Output) -> None:
-    """Download the Delta jars into their cache, once."""
+    """Download the Delta jars into their cache and prepare the engine's start, once."""
     _fetch_jars(out, load_settings())
 
 
@@ -68,11 +68,16 @@ def _fetch_jars(out: Output, settings: Settings) -> None:
     if settings.spark_remote:
         out.note("SPARK_REMOTE is set: the server has the Delta jars, none are needed here.")
         return
+    from backfill_assets.engine.class_archive import class_archive, make_class_archive
     from backfill_assets.engine.jars import delta_coordinate, delta_jars, fetch_delta_jars
 
     if not delta_jars(settings.jars):
         out.note(f"Downloading the Delta jars ({delta_coordinate()}) ...")
     fetch_delta_jars(settings.jars)
+    archive = class_archive(settings.jars)
+    if archive and not archive.exists():
+        out.note("Putting the engine's classes together, once, so that it starts faster ...")
+        make_class_archive(settings.jars)
 
 
 @command("sample --days 28")

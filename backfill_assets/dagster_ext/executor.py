@@ -1,36 +1,51 @@
-"""How a run runs: all its steps in one process, which is known by its lock and its retries.
+"""How a run runs: in one process, which is known by its lock and its retries; see `steps`.
 
 Only what concerns every run, whoever launched it, belongs here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
 
 import dagster as dg
-from dagster._core.events import DagsterEvent
+from dagster._core.events import DagsterEvent, EngineEventData
+from dagster._core.execution.api import ExecuteRunWithPlanIterable
 from dagster._core.execution.context.system import PlanOrchestrationContext
+from dagster._core.execution.context_creation_job import PlanExecutionContextManager
 from dagster._core.execution.plan.plan import ExecutionPlan
-from dagster._core.execution.retries import RetryMode
-from dagster._core.execution.step_dependency_config import StepDependencyConfig
+from dagster._core.execution.retries import RetryMode, get_retries_config
+from dagster._core.execution.step_dependency_config import (
+    StepDependencyConfig,
+    get_step_dependency_config_field,
+)
 
 from backfill_assets.dagster_ext.launcher import sign_on
 from backfill_assets.dagster_ext.retries import engine_lost, fresh_tags, retry_later
+from backfill_assets.dagster_ext.steps import in_threads
 
 
 class _OneProcess(dg.Executor):
-    """Dagster's in-process executor, which signs on and marks what deserves another attempt."""
+    """Runs steps that do not depend on one another at the same time, on one engine.
 
-    def __init__(self, plain: dg.Executor) -> None:
-        self.plain = plain
+    It signs the process on, and marks what deserves another attempt. Dagster's in-process executor
+    runs one step at a time, and its multiprocess executor starts a process for each step.
+    """
+
+    def __init__(self, retries: RetryMode, needs: StepDependencyConfig, at_once: int) -> None:
+        self._retries = retries
+        self._needs = needs
+        self._at_once = at_once
 
     @property
     def retries(self) -> RetryMode:
-        return self.plain.retries
+        return self._retries
 
     @property
     def step_dependency_config(self) -> StepDependencyConfig:
-        return self.plain.step_dependency_config
+        return self._needs
 
     def execute(
         self, plan_context: PlanOrchestrationContext, execution_plan: ExecutionPlan
@@ -38,22 +53,58 @@ class _OneProcess(dg.Executor):
         instance, run = plan_context.instance, plan_context.dagster_run
         tags = {**sign_on(instance, run.run_id), **fresh_tags(instance, run)}
         instance.add_run_tags(run.run_id, tags)
-        for event in self.plain.execute(plan_context, execution_plan):
+        keys, pid = execution_plan.step_keys_to_execute, os.getpid()
+        yield DagsterEvent.engine_event(
+            plan_context,
+            f"Executing steps in process (pid: {pid}), up to {self._at_once} at the same time",
+            EngineEventData.in_process(pid, keys),
+        )
+        steps = ExecuteRunWithPlanIterable(
+            execution_plan=execution_plan,
+            iterator=partial(in_threads, at_once=self._at_once),
+            execution_context_manager=PlanExecutionContextManager(
+                job=plan_context.job,
+                retry_mode=plan_context.retry_mode,
+                execution_plan=execution_plan,
+                run_config=plan_context.run_config,
+                dagster_run=run,
+                instance=instance,
+                raise_on_error=plan_context.raise_on_error,
+                output_capture=plan_context.output_capture,
+                step_dependency_config=self._needs,
+            ),
+        )
+        for event in steps:
             if event.is_step_failure and engine_lost(event.step_failure_data.error):
                 retry_later(instance, run.run_id)
             yield event
+        yield DagsterEvent.engine_event(
+            plan_context,
+            f"Finished steps in process (pid: {pid})",
+            EngineEventData.in_process(pid, keys),
+        )
 
 
 def _one_process(context: dg.InitExecutorContext) -> dg.Executor:
-    make = dg.in_process_executor.executor_creation_fn
-    assert make is not None
-    return _OneProcess(make(context))
+    config: Mapping[str, Any] = context.executor_config
+    return _OneProcess(
+        RetryMode.from_config(config["retries"]) or RetryMode.ENABLED,
+        StepDependencyConfig.from_config(config.get("step_dependency_config")),
+        config["max_concurrent"],
+    )
 
 
-#: Takes the configuration of Dagster's own.
 one_process_executor = dg.ExecutorDefinition(
     "in_process",
-    config_schema=dg.in_process_executor.config_schema.as_field(),
+    config_schema={
+        "retries": get_retries_config(),
+        "step_dependency_config": get_step_dependency_config_field(),
+        "max_concurrent": dg.Field(
+            dg.IntSource,
+            default_value=4,
+            description="How many steps of a run may run at the same time.",
+        ),
+    },
     executor_creation_fn=_one_process,
-    description="All steps in one process, which holds the run's lock.",
+    description="All steps in the threads of one process, which holds the run's lock.",
 )

@@ -140,7 +140,9 @@ def test_differences_have_the_types_of_the_facts_and_no_bounds(spark):
         (day(4), 1, Decimal("9.99")),
     ]
     assert not more.constraints
-    expectations = correction_expectations(more, facts, now, Window(day(3), day(6)))
+    of_facts = {day(3): {"few": 1, "money": Decimal("1.00")}}
+    of_now = {day(4): {"few": 1, "money": Decimal("9.99")}}
+    expectations = correction_expectations(more, of_facts, of_now, Window(day(3), day(6)))
     assert [expectations[day(n)].totals for n in (3, 4, 5)] == [
         {"few": -1, "money": Decimal("-1.00")},
         {"few": 1, "money": Decimal("9.99")},

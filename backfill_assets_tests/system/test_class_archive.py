@@ -1,0 +1,31 @@
+"""The archive of the engine's classes: made once, and used by the next JVM."""
+
+from __future__ import annotations
+
+import subprocess
+
+from backfill_assets.engine.class_archive import class_archive, make_class_archive, with_archive
+from backfill_assets.engine.jars import spark_home
+
+
+def test_the_next_jvm_takes_its_classes_from_the_archive(tmp_path):
+    assert make_class_archive(tmp_path)
+    archive = class_archive(tmp_path)
+    assert [*tmp_path.iterdir()] == [archive], "nothing else stays"
+    made = archive.stat().st_mtime_ns
+    assert make_class_archive(tmp_path)
+    assert archive.stat().st_mtime_ns == made, "it is made once"
+    options = with_archive({}, tmp_path)["spark.driver.extraJavaOptions"].split()
+    loaded = subprocess.run(
+        [
+            str(spark_home() / "bin" / "spark-submit"),
+            *("--driver-java-options", " ".join([*options, "-Xlog:class+load:stdout"])),
+            *("--master", "local[1]", "--version"),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    of_spark = [line for line in loaded.stdout.splitlines() if "org.apache.spark." in line]
+    assert of_spark
+    assert any("shared objects file (top)" in line for line in of_spark), of_spark[:3]

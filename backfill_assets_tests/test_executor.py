@@ -1,0 +1,188 @@
+"""How a run runs: which steps at the same time, and what becomes of it when one of them fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from threading import Barrier, Lock
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.execution.api import execute_run
+
+from backfill_assets.dagster_ext.executor import one_process_executor
+
+PATIENCE = 60
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test() as found:
+        yield found
+
+
+def run(instance: dg.DagsterInstance, job: dg.JobDefinition) -> dg.DagsterRun:
+    created = instance.create_run_for_job(job)
+    execute_run(InMemoryJob(job), created, instance)
+    found = instance.get_run_by_id(created.run_id)
+    assert found is not None
+    return found
+
+
+def events(instance: dg.DagsterInstance, of: dg.DagsterRun, step: str) -> list[str]:
+    """What a step told of, in order."""
+    told = [log.dagster_event for log in instance.all_logs(of.run_id) if log.is_dagster_event]
+    return [
+        e.event_type_value for e in told if e.step_key == step and "LOG" not in e.event_type_value
+    ]
+
+
+def two_and_their_sum(work: Callable[[str], int], at_once: int = 4) -> dg.JobDefinition:
+    """Two steps that wait for nothing, and one that waits for both."""
+
+    @dg.op
+    def one() -> int:
+        return work("one")
+
+    @dg.op
+    def two() -> int:
+        return work("two")
+
+    @dg.op
+    def both(a: int, b: int) -> int:
+        return work("both")
+
+    config = {"execution": {"config": {"max_concurrent": at_once}}}
+
+    @dg.job(executor_def=one_process_executor, config=config)
+    def job() -> None:
+        both(one(), two())
+
+    return job
+
+
+def test_steps_that_wait_for_nothing_run_at_the_same_time(instance):
+    met, done = Barrier(2), []
+
+    def work(name: str) -> int:
+        if name != "both":
+            met.wait(PATIENCE)
+        done.append(name)
+        return 1
+
+    found = run(instance, two_and_their_sum(work))
+    assert found.status is dg.DagsterRunStatus.SUCCESS
+    assert done[-1] == "both"
+    assert sorted(done) == ["both", "one", "two"]
+    for step in ("one", "two"):
+        assert events(instance, found, step) == [
+            "STEP_START",
+            "STEP_OUTPUT",
+            "HANDLED_OUTPUT",
+            "STEP_SUCCESS",
+        ]
+
+
+Work = Callable[[str], int]
+
+
+def most_at_once(
+    instance: dg.DagsterInstance, make: Callable[[Callable[[str], int]], dg.JobDefinition]
+):
+    """How many steps of a job ran at the same time."""
+    lock, running, seen = Lock(), 0, []
+
+    def work(_: str) -> int:
+        nonlocal running
+        with lock:
+            running += 1
+            seen.append(running)
+        time.sleep(0.1)
+        with lock:
+            running -= 1
+        return 1
+
+    assert run(instance, make(work)).status is dg.DagsterRunStatus.SUCCESS
+    return max(seen)
+
+
+def test_no_more_steps_run_than_may(instance):
+    assert most_at_once(instance, lambda work: two_and_their_sum(work, at_once=1)) == 1
+
+
+def test_a_pool_holds_within_a_run(instance):
+    instance.event_log_storage.set_concurrency_slots("engine", 1)
+
+    def make(work: Work) -> dg.JobDefinition:
+        @dg.op(pool="engine")
+        def one() -> int:
+            return work("one")
+
+        @dg.op(pool="engine")
+        def two() -> int:
+            return work("two")
+
+        @dg.job(executor_def=one_process_executor)
+        def job() -> None:
+            one()
+            two()
+
+        return job
+
+    assert most_at_once(instance, make) == 1
+
+
+def test_a_step_that_fails_ends_none_that_does_not_need_it(instance):
+    def work(name: str) -> int:
+        if name == "one":
+            raise ValueError("bad")
+        return 1
+
+    found = run(instance, two_and_their_sum(work))
+    assert found.status is dg.DagsterRunStatus.FAILURE
+    assert events(instance, found, "one")[-1] == "STEP_FAILURE"
+    assert events(instance, found, "two")[-1] == "STEP_SUCCESS"
+    assert events(instance, found, "both") == []
+
+
+def test_a_step_may_ask_for_another_attempt(instance):
+    attempts = []
+
+    def work(name: str) -> int:
+        attempts.append(name)
+        if attempts.count("two") == 1 and name == "two":
+            raise dg.RetryRequested(max_retries=1, seconds_to_wait=0.2)
+        return 1
+
+    found = run(instance, two_and_their_sum(work))
+    assert found.status is dg.DagsterRunStatus.SUCCESS
+    assert sorted(attempts) == ["both", "one", "two", "two"]
+
+
+def test_a_run_that_is_terminated_goes_no_further(instance):
+    """As Dagster terminates it: a signal to its process, whose main thread waits for the steps."""
+    met, went_on = Barrier(2), []
+
+    def work(name: str) -> int:
+        met.wait(PATIENCE)
+        if name == "one":
+            instance.report_run_canceling(created)
+            os.kill(os.getpid(), signal.SIGINT)
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
+            time.sleep(0.01)
+        went_on.append(name)
+        return 1
+
+    job = two_and_their_sum(work)
+    created = instance.create_run_for_job(job)
+    execute_run(InMemoryJob(job), created, instance)
+    found = instance.get_run_by_id(created.run_id)
+    assert found.status is dg.DagsterRunStatus.CANCELED
+    assert went_on == []
+    for step in ("one", "two"):
+        assert events(instance, found, step) == ["STEP_START", "STEP_FAILURE"]
+    assert events(instance, found, "both") == []
