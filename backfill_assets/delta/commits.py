@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import any_of, windows
 from backfill_assets.dagster_ext.retries import engine_lost
-from backfill_assets.delta.creation import add_columns, create, is_empty
+from backfill_assets.delta.creation import SPARK_COMMITS, add_columns, create, is_empty
 from backfill_assets.delta.data_files import DataFiles, remove_files, write_files
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.logs import APPLICATION, delta_log
@@ -287,13 +287,14 @@ class Writer:
     @contextmanager
     def _settings(self, values: Mapping[str, str]) -> Iterator[None]:
         """Settings of the session for one statement, which has no options of its own."""
-        for name, value in values.items():
-            self.spark.conf.set(name, value)
-        try:
-            yield
-        finally:
-            for name in values:
-                self.spark.conf.unset(name)
+        with SPARK_COMMITS:
+            for name, value in values.items():
+                self.spark.conf.set(name, value)
+            try:
+                yield
+            finally:
+                for name in values:
+                    self.spark.conf.unset(name)
 
     def leftover(self, frame: DataFrame, days: Sequence[date], at: int) -> dict[date, int]:
         """By day, the rows of the table that a merge would leave although they do not belong there.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from threading import RLock
 
 import pyspark.sql.types as T
 from deltalake import CommitProperties, DeltaTable, Schema
@@ -19,6 +20,9 @@ from backfill_assets.tables.table import Table
 
 #: How the property of a CHECK constraint begins, before its name.
 CONSTRAINT = "delta.constraints."
+#: Held while Spark commits: what a commit is to say of itself is a setting of the session, and all
+#: steps of a run share that.
+SPARK_COMMITS = RLock()
 #: The version after the one that was looked at, or none.
 _NEXT = CommitProperties(max_commit_retries=0)
 
@@ -96,7 +100,8 @@ def _add_constraints(spark: SparkSession, url: str, table: Table, rules: Mapping
             with suppress(DeltaError):
                 log.alter.add_constraint({name: rule}, commit_properties=_NEXT)
                 continue
-        spark.sql(f"ALTER TABLE delta.`{url}` ADD CONSTRAINT {name} CHECK ({rule})")
+        with SPARK_COMMITS:
+            spark.sql(f"ALTER TABLE delta.`{url}` ADD CONSTRAINT {name} CHECK ({rule})")
     return bool(new)
 
 
@@ -125,8 +130,10 @@ def add_columns(spark: SparkSession, url: str, since: Ledger) -> bool:
         # Where the model has it: rows of both are compared by position.
         place = names.index(column.name)
         where = f"AFTER `{names[place - 1]}`" if place else "FIRST"
+        change = f"ALTER TABLE delta.`{url}` ADD COLUMNS ({_column(table, column)} {where})"
         try:
-            spark.sql(f"ALTER TABLE delta.`{url}` ADD COLUMNS ({_column(table, column)} {where})")
+            with SPARK_COMMITS:
+                spark.sql(change)
         except SPARK_ERRORS:
             log = load_log(url)
             if log is None or column.name not in {f.name for f in log.schema().fields}:

@@ -42,13 +42,15 @@ from backfill_assets_tests.benchmarks.bench_backfills import (
 )
 from backfill_assets_tests.benchmarks.bench_history import long_history
 from backfill_assets_tests.benchmarks.bench_jobs import by_hand, timed, write_landing
-from backfill_assets_tests.benchmarks.bench_profile import profile
+from backfill_assets_tests.benchmarks.bench_profile import one_day, profile, small_days
 from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, order
 
 SPARK = {"spark.driver.memory": "6g"}
 PARTS = (
     "profile",
+    "day",
+    "small",
     "load",
     "late",
     "connect",
@@ -190,6 +192,8 @@ def main() -> None:
             on_connect(root)
         engine = Engine.of(load_settings(spark_conf=SPARK))
         for name, work in {
+            "day": lambda at: one_day(engine, at, 2_000),
+            "small": lambda at: small_days(engine, at, 1_096, 7),
             "chunks": lambda at: chunked(engine, at, 365, 2_000),
             "history": lambda at: history(engine, at, (30, 365, 1095), 200),
             "merge": lambda at: merging(engine, at, 500_000),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -32,7 +32,8 @@ REWRITE = {REWRITE_TAG: "true"}
 LOG = (RAW.name, REJECTED.name)
 
 
-def _days(first: int, count: int) -> Window:
+def day_range(first: int, count: int) -> Window:
+    """So many days, from that one of the landing on."""
     return Window(START + first * DAY, START + (first + count) * DAY)
 
 
@@ -42,7 +43,14 @@ def _days(first: int, count: int) -> Window:
 class Shell:
     """Runs as the command line starts them: a process each, on an instance of their own."""
 
-    def __init__(self, root: Path, landing: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        landing: Path,
+        environment: Mapping[str, str],
+        tables: Sequence[str] = LAYERS,
+    ) -> None:
+        self.tables = tables
         self.home = root / "home"
         self.home.mkdir(parents=True)
         shutil.copy(PROJECT / "dagster.yaml", self.home)
@@ -55,13 +63,13 @@ class Shell:
             "BACKFILL_ASSETS_LANDING": str(landing),
             "BACKFILL_ASSETS_WAREHOUSE": str(root / "warehouse"),
             "BACKFILL_ASSETS_START": str(START),
-            "BACKFILL_ASSETS_END": str(START + 400 * DAY),
+            "BACKFILL_ASSETS_END": str(START + 1200 * DAY),
             **environment,
         }
 
     def run(self, days: Window) -> float:
         """Seconds from the start of the process to its end."""
-        select = ["--select", " or ".join(f"key:{name}" for name in LAYERS)]
+        select = ["--select", " or ".join(f"key:{name}" for name in self.tables)]
         range_ = ["--partition-range", f"{days.start}...{days.end - DAY}"]
         command = [BIN / "dagster", "asset", "materialize"]
         began = perf_counter()
@@ -96,20 +104,20 @@ def engines(engine: Engine, root: Path, runs: int, orders: int) -> None:
     write_landing(engine.spark_session, landing, runs, orders)
     with connect_server(root, {}) as url:
         warm = Shell(root / "warm", landing, {"SPARK_REMOTE": url})
-        warm.run(_days(0, 1))
+        warm.run(day_range(0, 1))
         shutil.rmtree(root / "warm" / "warehouse")
         taken, phases = [], []
         for n in range(runs):
             began = time()
-            taken.append(warm.run(_days(n, 1)))
+            taken.append(warm.run(day_range(n, 1)))
             phases.append(warm.phases(began, time()))
     print(f"  warm shared engine: {median(taken):.1f} s a one-day run (median of {runs})")
     before, within, after = (median(column) for column in zip(*phases, strict=True))
     print(f"    before its steps {before:.1f} s, in them {within:.1f} s, after them {after:.1f} s")
     cold = Shell(root / "cold", landing, {})
-    each = [cold.run(_days(n, 1)) for n in range(runs)]
+    each = [cold.run(day_range(n, 1)) for n in range(runs)]
     print(f"  an engine each: {median(each):.1f} s a one-day run (median of {runs})")
-    whole = Shell(root / "whole", landing, {}).run(_days(0, runs))
+    whole = Shell(root / "whole", landing, {}).run(day_range(0, runs))
     print(f"  one run of {runs} days: {whole:.1f} s")
     print(
         f"\n(a) {runs} one-day runs on a warm engine : with an engine each : one run = "
@@ -126,12 +134,12 @@ def caps(engine: Engine, root: Path, chunks: int, orders: int) -> None:
     write_landing(engine.spark_session, landing, chunks * size, orders)
     speeds = {}
     with connect_server(root, {}) as url:
-        Shell(root / "first", landing, {"SPARK_REMOTE": url}).run(_days(0, size))
+        Shell(root / "first", landing, {"SPARK_REMOTE": url}).run(day_range(0, size))
         for cap in (1, 2, 4, 8):
             shell = Shell(root / f"cap-{cap}", landing, {"SPARK_REMOTE": url})
             began = perf_counter()
             with ThreadPoolExecutor(cap) as pool:
-                list(pool.map(shell.run, _days(0, chunks * size).split(size)))
+                list(pool.map(shell.run, day_range(0, chunks * size).split(size)))
             speeds[cap] = 60 * chunks * size / (perf_counter() - began)
             print(f"  cap {cap}: {speeds[cap]:.0f} days a minute", flush=True)
     said = " : ".join(f"{speed / speeds[1]:.2f}" for speed in speeds.values())
@@ -146,7 +154,7 @@ def chunked(engine: Engine, root: Path, days: int, orders: int) -> None:
     spark = engine.spark_session
     ours = Pipeline(engine, root, end=START + (days + 30) * DAY)
     write_landing(spark, ours.landing, days, orders)
-    chunks = _days(0, days).split(31)
+    chunks = day_range(0, days).split(31)
     ours.run(chunks[0].start, chunks[0].start)  # warms up
     by_hand(spark, ours.landing, root / "warm-up", START, 1)
 

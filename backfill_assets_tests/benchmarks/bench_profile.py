@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -11,16 +12,19 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
+from dagster_pyspark.resources import spark_session_from_config
+
 from backfill_assets.delta import commits
-from backfill_assets.engine.spark import Engine
+from backfill_assets.engine.spark import Engine, spark_config
 from backfill_assets.publish import computing, publisher
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.settings import load_settings
-from backfill_assets_tests.benchmarks.bench_backfills import REWRITE
+from backfill_assets_tests.benchmarks.bench_backfills import REWRITE, Shell, day_range
 from backfill_assets_tests.benchmarks.bench_jobs import by_hand, write_landing
+from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, START, Pipeline
 
 #: What is timed: the part, and the function that is it. A part has its own seconds alone.
@@ -68,9 +72,9 @@ class Clock:
         }
 
 
-def _run(clock: Clock, pipeline: Pipeline, tables: Sequence[str], days: int, **how: Any) -> float:
+def _run(clock: Clock, pipeline: Pipeline, days: int, **how: Any) -> None:
     began = perf_counter()
-    result = pipeline.run(START, START + timedelta(days=days - 1), tables, **how)
+    result = pipeline.run(START, START + timedelta(days=days - 1), EVERYTHING, **how)
     took = perf_counter() - began
     done = [e for e in result.all_events if e.event_type_value == "STEP_SUCCESS"]
     in_steps = sum(e.event_specific_data.duration_ms for e in done) / 1000
@@ -79,11 +83,10 @@ def _run(clock: Clock, pipeline: Pipeline, tables: Sequence[str], days: int, **h
         f"    {took:6.1f} s: " + ", ".join(f"{name} {x:.1f}" for name, x in parts.items()),
         flush=True,
     )
-    return took
 
 
-def ours(root: Path, days: int, tables: Sequence[str]) -> None:
-    """A first load in this process, then one-day runs."""
+def ours(root: Path, days: int) -> None:
+    """A first load of all tables in this process, then one-day runs."""
     clock = Clock()
     began = perf_counter()
     engine = Engine.of(load_settings())
@@ -92,37 +95,46 @@ def ours(root: Path, days: int, tables: Sequence[str]) -> None:
     print(f"    {session:6.1f} s: session", flush=True)
     end = START + timedelta(days=days)
     pipeline = Pipeline(engine, root / "ours", land=False, landing=str(root), end=end)
-    took = _run(clock, pipeline, tables, days)
+    _run(clock, pipeline, days)
+    jobs = engine.spark_session.sparkContext._jsc.sc().dagScheduler
     for _ in range(3):
-        _run(clock, pipeline, tables, 1, tags=REWRITE)
-    print(f"seconds {session + took:.1f}", flush=True)
+        before = jobs().numTotalJobs()
+        _run(clock, pipeline, 1, tags=REWRITE)
+        print(f"             {jobs().numTotalJobs() - before} Spark jobs")
 
 
 def hand(root: Path, days: int) -> None:
-    """The plain job in this process."""
-    began = perf_counter()
-    spark = Engine.of(load_settings()).spark_session
+    """The plain job in this process: with our settings of Spark, and with Java's own defaults."""
+    config = {**spark_config(load_settings()), "spark.driver.extraJavaOptions": ""}
+    spark = spark_session_from_config(config)
     by_hand(spark, root, root / "hand", START, days, _THREE)
-    print(f"seconds {perf_counter() - began:.1f}", flush=True)
 
 
 def profile(root: Path, days: int, orders: int, rounds: int) -> None:
-    """Cold runs in processes of their own, ours beside three tables by hand without audit."""
-    kinds = {"three tables by hand": "hand", "five tables": "five", "eight tables": "eight"}
+    """Cold runs in processes of their own, as the command line starts them, beside a plain job."""
     print(f"{days} days x {orders:,} orders, each in a new process")
-    taken: dict[str, list[float]] = {name: [] for name in kinds}
+    _child("landing", root, days, orders)
+    hands: list[float] = []
+    audited: dict[str, list[float]] = {"five": [], "eight": []}
     for n in range(rounds):
-        for name, kind in kinds.items():
+        began = perf_counter()
+        _child("hand", root, days, orders)
+        hands.append(perf_counter() - began)
+        print(f"  {hands[-1]:6.1f} s: three tables by hand", flush=True)
+        for kind, tables in (("five", LAYERS), ("eight", EVERYTHING)):
             place = root / f"{kind}-{n}"
-            _child("landing", place, days, orders)
-            print(f"  {name}", flush=True)
-            taken[name].append(_child(kind, place, days, orders))
-    plain, five, eight = (median(of) for of in taken.values())
-    print(f"\nfive audited tables : three by hand = {five / plain:.2f} (medians of {rounds})")
-    print(f"eight audited tables : three by hand = {eight / plain:.2f}", flush=True)
+            audited[kind].append(Shell(place, root, {}, tables).run(day_range(0, days)))
+            print(f"  {audited[kind][-1]:6.1f} s: {kind} tables, audited", flush=True)
+            shutil.rmtree(place)
+    for kind, taken in audited.items():
+        ratio = median(taken) / median(hands)
+        print(f"\n{kind} audited tables : three by hand = {ratio:.2f} (medians of {rounds})")
+    print("\nby part, the steps one after another:")
+    print(_child("eight", root, days, orders), flush=True)
 
 
-def _child(kind: str, place: Path, days: int, orders: int) -> float:
+def _child(kind: str, place: Path, days: int, orders: int) -> str:
+    """What it prints."""
     arguments = (kind, str(place), str(days), str(orders))
     done = subprocess.run(
         [sys.executable, "-m", __name__, *arguments],
@@ -131,10 +143,41 @@ def _child(kind: str, place: Path, days: int, orders: int) -> float:
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    *said, last = done.stdout.splitlines() or [""]
-    if said:
-        print("\n".join(said), flush=True)
-    return float(last.removeprefix("seconds ") or 0)
+    return done.stdout
+
+
+def one_day(engine: Engine, root: Path, orders: int, runs: int = 20) -> None:
+    """One-day runs of all tables on a warm engine, each a process as the daemon starts it."""
+    landing = root / "landing"
+    write_landing(engine.spark_session, landing, runs, orders)
+    with connect_server(root, {}) as url:
+        shell = Shell(root / "day", landing, {"SPARK_REMOTE": url}, EVERYTHING)
+        taken = []
+        for n in range(runs):
+            began = time()
+            whole = shell.run(day_range(n, 1))
+            taken.append((whole, *shell.phases(began, time())))
+    last = [median(column) for column in zip(*taken[-5:], strict=True)]
+    print(
+        f"\none day x {orders:,} orders, all tables, warm engine: {last[0]:.1f} s (median of the "
+        f"last 5 of {runs}): before the steps {last[1]:.1f}, in them {last[2]:.1f}, after them "
+        f"{last[3]:.1f}; the first ones took "
+        f"{', '.join(f'{whole:.1f}' for whole, *_ in taken[:3])} s",
+        flush=True,
+    )
+
+
+def small_days(engine: Engine, root: Path, days: int, lines: int) -> None:
+    """Many nearly empty days of all tables in one run, in a new process; and the same again."""
+    write_landing(engine.spark_session, root, days, lines)
+    shell = Shell(root / "small", root, {}, EVERYTHING)
+    first, again = (shell.run(day_range(0, days)) for _ in range(2))
+    each = 1000 * first / days / len(EVERYTHING)
+    print(
+        f"\n{days} days x {lines} lines, all tables: {first:.0f} s, {each:.0f} ms a day and table; "
+        f"again, nothing changed: {again:.0f} s, {again / first:.3f} of the first load",
+        flush=True,
+    )
 
 
 def main(kind: str, place: str, days: str, orders: str) -> None:
@@ -146,7 +189,7 @@ def main(kind: str, place: str, days: str, orders: str) -> None:
     elif kind == "hand":
         hand(root, int(days))
     else:
-        ours(root, int(days), LAYERS if kind == "five" else EVERYTHING)
+        ours(root, int(days))
 
 
 if __name__ == "__main__":
