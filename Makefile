@@ -41,7 +41,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(PIP_INSTALL) -q -e '.[dev]'
 	@touch $@
 
-jars: install ## download the Delta jars into their cache, once
+jars: install ## download the Delta jars and archive the engine's classes, once
 	@$(BIN)/backfill-assets jars
 
 # Only where there is none: DAGSTER_HOME may be an instance of the caller's own.

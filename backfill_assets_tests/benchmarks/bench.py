@@ -193,7 +193,7 @@ def main() -> None:
         engine = Engine.of(load_settings(spark_conf=SPARK))
         for name, work in {
             "day": lambda at: one_day(engine, at, 2_000),
-            "small": lambda at: small_days(engine, at, 1_096, 7),
+            "small": lambda at: small_days(engine, at, 1_000, 7),
             "chunks": lambda at: chunked(engine, at, 365, 2_000),
             "history": lambda at: history(engine, at, (30, 365, 1095), 200),
             "merge": lambda at: merging(engine, at, 500_000),
