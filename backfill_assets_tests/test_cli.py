@@ -222,6 +222,7 @@ def test_jars_that_are_there(monkeypatch, capsys, tmp_path):
     (folder / "io.delta_x.jar").touch()
     archive = class_archive(tmp_path)
     assert archive is not None
+    archive.parent.mkdir()
     archive.touch()
     assert main(["jars"]) == 0
     assert capsys.readouterr().out == ""
@@ -648,6 +649,27 @@ def test_progress(monkeypatch, capsys):
         "  read_orders ... published raw_orders 2 days, raw_orders_rejected 1 day; "
         "3 checks evaluated, 1 did not pass",
         "  stage_orders ... published nothing; 0 checks evaluated",
+    ]
+
+
+def test_progress_of_steps_that_run_at_the_same_time(monkeypatch, capsys):
+    text = log(
+        *BEGINNING,
+        "*stage_orders - STEP_START - Started",
+        RAW,
+        "*stage_orders - ASSET_MATERIALIZATION - Materialized value stg_orders.",
+        PASSED,
+        "*stage_orders - STEP_SUCCESS - Finished",
+        "*make_facts - STEP_START - Started",
+        "*read_orders - STEP_SUCCESS - Finished",
+        "*RUN_SUCCESS - Finished execution of run.",
+    )
+    status, said = progress(monkeypatch, capsys, text)
+    assert status == 0
+    assert said.splitlines() == [
+        "  stage_orders ... published stg_orders 1 day",
+        "  read_orders ... published raw_orders 1 day; 1 checks evaluated",
+        "  make_facts ... published nothing; 0 checks evaluated",
     ]
 
 

@@ -299,6 +299,7 @@ def test_a_jvm_starts_with_an_archive_of_classes_where_there_is_one(tmp_path):
     assert archive is not None
     given = {OPTIONS: "-Duser.timezone=UTC", "spark.driver.memory": "1g"}
     assert with_archive(given, tmp_path) == given
+    archive.parent.mkdir()
     archive.write_text("no archive at all")
     options = with_archive(given, tmp_path)[OPTIONS].split()
     assert options[:2] == ["-Duser.timezone=UTC", f"-XX:SharedArchiveFile={archive}"]
@@ -319,6 +320,19 @@ def test_no_java_no_archive(monkeypatch, tmp_path):
     assert class_archive(tmp_path) is None
     assert with_archive({OPTIONS: "x"}, tmp_path) == {OPTIONS: "x"}
     assert not make_class_archive(tmp_path)
+
+
+def test_an_archive_in_a_path_with_a_space_is_left_alone(tmp_path):
+    archive = class_archive(tmp_path / "a b")
+    assert archive is not None
+    archive.parent.mkdir(parents=True)
+    archive.touch()
+    assert with_archive({OPTIONS: "x"}, tmp_path / "a b") == {OPTIONS: "x"}
+
+
+def test_a_folder_that_is_not_ours_gets_no_archive(tmp_path):
+    (tmp_path / "file").touch()
+    assert not make_class_archive(tmp_path / "file")
 
 
 def test_an_archive_that_cannot_be_made_is_none(monkeypatch, tmp_path):

@@ -54,9 +54,9 @@ class Output:
         self.quiet = self.verbose = False
         self.command = ""
 
-    def say(self, text: str, end: str = "\n") -> None:
+    def say(self, text: str) -> None:
         """Print text as it is: a path is no markup, and nobody wants it broken in the middle."""
-        _console().print(text, end=end, markup=False, highlight=False, emoji=False, soft_wrap=True)
+        _console().print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def note(self, text: str) -> None:
         """Print progress or a hint."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from backfill_assets.cli.output import Output, Status
 
 _EVENT = re.compile(r" - dagster - \w+ - .* - (?P<step>\w+) - (?P<event>[A-Z_]+)(?: - |$)")
 _ASSET = re.compile(r"Materialized value (\w+)\.")
 #: What the IO manager logs of a table, if there is something that it need not do.
-_IDENTICAL = re.compile(r" - (\w+) \[[-.\d]+\]: (?:.*, )?(\d+) days? identical")
+_IDENTICAL = re.compile(r" - (\w+) - (\w+) \[[-.\d]+\]: (?:.*, )?(\d+) days? identical")
 _SKIPPED = re.compile(r"Dependencies for step (\w+) (?:failed|were not executed)")
 _FAILURE = "dagster._core.definitions.events.Failure: "
 #: Errors that say themselves what is wrong and what to do; their stack trace would hide that.
@@ -41,57 +42,85 @@ def condense(lines: Iterable[str], out: Output) -> Status:
     return condensed.end()
 
 
+@dataclass
+class _Step:
+    """What a step has published and evaluated so far."""
+
+    days: Counter[str] = field(default_factory=Counter)
+    identical: Counter[str] = field(default_factory=Counter)
+    checks: int = 0
+    failed: int = 0
+
+    @property
+    def counts(self) -> str:
+        """The same in words."""
+        days, same = (
+            ", ".join(
+                f"{name} {n} day{'s' * (n != 1)}" if not name.endswith(_PAGE) else name
+                for name, n in counts.items()
+            )
+            for counts in (self.days, self.identical)
+        )
+        bad = f", {self.failed} did not pass" if self.failed else ""
+        said = [f"identical {same}"] if same else []
+        if days or not (self.checks or same):
+            said.append(f"published {days or 'nothing'}")
+        if self.checks or not (days or same):
+            said.append(f"{self.checks} checks evaluated{bad}")
+        return "; ".join(said)
+
+
 class _Condensed:
-    """A run's log so far, in a few numbers."""
+    """A run's log so far: a line for each step that ended, and the steps that run."""
 
     def __init__(self, out: Output) -> None:
         self.out = out
         self.said: deque[str] = deque(maxlen=_TAIL)
-        self.days: Counter[str] = Counter()
-        self.identical: Counter[str] = Counter()
-        self.checks = self.failed = 0
-        self.in_step = self.step_failed = self.explained = self.succeeded = False
+        self.running: dict[str, _Step] = {}
+        self.step_failed = self.explained = self.succeeded = False
 
     def event(self, line: str) -> None:
         """Take in one line of Dagster's own."""
         if self.step_failed:
             self.explain()
         self.said.clear()
-        found = _EVENT.search(line)
-        kind = found["event"] if found else ""
-        if found and kind == "STEP_START":
-            self.say(f"  {found['step']} ...", end=" ")
-            self.days.clear()
-            self.identical.clear()
-            self.checks = self.failed = 0
-            self.in_step = True
-        elif kind == "ASSET_MATERIALIZATION":
-            asset = _ASSET.search(line)
-            self.days[asset[1] if asset else "?"] += 1
-        elif kind == "ASSET_CHECK_EVALUATION":
-            self.checks += 1
-            self.failed += " did not pass" in line
-        elif kind in ("STEP_SUCCESS", "STEP_FAILURE"):
-            self.step_failed = kind == "STEP_FAILURE"
-            self.in_step = False
-            self.say(f"FAILED; {self.counts}" if self.step_failed else self.counts)
-        elif kind == "RUN_SUCCESS":
-            if self.in_step:  # the line that said its end was not among the lines, seen once
-                self.say(self.counts)
-            self.succeeded = True
+        if found := _EVENT.search(line):
+            self._told(found["step"], found["event"], line)
         elif same := _IDENTICAL.search(line):
-            self.identical[same[1]] += int(same[2])
+            self.running.setdefault(same[1], _Step()).identical[same[2]] += int(same[3])
         elif skipped := _SKIPPED.search(line):
             self.say(f"  {skipped[1]} ... not run, because of what failed before it")
+
+    def _told(self, name: str, kind: str, line: str) -> None:
+        """Take in an event of a step, or of the run."""
+        if kind == "STEP_START":
+            self.running[name] = _Step()
+        elif kind == "ASSET_MATERIALIZATION":
+            asset = _ASSET.search(line)
+            self.running.setdefault(name, _Step()).days[asset[1] if asset else "?"] += 1
+        elif kind == "ASSET_CHECK_EVALUATION":
+            step = self.running.setdefault(name, _Step())
+            step.checks += 1
+            step.failed += " did not pass" in line
+        elif kind in ("STEP_SUCCESS", "STEP_FAILURE"):
+            self.step_failed = kind == "STEP_FAILURE"
+            self.ended(name, "FAILED; " if self.step_failed else "")
+        elif kind == "RUN_SUCCESS":
+            self.succeeded = True
+
+    def ended(self, name: str, how: str) -> None:
+        """Say what a step has done. Steps run at the same time: each has its line when it ends."""
+        self.say(f"  {name} ... {how}{self.running.pop(name, _Step()).counts}")
 
     def end(self) -> Status:
         """Say how the run ended."""
         if self.step_failed:
             self.explain()
+        # Seen once: the line that said a step's end was not among those of a run that succeeded.
+        for name in [*self.running]:
+            self.ended(name, "" if self.succeeded else "BROKEN OFF; ")
         if self.succeeded:
             return Status.FINE
-        if self.in_step:
-            self.say(f"BROKEN OFF; {self.counts}")
         if not self.explained:
             self.explain()
         return Status.FINDING
@@ -110,24 +139,6 @@ class _Condensed:
         self.said.clear()
         self.step_failed, self.explained = False, True
 
-    @property
-    def counts(self) -> str:
-        """What the step published and evaluated."""
-        days, same = (
-            ", ".join(
-                f"{name} {n} day{'s' * (n != 1)}" if not name.endswith(_PAGE) else name
-                for name, n in counts.items()
-            )
-            for counts in (self.days, self.identical)
-        )
-        bad = f", {self.failed} did not pass" if self.failed else ""
-        said = [f"identical {same}"] if same else []
-        if days or not (self.checks or same):
-            said.append(f"published {days or 'nothing'}")
-        if self.checks or not (days or same):
-            said.append(f"{self.checks} checks evaluated{bad}")
-        return "; ".join(said)
-
-    def say(self, text: str, end: str = "\n") -> None:
-        """Print a line, or the beginning of one."""
-        self.out.say(text, end)
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self.out.say(text)

@@ -12,10 +12,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from backfill_assets.engine.jars import spark_home
+
+_FOLDER = "classes-"
+#: Beside an archive: the folder of the Spark that it is for.
+_MADE_FOR = "spark_home"
 _OPTIONS = "spark.driver.extraJavaOptions"
 # An archive that does not fit (other jars on the class path) is passed over, and that is all.
 _QUIET = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
@@ -32,11 +38,13 @@ def class_archive(cache: Path) -> Path | None:
     if java is None:
         return None
     real = Path(java).resolve()
-    # Rewritten by every update of Java, whose JVM refuses the archive of another.
+    # Rewritten by every update of Java, whose JVM refuses the archive of another. It refuses that
+    # of other jars as well, and the same ones elsewhere are others.
     modules = real.parent.parent / "lib" / "modules"
     stamp = modules.stat().st_mtime_ns if modules.exists() else 0
-    key = hashlib.sha256(f"{real} {stamp} {version('pyspark')}".encode()).hexdigest()[:12]
-    return cache / f"classes-{key}.jsa"
+    made_for = f"{real} {stamp} {spark_home()} {version('pyspark')}"
+    key = hashlib.sha256(made_for.encode()).hexdigest()[:12]
+    return cache / f"{_FOLDER}{key}" / "classes.jsa"
 
 
 def with_archive(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
@@ -47,7 +55,8 @@ def with_archive(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
         cache: the folder of the Delta jars.
     """
     archive = class_archive(cache)
-    if archive is None or not archive.exists():
+    # Spark cuts the options at each space.
+    if archive is None or not archive.exists() or " " in str(archive):
         return dict(config)
     options = f"{config.get(_OPTIONS, '')} -XX:SharedArchiveFile={archive} {_QUIET}"
     return {**config, _OPTIONS: options.strip()}
@@ -62,15 +71,28 @@ def make_class_archive(cache: Path) -> bool:
     archive = class_archive(cache)
     if archive is None or archive.exists():
         return archive is not None
-    cache.mkdir(parents=True, exist_ok=True)
-    # It appears under its final name all at once, so half of one is never used.
-    with tempfile.TemporaryDirectory(dir=cache) as scratch:
-        ready = Path(scratch, "ready.jsa")
-        command = [sys.executable, "-m", __name__, str(ready), scratch]
-        subprocess.run(command, check=False, capture_output=True, cwd=scratch)
-        if ready.exists():
-            ready.rename(archive)
+    # Somebody else may be first, or the folder not be ours to write to.
+    with suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True)
+        # It appears under its final name all at once, so half of one is never used.
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            ready = Path(scratch, "ready")
+            ready.mkdir()
+            (ready / _MADE_FOR).write_text(str(spark_home()))
+            command = [sys.executable, "-m", __name__, str(ready / archive.name), scratch]
+            subprocess.run(command, check=False, capture_output=True, cwd=scratch)
+            if (ready / archive.name).exists():
+                _remove_old(cache)
+                ready.rename(archive.parent)
     return archive.exists()
+
+
+def _remove_old(cache: Path) -> None:
+    """Remove the archives of a Spark that is gone, and those for another Java: 180 MB each."""
+    for note in cache.glob(f"{_FOLDER}*/{_MADE_FOR}"):
+        home = note.read_text()
+        if home == str(spark_home()) or not Path(home).exists():
+            shutil.rmtree(note.parent)
 
 
 def _use_classes(archive: Path, scratch: Path) -> None:

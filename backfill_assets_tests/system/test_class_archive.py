@@ -9,9 +9,12 @@ from backfill_assets.engine.jars import spark_home
 
 
 def test_the_next_jvm_takes_its_classes_from_the_archive(tmp_path):
+    gone = tmp_path / "classes-of-a-spark-that-is-gone"
+    gone.mkdir()
+    (gone / "spark_home").write_text(str(tmp_path / "nothing-here"))
     assert make_class_archive(tmp_path)
     archive = class_archive(tmp_path)
-    assert [*tmp_path.iterdir()] == [archive], "nothing else stays"
+    assert [*tmp_path.iterdir()] == [archive.parent], "nothing else stays"
     made = archive.stat().st_mtime_ns
     assert make_class_archive(tmp_path)
     assert archive.stat().st_mtime_ns == made, "it is made once"
