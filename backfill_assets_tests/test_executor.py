@@ -11,9 +11,11 @@ from threading import Barrier, Lock
 import dagster as dg
 import pytest
 from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.errors import DagsterExecutionInterruptedError
 from dagster._core.execution.api import execute_run
 
 from backfill_assets.dagster_ext.executor import one_process_executor
+from backfill_assets.dagster_ext.steps import raise_if_interrupted
 
 PATIENCE = 60
 
@@ -148,13 +150,14 @@ def test_a_step_that_fails_ends_none_that_does_not_need_it(instance):
     assert events(instance, found, "both") == []
 
 
-def test_a_step_may_ask_for_another_attempt(instance):
+@pytest.mark.parametrize("wait", [None, 0.2])
+def test_a_step_may_ask_for_another_attempt(instance, wait):
     attempts = []
 
     def work(name: str) -> int:
         attempts.append(name)
         if attempts.count("two") == 1 and name == "two":
-            raise dg.RetryRequested(max_retries=1, seconds_to_wait=0.2)
+            raise dg.RetryRequested(max_retries=1, seconds_to_wait=wait)
         return 1
 
     found = run(instance, two_and_their_sum(work))
@@ -162,7 +165,7 @@ def test_a_step_may_ask_for_another_attempt(instance):
     assert sorted(attempts) == ["both", "one", "two", "two"]
 
 
-def test_a_run_that_is_terminated_goes_no_further(instance):
+def test_a_run_that_is_terminated_changes_nothing_any_more(instance):
     """As Dagster terminates it: a signal to its process, whose main thread waits for the steps."""
     met, went_on = Barrier(2), []
 
@@ -173,6 +176,7 @@ def test_a_run_that_is_terminated_goes_no_further(instance):
             os.kill(os.getpid(), signal.SIGINT)
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
+            raise_if_interrupted()
             time.sleep(0.01)
         went_on.append(name)
         return 1
@@ -186,3 +190,51 @@ def test_a_run_that_is_terminated_goes_no_further(instance):
     for step in ("one", "two"):
         assert events(instance, found, step) == ["STEP_START", "STEP_FAILURE"]
     assert events(instance, found, "both") == []
+
+
+def test_an_interrupted_step_ends_at_its_next_event(instance):
+    """Also one that makes no change by itself, such as Dagster's own upload of an output."""
+    began, go_on = Barrier(2), []
+
+    @dg.op(out={"a": dg.Out(), "b": dg.Out()})
+    def two_outputs():
+        began.wait(PATIENCE)
+        instance.report_run_canceling(created)
+        os.kill(os.getpid(), signal.SIGINT)
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until and not is_interrupted():
+            time.sleep(0.01)
+        yield dg.Output(1, "a")
+        go_on.append(1)
+        yield dg.Output(1, "b")
+
+    @dg.op
+    def other() -> None:
+        began.wait(PATIENCE)
+
+    def is_interrupted() -> bool:
+        try:
+            raise_if_interrupted()
+        except DagsterExecutionInterruptedError:
+            return True
+        return False
+
+    @dg.job(executor_def=one_process_executor)
+    def job() -> None:
+        two_outputs()
+        other()
+
+    created = instance.create_run_for_job(job)
+    execute_run(InMemoryJob(job), created, instance)
+    assert instance.get_run_by_id(created.run_id).status is dg.DagsterRunStatus.CANCELED
+    assert go_on == []
+    assert events(instance, created, "two_outputs")[-1] == "STEP_FAILURE"
+
+
+def test_how_many_steps_at_once_is_one_at_least(instance):
+    job = two_and_their_sum(lambda _: 1, at_once=0)
+    created = instance.create_run_for_job(job)
+    execute_run(InMemoryJob(job), created, instance)
+    assert instance.get_run_by_id(created.run_id).status is dg.DagsterRunStatus.FAILURE
+    (failure,) = instance.all_logs(created.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
+    assert "max_concurrent is 0 and must be 1 or more" in str(failure.dagster_event)

@@ -33,7 +33,7 @@ from backfill_assets.engine.jars import (
     delta_jars,
     fetch_delta_jars,
 )
-from backfill_assets.engine.spark import Engine, connect_server_command, spark_config
+from backfill_assets.engine.spark import Engine, connect_server_command, spark_config, static_config
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.pipeline import Pipeline, day, order
 
@@ -322,12 +322,18 @@ def test_no_java_no_archive(monkeypatch, tmp_path):
     assert not make_class_archive(tmp_path)
 
 
-def test_an_archive_in_a_path_with_a_space_is_left_alone(tmp_path):
-    archive = class_archive(tmp_path / "a b")
-    assert archive is not None
-    archive.parent.mkdir(parents=True)
-    archive.touch()
-    assert with_archive({OPTIONS: "x"}, tmp_path / "a b") == {OPTIONS: "x"}
+def test_there_is_no_archive_in_a_path_with_a_space(tmp_path):
+    """Spark would cut it in two."""
+    assert class_archive(tmp_path / "a b") is None
+    assert not make_class_archive(tmp_path / "a b")
+
+
+@pytest.mark.parametrize("given", ["-XX:+UseG1GC -Xmx1g", "-Xmx1g"])
+def test_a_jvm_gets_one_collector(monkeypatch, given):
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", given)
+    options = static_config()[OPTIONS].split()
+    assert ("-XX:+UseParallelGC" in options) is ("G1GC" not in given)
+    assert "-Duser.timezone=UTC" in options
 
 
 def test_a_folder_that_is_not_ours_gets_no_archive(tmp_path):

@@ -108,7 +108,8 @@ def _recorded(source: Snapshot, day: date, wanted: Mapping[str, str | None]) -> 
     They are those of its rows, as nobody has changed the day since.
     """
     said = source.ledger.current_record(day)
-    if said is None or not {*wanted.values()} <= {None, *said.totals}:
+    known = source.table.zeros.keys() & said.totals.keys() if said else frozenset()
+    if said is None or not {*wanted.values()} <= {None, *known}:
         return None
     return {
         name: said.rows if column is None else type(source.table.zeros[column])(said.totals[column])

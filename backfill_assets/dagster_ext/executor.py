@@ -87,6 +87,10 @@ class _OneProcess(dg.Executor):
 
 def _one_process(context: dg.InitExecutorContext) -> dg.Executor:
     config: Mapping[str, Any] = context.executor_config
+    if config["max_concurrent"] < 1:
+        raise dg.DagsterInvariantViolationError(
+            f"max_concurrent is {config['max_concurrent']} and must be 1 or more."
+        )
     return _OneProcess(
         RetryMode.from_config(config["retries"]) or RetryMode.ENABLED,
         StepDependencyConfig.from_config(config.get("step_dependency_config")),

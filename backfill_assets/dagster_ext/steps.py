@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Event, Thread, local
 from time import monotonic
-from typing import Any
+from typing import cast
 
 from dagster._core.errors import DagsterExecutionInterruptedError, raise_execution_interrupts
 from dagster._core.events import DagsterEvent
@@ -27,7 +26,24 @@ from dagster._core.execution.plan.instance_concurrency_context import InstanceCo
 from dagster._core.execution.plan.plan import ExecutionPlan
 
 #: How long an interrupted step may take to say that it was.
-_GRACE = 5.0
+_GRACE = 3.0
+#: Steps that wait for another run's slot, or for another attempt, are looked at so often.
+_LOOK = 1.0
+
+_here = local()
+
+
+def raise_if_interrupted() -> None:
+    """To be called by a step before it makes a change: nothing is changed after a termination.
+
+    A signal reaches the main thread alone, and a step that waits for the engine has no other.
+
+    Raises:
+        DagsterExecutionInterruptedError: the run of this thread's step was terminated.
+    """
+    interrupted: Event | None = getattr(_here, "interrupted", None)
+    if interrupted is not None and interrupted.is_set():
+        raise DagsterExecutionInterruptedError
 
 
 @dataclass(frozen=True)
@@ -36,55 +52,76 @@ class _Threads:
 
     Attributes:
         told: a step's key with each of its events, and at its end with what it raised, or none.
-        running: the threads by step.
+        running: by step that runs, the event that says how it ended; none as yet.
+        interrupted: whether the run was terminated.
     """
 
     told: SimpleQueue[tuple[str, DagsterEvent | BaseException | None]] = field(
         default_factory=SimpleQueue
     )
-    running: dict[str, Thread] = field(default_factory=dict)
+    running: dict[str, DagsterEvent | None] = field(default_factory=dict)
+    interrupted: Event = field(default_factory=Event)
 
     def start(self, context: StepExecutionContext) -> None:
         """Begin a step."""
+        self.running[context.step.key] = None
         # Without `daemon`, Python would wait at its end for a step that was interrupted.
-        thread = Thread(target=self._run, args=[context], name=context.step.key, daemon=True)
-        self.running[context.step.key] = thread
-        thread.start()
+        Thread(target=self._run, args=[context], name=context.step.key, daemon=True).start()
 
     def _run(self, context: StepExecutionContext) -> None:
-        key, events = context.step.key, []
+        _here.interrupted = self.interrupted
+        key, told = context.step.key, []
+        events = cast("Generator[DagsterEvent]", dagster_event_sequence_for_step(context))
         try:
-            for event in dagster_event_sequence_for_step(context):
-                events.append(event)
+            for event in events:
+                told.append(event)
                 self.told.put((key, event))
-            for event in _trigger_hook(context, events):
+                if self.interrupted.is_set() and not _is_end(event):
+                    self.told.put((key, events.throw(DagsterExecutionInterruptedError())))
+            for event in _trigger_hook(context, told):
                 self.told.put((key, event))
         except BaseException as error:  # noqa: BLE001 - raised where the events are taken
             self.told.put((key, error))
         else:
             self.told.put((key, None))
 
-    def interrupt(self) -> None:
-        """Interrupt all steps, as a signal does to the main thread: before the next line of Python.
+    def take(self, active: ActiveExecution, timeout: float) -> Iterator[DagsterEvent]:
+        """What a step tells of next, if it does so in time; its end counts when its thread is done.
 
-        So a step that waits for the engine commits nothing when it gets its answer.
+        Otherwise another attempt, or the steps after it, could begin before its hooks are through.
+
+        Raises:
+            BaseException: what ended the step's thread.
         """
-        interrupt = ctypes.py_object(DagsterExecutionInterruptedError)
-        for thread in self.running.values():
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), interrupt)
+        try:
+            with raise_execution_interrupts():
+                key, told = self.told.get(timeout=timeout)
+        except Empty:
+            return
+        if isinstance(told, DagsterEvent):
+            yield told
+            if _is_end(told):
+                self.running[key] = told
+            else:
+                active.handle_event(told)
+            return
+        if (end := self.running.pop(key)) is not None:
+            active.handle_event(end)
+        if told is not None:
+            raise told
 
-    def last_words(self) -> Iterator[DagsterEvent]:
-        """What steps still tell of after they were interrupted, if they do so soon."""
+    def interrupt(self, active: ActiveExecution) -> Iterator[DagsterEvent]:
+        """Interrupt all steps; what they still tell of, if they do so soon."""
+        self.interrupted.set()
         until = monotonic() + _GRACE
         while self.running and (left := until - monotonic()) > 0:
-            try:
-                key, told = self.told.get(timeout=left)
-            except Empty:
-                return
-            if isinstance(told, DagsterEvent):
-                yield told
-            else:
-                del self.running[key]
+            with suppress(Exception, DagsterExecutionInterruptedError):
+                yield from self.take(active, left)
+
+
+def _is_end(event: DagsterEvent) -> bool:
+    """Whether an event says how an attempt of a step ended."""
+    return event.is_step_success or event.is_step_failure or event.is_step_up_for_retry
 
 
 def in_threads(
@@ -117,11 +154,10 @@ def in_threads(
         try:
             yield from _run_all(job_context, active, threads)
         except GeneratorExit:
-            threads.interrupt()
+            threads.interrupted.set()
             raise
         except BaseException:
-            threads.interrupt()
-            yield from threads.last_words()
+            yield from threads.interrupt(active)
             raise
         try:
             logs.close()
@@ -136,29 +172,12 @@ def _run_all(
         for step in active.get_steps_to_execute():
             threads.start(context.for_step(step, active.get_known_state()))
         yield from active.concurrency_event_iterator(context)
-        if not threads.running:
-            active.sleep_til_ready()
-        elif found := _next(threads, active):
-            key, told = found
-            if isinstance(told, DagsterEvent):
-                yield told
-                active.handle_event(told)
-                continue
-            del threads.running[key]
-            if told is not None:
-                raise told
+        ran = {*threads.running}
+        wait = active.sleep_interval()
+        yield from threads.take(active, min(wait, _LOOK) if wait > 0 else _LOOK)
+        for key in ran - {*threads.running}:
             active.verify_complete(context, key)
         yield from active.plan_events_iterator(context)
-
-
-def _next(threads: _Threads, active: ActiveExecution) -> Any:
-    """What is told next; none if before that it is time to look for steps that may begin."""
-    wait = active.sleep_interval()
-    with raise_execution_interrupts():
-        try:
-            return threads.told.get(timeout=max(wait, 0.01) if wait else None)
-        except Empty:
-            return None
 
 
 def _capture_logs(

@@ -25,6 +25,7 @@ from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import any_of, windows
 from backfill_assets.dagster_ext.retries import engine_lost
+from backfill_assets.dagster_ext.steps import raise_if_interrupted
 from backfill_assets.delta.creation import SPARK_COMMITS, add_columns, create, is_empty
 from backfill_assets.delta.data_files import DataFiles, remove_files, write_files
 from backfill_assets.delta.ledgers import Ledger
@@ -221,7 +222,9 @@ class Writer:
 
         Raises:
             PublishError: the table cannot be made, or its columns not be added.
+            DagsterExecutionInterruptedError: the run was terminated; nothing is committed.
         """
+        raise_if_interrupted()
         # Also if a creation was killed before it was done. Where the log was cut, no record may be
         # left, but the number of the last commit is.
         new = not since.records and since.transaction is None

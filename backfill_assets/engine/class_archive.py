@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +21,31 @@ from backfill_assets.engine.jars import spark_home
 _FOLDER = "classes-"
 #: Beside an archive: the folder of the Spark that it is for.
 _MADE_FOR = "spark_home"
+#: Seconds; it is a matter of 20.
+_PATIENCE = 300
 _OPTIONS = "spark.driver.extraJavaOptions"
 # An archive that does not fit (other jars on the class path) is passed over, and that is all.
 _QUIET = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
 def class_archive(cache: Path) -> Path | None:
-    """Where the archive for this Java and this Spark lies or is to lie; none without a Java.
+    """Where the archive for this Java and this Spark lies or is to lie; none if there can be none.
 
     Args:
         cache: the folder of the Delta jars.
     """
     home = os.environ.get("JAVA_HOME")
     java = shutil.which(str(Path(home, "bin", "java")) if home else "java")
-    if java is None:
+    # Spark cuts the options of a JVM at each space.
+    if java is None or " " in str(cache):
         return None
     real = Path(java).resolve()
     # Rewritten by every update of Java, whose JVM refuses the archive of another. It refuses that
     # of other jars as well, and the same ones elsewhere are others.
     modules = real.parent.parent / "lib" / "modules"
     stamp = modules.stat().st_mtime_ns if modules.exists() else 0
-    made_for = f"{real} {stamp} {spark_home()} {version('pyspark')}"
+    jars = max(jar.stat().st_mtime_ns for jar in (spark_home() / "jars").glob("*.jar"))
+    made_for = f"{real} {stamp} {spark_home()} {jars}"
     key = hashlib.sha256(made_for.encode()).hexdigest()[:12]
     return cache / f"{_FOLDER}{key}" / "classes.jsa"
 
@@ -55,8 +58,7 @@ def with_archive(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
         cache: the folder of the Delta jars.
     """
     archive = class_archive(cache)
-    # Spark cuts the options at each space.
-    if archive is None or not archive.exists() or " " in str(archive):
+    if archive is None or not archive.exists():
         return dict(config)
     options = f"{config.get(_OPTIONS, '')} -XX:SharedArchiveFile={archive} {_QUIET}"
     return {**config, _OPTIONS: options.strip()}
@@ -80,19 +82,27 @@ def make_class_archive(cache: Path) -> bool:
             ready.mkdir()
             (ready / _MADE_FOR).write_text(str(spark_home()))
             command = [sys.executable, "-m", __name__, str(ready / archive.name), scratch]
-            subprocess.run(command, check=False, capture_output=True, cwd=scratch)
-            if (ready / archive.name).exists():
-                _remove_old(cache)
+            own = {name: x for name, x in os.environ.items() if name != "SPARK_REMOTE"}
+            with suppress(subprocess.SubprocessError):
+                subprocess.run(
+                    command,
+                    check=True,
+                    capture_output=True,
+                    cwd=scratch,
+                    env=own,
+                    timeout=_PATIENCE,
+                )
                 ready.rename(archive.parent)
+                _remove_old(cache, archive.parent)
     return archive.exists()
 
 
-def _remove_old(cache: Path) -> None:
-    """Remove the archives of a Spark that is gone, and those for another Java: 180 MB each."""
+def _remove_old(cache: Path, new: Path) -> None:
+    """Remove the archives of a Spark that is gone, and older ones of this: 180 MB each."""
     for note in cache.glob(f"{_FOLDER}*/{_MADE_FOR}"):
         home = note.read_text()
-        if home == str(spark_home()) or not Path(home).exists():
-            shutil.rmtree(note.parent)
+        if note.parent != new and (home == str(spark_home()) or not Path(home).exists()):
+            shutil.rmtree(note.parent, ignore_errors=True)
 
 
 def _use_classes(archive: Path, scratch: Path) -> None:
@@ -118,7 +128,8 @@ def _use_classes(archive: Path, scratch: Path) -> None:
     spark.stop()
     # The JVM writes the archive when its input ends, and this must not end before it has.
     jvm.proc.stdin.close()
-    jvm.proc.wait()
+    if status := jvm.proc.wait():
+        raise SystemExit(status)
 
 
 if __name__ == "__main__":

@@ -88,7 +88,9 @@ class Publisher(dg.ConfigurableIOManager):
 
         By table, for all tables that it has computed so far.
         """
-        return {name: dict(days) for (run, name), days in self._failed.items() if run == run_id}
+        # Other steps of the run add to it meanwhile.
+        found = list(self._failed.items())
+        return {name: dict(days) for (run, name), days in found if run == run_id}
 
     def publish(
         self,
