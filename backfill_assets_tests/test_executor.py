@@ -18,6 +18,8 @@ from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.dagster_ext.steps import raise_if_interrupted
 
 PATIENCE = 60
+#: What a step does, by its name.
+Work = Callable[[str], int]
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def events(instance: dg.DagsterInstance, of: dg.DagsterRun, step: str) -> list[s
     ]
 
 
-def two_and_their_sum(work: Callable[[str], int], at_once: int = 4) -> dg.JobDefinition:
+def two_and_their_sum(work: Work, at_once: int = 4) -> dg.JobDefinition:
     """Two steps that wait for nothing, and one that waits for both."""
 
     @dg.op
@@ -88,12 +90,7 @@ def test_steps_that_wait_for_nothing_run_at_the_same_time(instance):
         ]
 
 
-Work = Callable[[str], int]
-
-
-def most_at_once(
-    instance: dg.DagsterInstance, make: Callable[[Callable[[str], int]], dg.JobDefinition]
-):
+def most_at_once(instance: dg.DagsterInstance, make: Callable[[Work], dg.JobDefinition]) -> int:
     """How many steps of a job ran at the same time."""
     lock, running, seen = Lock(), 0, []
 
@@ -193,7 +190,7 @@ def test_a_run_that_is_terminated_changes_nothing_any_more(instance):
 
 
 def test_an_interrupted_step_ends_at_its_next_event(instance):
-    """Also one that makes no change by itself, such as Dagster's own upload of an output."""
+    """Also one that never asks."""
     began, go_on = Barrier(2), []
 
     @dg.op(out={"a": dg.Out(), "b": dg.Out()})

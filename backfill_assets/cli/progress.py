@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -76,7 +76,7 @@ class _Condensed:
     def __init__(self, out: Output) -> None:
         self.out = out
         self.said: deque[str] = deque(maxlen=_TAIL)
-        self.running: dict[str, _Step] = {}
+        self.running: defaultdict[str, _Step] = defaultdict(_Step)
         self.step_failed = self.explained = self.succeeded = False
 
     def event(self, line: str) -> None:
@@ -87,7 +87,7 @@ class _Condensed:
         if found := _EVENT.search(line):
             self._told(found["step"], found["event"], line)
         elif same := _IDENTICAL.search(line):
-            self.running.setdefault(same[1], _Step()).identical[same[2]] += int(same[3])
+            self.running[same[1]].identical[same[2]] += int(same[3])
         elif skipped := _SKIPPED.search(line):
             self.say(f"  {skipped[1]} ... not run, because of what failed before it")
 
@@ -97,9 +97,9 @@ class _Condensed:
             self.running[name] = _Step()
         elif kind == "ASSET_MATERIALIZATION":
             asset = _ASSET.search(line)
-            self.running.setdefault(name, _Step()).days[asset[1] if asset else "?"] += 1
+            self.running[name].days[asset[1] if asset else "?"] += 1
         elif kind == "ASSET_CHECK_EVALUATION":
-            step = self.running.setdefault(name, _Step())
+            step = self.running[name]
             step.checks += 1
             step.failed += " did not pass" in line
         elif kind in ("STEP_SUCCESS", "STEP_FAILURE"):

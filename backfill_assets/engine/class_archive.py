@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from backfill_assets.engine.jars import spark_home
+from backfill_assets.engine.jars import find_java, spark_home
 
 _FOLDER = "classes-"
 #: Beside an archive: the folder of the Spark that it is for.
@@ -34,8 +34,7 @@ def class_archive(cache: Path) -> Path | None:
     Args:
         cache: the folder of the Delta jars.
     """
-    home = os.environ.get("JAVA_HOME")
-    java = shutil.which(str(Path(home, "bin", "java")) if home else "java")
+    java = find_java()
     # Spark cuts the options of a JVM at each space.
     if java is None or " " in str(cache):
         return None

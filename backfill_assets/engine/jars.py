@@ -29,6 +29,12 @@ def delta_coordinate() -> str:
     return f"io.delta:delta-spark_{minor}_{_SCALA}:{version('delta-spark')}"
 
 
+def find_java() -> str | None:
+    """The Java that Spark would start; none if there is none."""
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which(str(Path(home, "bin", "java")) if home else "java")
+
+
 def check_java() -> None:
     """Refuse early what would otherwise end as `JAVA_GATEWAY_EXITED`.
 
@@ -36,9 +42,9 @@ def check_java() -> None:
         EngineError: there is no Java, or one that this Spark does not run on.
     """
     wanted = " or ".join(map(str, _JAVA))
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else "java"
-    if shutil.which(java) is None:
+    java = find_java()
+    if java is None:
+        home = os.environ.get("JAVA_HOME")
         where = f"in JAVA_HOME={home}" if home else "on the PATH"
         raise EngineError(
             f"Spark needs Java {wanted} and there is none {where}: install it "
@@ -49,8 +55,7 @@ def check_java() -> None:
     if found is None or int(found[1]) < _JAVA[0]:
         what = f"Java {found[1]}" if found else "not a working Java"
         raise EngineError(
-            f"Spark needs Java {wanted} and {shutil.which(java)} is {what}: set JAVA_HOME to a "
-            "newer one."
+            f"Spark needs Java {wanted} and {java} is {what}: set JAVA_HOME to a newer one."
         )
 
 

@@ -97,6 +97,15 @@ class Shell:
         last = max(s.end_time or 0 for s in stats)
         return first - began, last - first, ended - last
 
+    def day_by_day(self, runs: int) -> list[tuple[float, float, float, float]]:
+        """Of each of so many one-day runs: the seconds in all, and those of its phases."""
+        taken = []
+        for n in range(runs):
+            began = time()
+            whole = self.run(day_range(n, 1))
+            taken.append((whole, *self.phases(began, time())))
+        return taken
+
 
 def engines(engine: Engine, root: Path, runs: int, orders: int) -> None:
     """One-day runs on a warm shared engine, with an engine each, and one run for all days."""
@@ -106,13 +115,10 @@ def engines(engine: Engine, root: Path, runs: int, orders: int) -> None:
         warm = Shell(root / "warm", landing, {"SPARK_REMOTE": url})
         warm.run(day_range(0, 1))
         shutil.rmtree(root / "warm" / "warehouse")
-        taken, phases = [], []
-        for n in range(runs):
-            began = time()
-            taken.append(warm.run(day_range(n, 1)))
-            phases.append(warm.phases(began, time()))
+        days = warm.day_by_day(runs)
+    taken = [whole for whole, *_ in days]
     print(f"  warm shared engine: {median(taken):.1f} s a one-day run (median of {runs})")
-    before, within, after = (median(column) for column in zip(*phases, strict=True))
+    before, within, after = (median(column) for column in [*zip(*days, strict=True)][1:])
     print(f"    before its steps {before:.1f} s, in them {within:.1f} s, after them {after:.1f} s")
     cold = Shell(root / "cold", landing, {})
     each = [cold.run(day_range(n, 1)) for n in range(runs)]
@@ -123,7 +129,7 @@ def engines(engine: Engine, root: Path, runs: int, orders: int) -> None:
         f"\n(a) {runs} one-day runs on a warm engine : with an engine each : one run = "
         f"{sum(taken) / whole:.1f} : {sum(each) / whole:.1f} : 1\n"
         f"(e) one-day run on the warm engine, process and all : its steps = "
-        f"{median(t / within for t, (_, within, _) in zip(taken, phases, strict=True)):.2f}",
+        f"{median(whole / within for whole, _, within, _ in days):.2f}",
         flush=True,
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
-from time import perf_counter, time
+from time import perf_counter
 from typing import Any
 
 from dagster_pyspark.resources import spark_session_from_config
@@ -152,11 +152,7 @@ def one_day(engine: Engine, root: Path, orders: int, runs: int = 20) -> None:
     write_landing(engine.spark_session, landing, runs, orders)
     with connect_server(root, {}) as url:
         shell = Shell(root / "day", landing, {"SPARK_REMOTE": url}, EVERYTHING)
-        taken = []
-        for n in range(runs):
-            began = time()
-            whole = shell.run(day_range(n, 1))
-            taken.append((whole, *shell.phases(began, time())))
+        taken = shell.day_by_day(runs)
     last = [median(column) for column in zip(*taken[-5:], strict=True)]
     print(
         f"\none day x {orders:,} orders, all tables, warm engine: {last[0]:.1f} s (median of the "
