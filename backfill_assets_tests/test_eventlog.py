@@ -8,10 +8,25 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import warnings
 from collections import Counter
+from contextlib import closing
+from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationPlanned,
+    AssetCheckEvaluationTargetMaterializationData,
+)
+from dagster._core.events import (
+    AssetMaterializationPlannedData,
+    AssetObservationData,
+    DagsterEvent,
+    DagsterEventType,
+    StepMaterializationData,
+)
+from dagster._core.events.log import EventLogEntry
 from dagster._core.test_utils import instance_for_test
 
 from backfill_assets.dagster_ext.eventlog import LocalEventLog, LocalStorage
@@ -24,6 +39,14 @@ DAYS = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-03-01")
 @dg.asset(partitions_def=DAYS)
 def numbers() -> int:
     return 1
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", dg.BetaWarning)
+
+    @dg.asset(partitions_def=DAYS, backfill_policy=dg.BackfillPolicy.single_run())
+    def numbers_of_many() -> None:
+        pass
 
 
 def write(instance: dg.DagsterInstance, key: str) -> dg.ExecuteInProcessResult:
@@ -161,3 +184,151 @@ def test_without_a_place_it_says_so(monkeypatch):
         LocalEventLog.from_config_value(None, {})
     with pytest.raises(dg.DagsterInvariantViolationError, match="needs DAGSTER_HOME"):
         LocalStorage.from_config_value(None, {})
+
+
+RUN = "11111111-1111-1111-1111-111111111111"
+
+
+def asset_event(kind: DagsterEventType, data: object) -> EventLogEntry:
+    event = DagsterEvent(kind.value, "job", event_specific_data=data, step_key="step")
+    return EventLogEntry(
+        error_info=None,
+        level=10,
+        user_message="said",
+        run_id=RUN,
+        timestamp=1_700_000_000.0,
+        step_key="step",
+        job_name="job",
+        dagster_event=event,
+    )
+
+
+def planned_and_told() -> tuple[list[EventLogEntry], list[EventLogEntry], list[EventLogEntry]]:
+    """What is planned for two assets and a check, what comes of them, and what the check says."""
+    days = DAYS.get_partition_keys()[:3]
+    subset = DAYS.subset_with_partition_keys(days).to_serializable_subset()
+    kind = DagsterEventType
+    keys = [dg.AssetKey("numbers"), dg.AssetKey("others")]
+    planned = [
+        *(
+            asset_event(
+                kind.ASSET_MATERIALIZATION_PLANNED,
+                AssetMaterializationPlannedData(key, partition=d),
+            )
+            for key in keys
+            for d in days
+        ),
+        asset_event(
+            kind.ASSET_CHECK_EVALUATION_PLANNED,
+            AssetCheckEvaluationPlanned(
+                asset_key=keys[0], check_name="counted", partitions_subset=subset
+            ),
+        ),
+    ]
+    tags = {"dagster/data_version": "x", "mine": "y"}
+    told = [
+        *(
+            asset_event(
+                kind.ASSET_MATERIALIZATION,
+                StepMaterializationData(
+                    dg.AssetMaterialization(key, partition=d, metadata={"rows": n}, tags=tags)
+                ),
+            )
+            for n, d in enumerate(days)
+            for key in keys
+        ),
+        asset_event(
+            kind.ASSET_OBSERVATION,
+            AssetObservationData(dg.AssetObservation(keys[1], partition=days[0], tags=tags)),
+        ),
+    ]
+    target = AssetCheckEvaluationTargetMaterializationData(
+        storage_id=7, run_id=RUN, timestamp=1_700_000_000.0
+    )
+    said = [
+        asset_event(
+            kind.ASSET_CHECK_EVALUATION,
+            dg.AssetCheckEvaluation(
+                asset_key=key,
+                check_name=name,
+                passed=n != 1,
+                partition=d,
+                target_materialization_data=target if n else None,
+            ),
+        )
+        # The second one was not planned, the third is of no day.
+        for key, name, of in ((keys[0], "counted", days), (keys[1], "new", [*days, None]))
+        for n, d in enumerate(of)
+    ]
+    return planned, told, said
+
+
+OF_EVENTS = ("event_logs", "asset_keys", "asset_event_tags", "asset_check_executions")
+
+
+def all_rows(home: str) -> dict[tuple[str, str], list[str]]:
+    """Every row of the event log, by database and table; without when it was stored."""
+    found = {}
+    for file in Path(home, "history", "runs").glob("*.db"):
+        with closing(sqlite3.connect(file)) as database:
+            for name in OF_EVENTS:
+                columns = [c[1] for c in database.execute(f"pragma table_info({name})")]
+                kept = ", ".join(f'"{c}"' for c in columns if c != "create_timestamp")
+                rows = database.execute(f"select {kept} from {name}").fetchall() if kept else []
+                found[file.name, name] = sorted(map(str, rows))
+    return found
+
+
+def test_a_batch_leaves_what_its_events_leave_one_by_one(tmp_path, monkeypatch):
+    left = {}
+    for place, overrides in (("theirs", {}), ("ours", OURS)):
+        home = tmp_path / place
+        home.mkdir()
+        monkeypatch.setenv("DAGSTER_HOME", str(home))
+        with instance_for_test(temp_dir=str(home), overrides=overrides) as instance:
+            log = instance.event_log_storage
+            for events in planned_and_told():
+                if overrides:
+                    log.store_event_batch(events)
+                else:
+                    for event in events:
+                        log.store_event(event)
+        left[place] = all_rows(str(home))
+    assert left["theirs"].keys() == left["ours"].keys()
+    for where, rows in left["theirs"].items():
+        assert left["ours"][where] == rows, where
+    assert len(left["ours"]["index.db", "asset_check_executions"]) == 7
+
+
+def test_a_batch_that_fails_leaves_nothing(home):
+    with instance_for_test(temp_dir=home, overrides=OURS) as instance:
+        planned, _, said = planned_and_told()
+        instance.event_log_storage.store_event_batch(planned)
+        before = all_rows(home)
+        bad = asset_event(DagsterEventType.ASSET_OBSERVATION, None)
+        with pytest.raises(AttributeError):
+            instance.event_log_storage.store_event_batch([*said, bad])
+        assert all_rows(home) == before
+
+
+def test_a_run_stores_its_events_in_batches(home, monkeypatch):
+    batches: list[Counter[str]] = []
+    store = LocalEventLog.store_event_batch
+
+    def noted(self, events):
+        batches.append(Counter(event.dagster_event_type.value for event in events))
+        store(self, events)
+
+    monkeypatch.setattr(LocalEventLog, "store_event_batch", noted)
+    with instance_for_test(temp_dir=home, overrides=OURS) as instance:
+        dg.materialize(
+            [numbers_of_many],
+            instance=instance,
+            tags={
+                "dagster/asset_partition_range_start": "2024-01-01",
+                "dagster/asset_partition_range_end": "2024-01-09",
+            },
+        )
+        assert len(instance.get_materialized_partitions(dg.AssetKey("numbers_of_many"))) == 9
+    assert {"ASSET_MATERIALIZATION_PLANNED": 9} in batches
+    assert {"ASSET_MATERIALIZATION": 9} in batches

@@ -275,7 +275,8 @@ def _undoing(settings: Settings) -> dg.JobDefinition:
                 io, settings, config.backfill, context.run.run_id, tags, days
             ):
                 context.log.info(f"{table.name}: {len(done)} day(s) put back")
-                yield from io.events(context.instance, tags, table, done)
+                for told in io.events(context.instance, tags, table, done):
+                    yield from told
         except ValueError as refused:
             raise dg.Failure(str(refused), allow_retries=False) from refused
         yield dg.Output(None)

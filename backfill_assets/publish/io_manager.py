@@ -11,7 +11,9 @@ import dagster as dg
 from backfill_assets.calendar.partitions import one_window
 from backfill_assets.dagster_ext.events import (
     AssetCheckEvaluationTargetMaterializationData,
+    AssetEvent,
     DagsterEvent,
+    stored_together,
 )
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.publish.candidates import Candidate, Done, Input, Outcome
@@ -71,13 +73,8 @@ class DeltaIOManager(Publisher):
             f"{obj.table.name} [{window}]: "
             + ", ".join(f"{n} day{'s' * (n != 1)} {outcome}" for outcome, n in said.items())
         )
-        for event in self.events(step.instance, run.tags, obj.table, done):
-            if isinstance(event, dg.AssetMaterialization):
-                yield DagsterEvent.asset_materialization(step, event)
-            elif isinstance(event, dg.AssetObservation):
-                yield DagsterEvent.asset_observation(step, event)
-            else:
-                yield DagsterEvent.asset_check_evaluation(step, event)
+        for told in self.events(step.instance, run.tags, obj.table, done):
+            yield from stored_together(step, told)
 
     def events(
         self,
@@ -85,8 +82,8 @@ class DeltaIOManager(Publisher):
         tags: Mapping[str, str],
         table: Table,
         done: Sequence[Done],
-    ) -> Iterator[dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation]:
-        """What Dagster is to be told of the days; each event must be stored before the next.
+    ) -> Iterator[list[AssetEvent]]:
+        """What Dagster is to be told of the days; a list must be stored before the next.
 
         Args:
             instance: where it is told.
@@ -97,26 +94,31 @@ class DeltaIOManager(Publisher):
         known = days_reported(instance, table, done)
         # The daemon waits for a materialization of every day that it asked for.
         asked = "dagster/backfill" in tags
+        told: list[AssetEvent] = []
         reported = []
         for one in done:
             if one.outcome in (Outcome.FAILED, Outcome.WITHDRAWN):
                 reported.append(one)
             elif asked or one.outcome is not Outcome.IDENTICAL or one.day not in known:
-                yield self._materialization(table, one)
+                told.append(self._materialization(table, one))
                 reported.append(one)
             else:
-                yield dg.AssetObservation(
-                    table.name, partition=str(one.day), metadata=_outcome_metadata(one)
+                metadata = _outcome_metadata(one)
+                told.append(
+                    dg.AssetObservation(table.name, partition=str(one.day), metadata=metadata)
                 )
+        yield told
         # Afterwards, as an evaluation names the materialization that it speaks of.
         latest = latest_materializations(instance, table.name, [d.day for d in reported])
+        found: list[AssetEvent] = []
         for one in reported:
             record = latest.get(one.day)
             target = record and AssetCheckEvaluationTargetMaterializationData(
                 storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp
             )
             withdrawn = one.outcome is Outcome.WITHDRAWN
-            yield from evaluations(table, one.verdict, target, blocks=not withdrawn)
+            found += evaluations(table, one.verdict, target, blocks=not withdrawn)
+        yield found
 
     def _materialization(self, table: Table, one: Done) -> dg.AssetMaterialization:
         return dg.AssetMaterialization(
