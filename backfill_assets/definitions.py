@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import dagster as dg
@@ -117,4 +118,10 @@ def delta_io_manager(
 @dg.definitions
 def defs() -> dg.Definitions:
     """What `workspace.yaml` loads."""
+    return _built(load_settings().model_dump_json())
+
+
+@lru_cache(maxsize=1)
+def _built(_settings: str) -> dg.Definitions:
+    """Built once: for a run that the command line launches, Dagster asks six times."""
     return build_defs()
