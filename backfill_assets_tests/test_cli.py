@@ -217,7 +217,7 @@ def test_selected_tables(capsys, tmp_path):
 
 def test_jars_that_are_there(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("BACKFILL_ASSETS_JARS", str(tmp_path))
-    folder = tmp_path / delta_coordinate().replace(":", "_")
+    folder = jars_module._jar_folder(tmp_path)
     folder.mkdir()
     (folder / "io.delta_x.jar").touch()
     archive = class_archive(tmp_path)

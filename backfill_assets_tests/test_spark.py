@@ -155,13 +155,13 @@ def test_jars_are_fetched_once(monkeypatch, tmp_path):
     assert all(jar.read_bytes() == b"jar" for jar in first)
     assert fetch_delta_jars(cache) == delta_jars(cache) == first
     assert len(submit.calls) == 1
-    assert delta_coordinate() in submit.calls[0]
+    assert f"{delta_coordinate()},{jars_module._LOCAL_FILES}" in submit.calls[0]
     assert [path.name for path in cache.iterdir()] == [first[0].parent.name]  # no leftovers
 
 
 def test_two_that_fetch_at_once(monkeypatch, tmp_path):
     submit = FakeSubmit(monkeypatch, jars=NAMES)
-    folder = tmp_path / delta_coordinate().replace(":", "_")
+    folder = jars_module._jar_folder(tmp_path)
 
     def other_is_first(command, **options):
         folder.mkdir()
@@ -348,7 +348,7 @@ def test_an_archive_that_cannot_be_made_is_none(monkeypatch, tmp_path):
 
 
 def test_the_server_listens_on_loopback_only(tmp_path):
-    folder = tmp_path / delta_coordinate().replace(":", "_")
+    folder = jars_module._jar_folder(tmp_path)
     folder.mkdir()
     (folder / NAMES[0]).touch()
     settings = load_settings(jars=tmp_path, spark_conf={"spark.driver.memory": "9g"})

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame
 
+from backfill_assets.engine.jars import LOCAL_FILES, RAW_LOCAL_FILES
 from backfill_assets.engine.stores import open_store
 
 #: How the folder of a write begins. What a killed run leaves there is removed by maintenance.
@@ -31,11 +32,9 @@ STAGING = "writing-"
 #: Delta's own limit: of longer texts, no bounds are told.
 _TEXT = 32
 _THREADS = 16
-#: Only the Parquet files stay: no mark of success is needed beside them, and no file with the
-#: checksums of each one on a local disk (which takes a fifth of the time to write a small one).
+#: Only the Parquet files stay: no mark of success is needed beside them.
 _HADOOP = {
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-    "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "fs.file.impl.disable.cache": "true",
 }
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -57,7 +56,9 @@ def write_files(rows: DataFrame, url: str, partition: str) -> DataFiles:
     """
     filesystem, root = open_store(url)
     staging = f"{STAGING}{uuid4().hex}"
-    rows.write.options(**_HADOOP).partitionBy(partition).parquet(f"{url}/{staging}")
+    local_files = rows.sparkSession.conf.get(LOCAL_FILES, RAW_LOCAL_FILES)
+    options = {**_HADOOP, "fs.file.impl": local_files}
+    rows.write.options(**options).partitionBy(partition).parquet(f"{url}/{staging}")
     listing = pafs.FileSelector(f"{root}/{staging}", allow_not_found=True, recursive=True)
     written = [
         info

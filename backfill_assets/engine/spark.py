@@ -30,6 +30,7 @@ from backfill_assets.engine.jars import (
     delta_jars,
     fetch_delta_jars,
     spark_home,
+    with_jars,
 )
 from backfill_assets.settings import PINNED, Settings, is_secret, may_decide_rows
 
@@ -79,7 +80,7 @@ def spark_config(settings: Settings) -> dict[str, Any]:
     return {
         "spark.master": settings.spark_master,
         "spark.app.name": "backfill_assets",
-        "spark.jars": ",".join(map(str, delta_jars(settings.jars))),
+        **with_jars(delta_jars(settings.jars)),
         # A run of all tables compiles some 300 classes, and Spark keeps 100: none was used twice.
         # On a server this does not help: there a session cannot use what another has compiled.
         "spark.sql.codegen.cache.maxEntries": "5000",
@@ -125,7 +126,7 @@ def connect_server_command(settings: Settings, port: int) -> list[str]:
         "spark.master": settings.spark_master,
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
-        "spark.jars": ",".join(map(str, delta_jars(settings.jars))),
+        **with_jars(delta_jars(settings.jars)),
         **settings.spark_conf,
     }
     conf = with_archive(conf, settings.jars)
@@ -193,8 +194,7 @@ class Engine(LazyPySparkResource):
             return
         check_java()
         if not self.spark_config["spark.jars"]:
-            jars = fetch_delta_jars(Path(self.jars))
-            self.spark_config["spark.jars"] = ",".join(map(str, jars))
+            self.spark_config.update(with_jars(fetch_delta_jars(Path(self.jars))))
         self.spark_config.update(with_archive(self.spark_config, Path(self.jars)))
         if not os.environ.get("SPARK_REMOTE"):
             # To Spark an empty variable is a server without a name; to us it is none.
