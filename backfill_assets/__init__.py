@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from backfill_assets.engine.garbage import collect_rarely
+
 if TYPE_CHECKING:
     from backfill_assets.calendar.reach import PREVIOUS_DAY, SAME_DAY, last_days
     from backfill_assets.component import BackfillAssets
@@ -72,6 +74,9 @@ __all__ = [
     "nullable",
     "table",
 ]
+
+
+collect_rarely()
 
 
 def __getattr__(name: str) -> object:

@@ -22,6 +22,6 @@ def connect_server(folder: Path, conf: dict[str, str]) -> Iterator[str]:
     try:
         while not server.ready:
             server.tend()
-        yield f"{server.url}/;token={server.token}"
+        yield f"{server.url};token={server.token}"
     finally:
         server.end()

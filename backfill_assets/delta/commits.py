@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -26,12 +25,13 @@ from pyspark.sql import functions as F
 from backfill_assets.calendar.partitions import any_of, windows
 from backfill_assets.dagster_ext.retries import engine_lost
 from backfill_assets.dagster_ext.steps import raise_if_interrupted
-from backfill_assets.delta.creation import SPARK_COMMITS, add_columns, create, is_empty
+from backfill_assets.delta.creation import add_columns, create, is_empty
 from backfill_assets.delta.data_files import DataFiles, remove_files, write_files
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.logs import APPLICATION, delta_log
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.snapshots import rows_as_of
+from backfill_assets.engine.sharing import alone
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.settings import UNDO_DAYS
 from backfill_assets.tables.table import Table
@@ -272,32 +272,21 @@ class Writer:
         days_only = any_of(windows(days), table.partition, of="t")
         same = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in table.columns)
         rows.createOrReplaceTempView(view)
-        with self._settings(
+        with alone(
+            self.spark,
             {
                 "spark.databricks.delta.commitInfo.userMetadata": metadata,
                 "spark.databricks.delta.write.txnAppId": APPLICATION,
                 "spark.databricks.delta.write.txnVersion": str(number),
-            }
-        ):
-            self.spark.sql(
+            },
+        ) as session:
+            session.sql(
                 f"MERGE INTO delta.`{self.url}` t USING `{view}` s "
                 f"ON {same_key} AND ({days_only}) "
                 f"WHEN MATCHED AND NOT ({same}) THEN UPDATE SET * "
                 "WHEN NOT MATCHED THEN INSERT *"
             )
         self.spark.catalog.dropTempView(view)
-
-    @contextmanager
-    def _settings(self, values: Mapping[str, str]) -> Iterator[None]:
-        """Settings of the session for one statement, which has no options of its own."""
-        with SPARK_COMMITS:
-            for name, value in values.items():
-                self.spark.conf.set(name, value)
-            try:
-                yield
-            finally:
-                for name in values:
-                    self.spark.conf.unset(name)
 
     def leftover(self, frame: DataFrame, days: Sequence[date], at: int) -> dict[date, int]:
         """By day, the rows of the table that a merge would leave although they do not belong there.

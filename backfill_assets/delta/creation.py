@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from threading import RLock
 
 import pyspark.sql.types as T
 from deltalake import CommitProperties, DeltaTable, Schema
@@ -15,14 +14,12 @@ from pyspark.sql import SparkSession
 from backfill_assets.delta import evolution
 from backfill_assets.delta.ledgers import Ledger, Metadata
 from backfill_assets.delta.logs import delta_log, load_log
+from backfill_assets.engine.sharing import alone
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.tables.table import Table
 
 #: How the property of a CHECK constraint begins, before its name.
 CONSTRAINT = "delta.constraints."
-#: Held while Spark commits: what a commit is to say of itself is a setting of the session, and all
-#: steps of a run share that.
-SPARK_COMMITS = RLock()
 #: The version after the one that was looked at, or none.
 _NEXT = CommitProperties(max_commit_retries=0)
 
@@ -100,8 +97,8 @@ def _add_constraints(spark: SparkSession, url: str, table: Table, rules: Mapping
             with suppress(DeltaError):
                 log.alter.add_constraint({name: rule}, commit_properties=_NEXT)
                 continue
-        with SPARK_COMMITS:
-            spark.sql(f"ALTER TABLE delta.`{url}` ADD CONSTRAINT {name} CHECK ({rule})")
+        with alone(spark, {}) as session:
+            session.sql(f"ALTER TABLE delta.`{url}` ADD CONSTRAINT {name} CHECK ({rule})")
     return bool(new)
 
 
@@ -132,8 +129,8 @@ def add_columns(spark: SparkSession, url: str, since: Ledger) -> bool:
         where = f"AFTER `{names[place - 1]}`" if place else "FIRST"
         change = f"ALTER TABLE delta.`{url}` ADD COLUMNS ({_column(table, column)} {where})"
         try:
-            with SPARK_COMMITS:
-                spark.sql(change)
+            with alone(spark, {}) as session:
+                session.sql(change)
         except SPARK_ERRORS:
             log = load_log(url)
             if log is None or column.name not in {f.name for f in log.schema().fields}:

@@ -1,7 +1,8 @@
-"""Work that leaves nothing for the garbage collection."""
+"""Less of the garbage collection, where there is no garbage."""
 
 from __future__ import annotations
 
+import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,3 +18,13 @@ def no_collection() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
+
+
+def collect_rarely() -> None:
+    """Look for garbage after 50,000 new objects rather than 700, and no more at the end.
+
+    What a process imports and defines lives to its end. To look through it took 0.4 seconds of the
+    imports, and 0.8 seconds of the end.
+    """
+    gc.set_threshold(50_000, 20, 20)
+    atexit.register(gc.freeze)

@@ -105,8 +105,8 @@ def fetch_delta_jars(cache: Path) -> list[Path]:
         ]
         # Resolution comes before the main class, which has nothing to run and fails: the jars tell.
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        found = Path(scratch, "ivy", "jars")
-        jars = [*found.glob("io.delta_*.jar")]
+        resolved = Path(scratch, "ivy", "jars")
+        jars = [*resolved.glob("io.delta_*.jar")]
         if not jars:
             raise EngineError(
                 f"the Delta jars ({delta_coordinate()}) could not be downloaded: check that this "
@@ -116,7 +116,7 @@ def fetch_delta_jars(cache: Path) -> list[Path]:
             )
         ready = Path(scratch, "ready")
         ready.mkdir()
-        for jar in (*jars, *found.glob(f"{_LOCAL_FILES.split(':')[0]}_*.jar")):
+        for jar in (*jars, *resolved.glob(f"{_LOCAL_FILES.split(':')[0]}_*.jar")):
             shutil.move(jar, ready / jar.name)
         try:
             ready.rename(folder)

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from uuid import uuid4
 
 from backfill_assets.engine.jars import EngineError
 from backfill_assets.engine.process_groups import Group
@@ -133,7 +134,7 @@ class SparkServer(Server):
     """A Spark Connect server on loopback that answers only those who show its token.
 
     Attributes:
-        url: where it is.
+        url: where it is, and a session of it that all clients share, see `sharing`.
         token: what a client must show. It is no part of the URL, which Dagster shows.
     """
 
@@ -146,7 +147,7 @@ class SparkServer(Server):
             say: prints a line for the person at the terminal.
         """
         port, self._held = _free_port()
-        self.url = f"sc://localhost:{port}"
+        self.url = f"sc://localhost:{port}/;session_id={uuid4()}"
         self.token = secrets.token_urlsafe(32)
         # To Spark, a SPARK_REMOTE that is empty is a server, too.
         own = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
@@ -159,8 +160,8 @@ class SparkServer(Server):
         return {
             "SPARK_REMOTE": self.url,
             _TOKEN: self.token,
-            # Spark's client leaves its session to a timeout of an hour otherwise.
-            "SPARK_CONNECT_RELEASE_SESSION_ON_EXIT": "true",
+            # The session is for those that come later as well.
+            "SPARK_CONNECT_RELEASE_SESSION_ON_EXIT": "false",
             # Where the machine has a proxy, gRPC would ask that even for a server on the machine.
             _NO_PROXY: os.environ.get(_NO_PROXY) or "localhost",
         }

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -31,6 +32,13 @@ from backfill_assets.engine.jars import (
     fetch_delta_jars,
     spark_home,
     with_jars,
+)
+from backfill_assets.engine.sharing import (
+    interrupt_at_exit,
+    is_shared,
+    leave_if_closed,
+    number_plans_apart,
+    session_url,
 )
 from backfill_assets.settings import PINNED, Settings, is_secret, may_decide_rows
 
@@ -81,9 +89,6 @@ def spark_config(settings: Settings) -> dict[str, Any]:
         "spark.master": settings.spark_master,
         "spark.app.name": "backfill_assets",
         **with_jars(delta_jars(settings.jars)),
-        # A run of all tables compiles some 300 classes, and Spark keeps 100: none was used twice.
-        # On a server this does not help: there a session cannot use what another has compiled.
-        "spark.sql.codegen.cache.maxEntries": "5000",
         **static_config(),
         **_RUNTIME,
         **settings.spark_conf,
@@ -96,6 +101,8 @@ def static_config() -> dict[str, str]:
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.databricks.delta.snapshotPartitions": "2",
+        # A run of all tables compiles some 300 classes, and Spark keeps 100: none was used twice.
+        "spark.sql.codegen.cache.maxEntries": "5000",
         "spark.driver.memory": "3g",
         "spark.driver.host": "localhost",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -126,6 +133,8 @@ def connect_server_command(settings: Settings, port: int) -> list[str]:
         "spark.master": settings.spark_master,
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
+        # The runs of a deployment share a session, which is to outlast a quiet weekend.
+        "spark.connect.session.manager.defaultSessionTimeout": "7d",
         **with_jars(delta_jars(settings.jars)),
         **settings.spark_conf,
     }
@@ -186,6 +195,8 @@ class Engine(LazyPySparkResource):
             if self._spark_session is None:
                 self._start()
             session: SparkSession = super().spark_session
+        if is_shared(_reveal(self.spark_config).get("spark.remote", "")):
+            interrupt_at_exit(session)
         return session
 
     def _start(self) -> None:
@@ -203,9 +214,11 @@ class Engine(LazyPySparkResource):
     def _init_session(self) -> None:
         if self._spark_session is None:
             config = _reveal(self.spark_config)
-            session = spark_session_from_config(config)
             if "spark.remote" in config:
+                session = _attached(config)
                 _refuse_other_server(session, config)
+            else:
+                session = spark_session_from_config(config)
             self._spark_session = session
 
     def _connect(self) -> None:
@@ -223,6 +236,22 @@ class Engine(LazyPySparkResource):
                 f"({said.replace(url, shown)[:200]}): start it, or unset SPARK_REMOTE to use the "
                 "embedded session."
             ) from None
+
+
+def _attached(config: Mapping[str, Any]) -> SparkSession:
+    """A session of the server: the one that the URL names, or the first after it that is open."""
+    if is_shared(config["spark.remote"]):
+        number_plans_apart()
+    for closed in count():
+        try:
+            url = session_url(config, closed)
+            session: SparkSession = spark_session_from_config({**config, "spark.remote": url})
+        except PySparkException as error:
+            if not (is_shared(url) and leave_if_closed(error)):
+                raise
+        else:
+            return session
+    raise AssertionError
 
 
 def _shown(url: str) -> str:

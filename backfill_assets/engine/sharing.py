@@ -1,0 +1,136 @@
+"""One session of a Spark Connect server that many processes share, and its settings with it.
+
+Spark compiles parts of queries to classes, and on a server no session can use those of another. A
+run of all tables compiles some 300 of them: half of the time of one small day.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import random
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from threading import RLock
+from typing import Any
+from uuid import UUID, uuid4
+
+from pyspark.sql import SparkSession
+from pyspark.sql.connect.plan import LogicalPlan
+from pyspark.sql.utils import is_remote
+
+from backfill_assets.engine.jars import EngineError
+
+_GIVEN = re.compile(r"(?<=;session_id=)[^;]+")
+#: By which the operations of this process are told from those of others in its session.
+_TAG = f"process-{uuid4().hex}"
+#: Held while Spark commits in a session that the steps of a run share.
+_COMMITS = RLock()
+
+
+def is_shared(url: str) -> bool:
+    """Whether a server's URL names a session."""
+    return bool(_GIVEN.search(url))
+
+
+def session_url(config: Mapping[str, Any], closed: int) -> str:
+    """The URL with the id of the session that all processes with the same settings share.
+
+    Args:
+        config: the settings; `spark.remote` is the URL, and its `session_id`, if it has one, a
+            name for the session: its id depends on the other settings as well.
+        closed: how many sessions of that name and these settings have been closed already. No
+            session can be opened again.
+    """
+    url: str = config["spark.remote"]
+    own = sorted((name, str(value)) for name, value in config.items() if name != "spark.remote")
+
+    def id_of(given: re.Match[str]) -> str:
+        digest = sha256(json.dumps([given[0], own, closed]).encode()).digest()
+        return str(UUID(bytes=digest[:16], version=4))
+
+    return _GIVEN.sub(id_of, url)
+
+
+def number_plans_apart() -> None:
+    """Have the plans of this process numbered unlike those of any other.
+
+    For a session, a server keeps plans by what was sent, numbers and all, with the files that it
+    found then. A process whose numbers began at 0 would be handed those of the one before.
+
+    Raises:
+        EngineError: Spark's client numbers them in another way than it did.
+    """
+    # Spark has no other way to say so.
+    LogicalPlan._nextPlanId = first = random.getrandbits(48)  # noqa: SLF001
+    if LogicalPlan._fresh_plan_id() != first:  # noqa: SLF001
+        raise EngineError(
+            "this version of pyspark cannot share a session of a Spark Connect server: leave "
+            "session_id out of SPARK_REMOTE."
+        )
+
+
+def leave_if_closed(error: Exception) -> bool:
+    """Whether an error says that a session was closed before; then this process forgets it."""
+    if "SESSION_CLOSED" not in str(error):
+        return False
+    if session := SparkSession.getActiveSession():
+        session.stop()
+    return True
+
+
+def interrupt_at_exit(session: SparkSession) -> None:
+    """Have what this thread asks of a shared session interrupted when the process ends before."""
+    if _TAG not in session.getTags():
+        session.addTag(_TAG)
+    atexit.unregister(_interrupt)
+    atexit.register(_interrupt, session)
+
+
+def _interrupt(session: SparkSession) -> None:
+    # The engine may be gone, and Spark's client would try for ten minutes.
+    with suppress(Exception):
+        session.client.set_retry_policies([])
+        session.interruptTag(_TAG)
+
+
+@contextmanager
+def alone(session: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+    """A session for a commit of Spark's own: what the commit says of itself are settings.
+
+    Without settings it is one that has none of another commit.
+
+    Args:
+        session: which others use as well.
+        settings: for the commit alone.
+    """
+    if settings and is_remote():
+        # With the temporary views of the first one; other processes do not see its settings.
+        own = session.cloneSession()  # type: ignore[attr-defined]  # of Connect alone
+        atexit.register(_end, own)
+        try:
+            for name, value in settings.items():
+                own.conf.set(name, value)
+            yield own
+        finally:
+            atexit.unregister(_end)
+            _end(own)
+        return
+    with _COMMITS:
+        for name, value in settings.items():
+            session.conf.set(name, value)
+        try:
+            yield session
+        finally:
+            for name in settings:
+                session.conf.unset(name)
+
+
+def _end(session: SparkSession) -> None:
+    """End a session of a server, with what it does: `stop` does not work for a clone."""
+    with suppress(Exception):
+        session.client.set_retry_policies([])
+        session.client.release_session()
+        session.client.close()
