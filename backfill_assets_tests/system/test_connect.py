@@ -16,7 +16,7 @@ from backfill_assets_tests.connect_server import connect_server
 CORE = ["test_audit.py", "test_io_manager.py", "system/test_pipeline.py"]
 CHOICE = (
     "digest or refusals or constraints or create or same_day_end or empty_day or pinned or "
-    "thirty or moved or model"
+    "thirty or moved or model or merge"
 )
 
 
@@ -40,3 +40,79 @@ def test_the_core_of_the_suite_passes_on_connect(server, tmp_path):
     )
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout
+
+
+def attached(server: str, code: str, **more: str) -> list[str]:
+    """What a process prints that has a session of the server, as `spark`."""
+    start = (
+        "from backfill_assets.engine.spark import Engine\n"
+        "from backfill_assets.settings import load_settings\n"
+        "spark = Engine.of(load_settings()).spark_session\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", start + code],
+        env={**os.environ, "SPARK_REMOTE": server, **more},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout.split()
+
+
+WHO = "print(spark.session_id)\n"
+MERGING = """
+from backfill_assets.engine.sharing import alone
+spark.range(3).createOrReplaceTempView("mine")
+with alone(spark, {"spark.sql.shuffle.partitions": "77"}) as own:
+    print(own.session_id, own.conf.get("spark.sql.shuffle.partitions"))
+    print(own.sql("SELECT count(*) FROM mine").first()[0])
+print(spark.session_id, spark.conf.get("spark.sql.shuffle.partitions"))
+"""
+GIVEN_UP = """
+import threading
+busy = threading.Event()
+def work():
+    slow = spark.range(10**9).crossJoin(spark.range(10**6)).selectExpr("sum(hash(*))")
+    spark.range(1).count()
+    busy.set()
+    slow.collect()
+from backfill_assets.engine.sharing import interrupt_at_exit
+def run():
+    interrupt_at_exit(spark)
+    work()
+threading.Thread(target=run, daemon=True).start()
+busy.wait()
+import time
+time.sleep(3)
+"""
+
+
+@pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="this is the run on Connect")
+def test_processes_that_share_a_session(server, tmp_path):
+    (first,) = attached(server, WHO)
+    assert attached(server, WHO) == [first]
+    (other,) = attached(server, WHO, BACKFILL_ASSETS_SPARK_CONF='{"spark.sql.own": "1"}')
+    assert other != first
+
+    # Each finds the files that there are now, though it asks as the one before did.
+    count = f"print(spark.read.parquet({str(tmp_path / 'rows')!r}).count(), spark.session_id)"
+    write = f"spark.range(10).write.mode('append').parquet({str(tmp_path / 'rows')!r})"
+    for n in (1, 2, 3):
+        attached(server, write)
+        assert attached(server, count) == [str(10 * n), first]
+
+    # What a commit says of itself nobody else sees.
+    own, partitions, rows, after, untouched = attached(server, MERGING)
+    assert own != first == after
+    assert (partitions, rows) == ("77", "3") and untouched != "77"
+
+    # What nobody waits for any more does not go on.
+    assert attached(server, GIVEN_UP) == []
+    assert attached(server, "print(len(spark.interruptAll()))") == ["0"]
+
+    # A session that somebody has closed is not the end.
+    assert attached(server, WHO + "spark.stop()") == [first]
+    (second,) = attached(server, WHO)
+    assert second != first
+    assert attached(server, WHO) == [second]
