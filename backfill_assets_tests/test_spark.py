@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from backfill_assets.delta.data_files import write_files
 from backfill_assets.engine import jars as jars_module
 from backfill_assets.engine import spark as module
 from backfill_assets.engine.class_archive import (
@@ -27,11 +29,13 @@ from backfill_assets.engine.class_archive import (
     with_archive,
 )
 from backfill_assets.engine.jars import (
+    LOCAL_FILES,
     EngineError,
     check_java,
     delta_coordinate,
     delta_jars,
     fetch_delta_jars,
+    with_jars,
 )
 from backfill_assets.engine.spark import Engine, connect_server_command, spark_config, static_config
 from backfill_assets.settings import load_settings
@@ -144,19 +148,38 @@ class FakeSubmit:
 
 
 NAMES = ("io.delta_delta-spark_4.2_2.13-4.4.0.jar", "io.delta_delta-storage-4.4.0.jar")
+LOCAL_JAR = "com.globalmentor_hadoop-bare-naked-local-fs-0.1.0.jar"
 
 
 def test_jars_are_fetched_once(monkeypatch, tmp_path):
-    submit = FakeSubmit(monkeypatch, jars=(*NAMES, "org.other_thing-1.jar"))
+    submit = FakeSubmit(monkeypatch, jars=(LOCAL_JAR, *NAMES, "org.other_thing-1.jar"))
     cache = tmp_path / "a" / "cache"
     assert delta_jars(cache) == []
     first = fetch_delta_jars(cache)
-    assert [jar.name for jar in first] == list(NAMES)
+    assert [jar.name for jar in first] == [LOCAL_JAR, *NAMES]
     assert all(jar.read_bytes() == b"jar" for jar in first)
     assert fetch_delta_jars(cache) == delta_jars(cache) == first
     assert len(submit.calls) == 1
     assert f"{delta_coordinate()},{jars_module._LOCAL_FILES}" in submit.calls[0]
     assert [path.name for path in cache.iterdir()] == [first[0].parent.name]  # no leftovers
+
+
+def test_a_session_is_told_of_the_library_for_local_files_if_it_has_it():
+    """Jars may be copied from somewhere by hand: Delta's alone will do."""
+    paths = [Path("/j") / name for name in NAMES]
+    assert with_jars(paths) == {"spark.jars": ",".join(map(str, paths))}
+    both = with_jars([*paths, Path("/j") / LOCAL_JAR])
+    assert both[LOCAL_FILES] == "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem"
+
+
+def test_files_have_the_rights_that_hadoop_gives_them(spark, tmp_path):
+    assert spark.conf.get(LOCAL_FILES).endswith("NakedLocalFileSystem")
+    rows = spark.range(2).selectExpr("id", "DATE'2024-01-01' AS day")
+    (files,) = write_files(rows, str(tmp_path), "day").values()
+    (written,) = files
+    mode = (tmp_path / written.path).stat().st_mode
+    assert stat.filemode(mode) == "-rw-r--r--"
+    assert [path.name for path in tmp_path.iterdir()] == ["day=2024-01-01"]
 
 
 def test_two_that_fetch_at_once(monkeypatch, tmp_path):

@@ -55,21 +55,22 @@ def current_expectations(
     counted = lines.where(days.predicate(day))
     if not policy.corrects:
         counted = counted.where(in_time(policy.window_days))
-    came = sums_by_day(counted, day, {"lines": F.count(F.lit(1))}, {})
     sums = {check.total: check.column for check in table.of.conserved if check.column}
-    wanted = {
-        "superseded": F.count_if(SUPERSEDED),
-        **{total: F.sum(F.when(~F.col(SUPERSEDED), F.col(of))) for total, of in sums.items()},
-    }
-    seen = sums_by_day(rows, day, wanted, table.zeros)
-    nothing: Sums = {name: table.zeros.get(name, 0) for name in wanted}
+    of_rows = {total: F.when(~F.col(SUPERSEDED), F.col(of)) for total, of in sums.items()}
+    both = counted.select(
+        day, F.lit(1).alias("lines"), F.lit(0).alias("superseded"), *(F.lit(None) for _ in sums)
+    ).unionAll(rows.select(day, F.lit(0), F.col(SUPERSEDED).cast("int"), *of_rows.values()))
+    names = ["lines", "superseded", *sums]
+    seen = sums_by_day(
+        both.toDF(day, *names), day, {name: F.sum(name) for name in names}, table.zeros
+    )
+    nothing: Sums = {name: table.zeros.get(name, 0) for name in names}
     expectations = {}
     for one in days:
-        number = came.get(one, {"lines": 0})["lines"]
         of_day = seen.get(one, nothing)
-        left = number - of_day["superseded"]
+        left = of_day["lines"] - of_day["superseded"]
         expectations[one] = Expectation(
-            entries={"lines": number, "superseded": of_day["superseded"]},
+            entries={name: of_day[name] for name in ("lines", "superseded")},
             totals={c.total: of_day[c.total] if c.column else left for c in table.of.conserved},
         )
     return expectations

@@ -168,25 +168,21 @@ def expectations(
         window_days: the reprocessing window W.
         unknown: days whose log has never been published, so that keys known by it are not.
     """
-    counts = (
-        raw.where(window.predicate("log_date"))
-        .groupBy("log_date")
-        .agg(
-            F.count(F.lit(1)).alias("lines"),
-            F.count_if(F.col("event_date") < F.col("log_date")).alias("late"),
-            F.count_if(~in_time(window_days)).alias("beyond"),
-        )
-    )
+    logged = raw.where(window.predicate("log_date"))
+    both = logged.select(
+        "log_date",
+        F.lit(1).alias("lines"),
+        (F.col("event_date") < F.col("log_date")).cast("int").alias("late"),
+        (~in_time(window_days)).cast("int").alias("beyond"),
+        F.lit(0).alias("rejected"),
+    ).unionAll(rejected.select("arrival_date", F.lit(0), F.lit(0), F.lit(0), F.lit(1)))
+    names = ("lines", "late", "beyond", "rejected")
+    counts = both.groupBy("log_date").agg(*(F.sum(name).alias(name) for name in names))
     seen = {row["log_date"]: row.asDict() for row in counts.collect()}
-    unread = {
-        row["arrival_date"]: row["count"]
-        for row in rejected.groupBy("arrival_date").count().collect()
-    }
     found = {}
     for day in window:
         own = seen.get(day, {})
-        entries = {name: own.get(name, 0) for name in ("lines", "late", "beyond")}
-        entries["rejected"] = unread.get(day, 0)
+        entries = {name: own.get(name, 0) for name in names}
         problems = []
         for name, due in entries.items():
             column = "lines" if name == "lines" else f"{name}_lines"

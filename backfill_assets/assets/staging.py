@@ -45,12 +45,14 @@ def staged_expectations(
     raw: DataFrame, rows: DataFrame, window: Window, window_days: int
 ) -> dict[date, Expectation]:
     """By event day: rows in time (counted from the raw log) = staged + superseded."""
-    due = (
-        raw.where(window.predicate("event_date")).where(in_time(window_days)).groupBy("event_date")
-    ).count()
-    lost = rows.where(SUPERSEDED).groupBy("event_date").count()
-    came = {row["event_date"]: row["count"] for row in due.collect()}
-    gone = {row["event_date"]: row["count"] for row in lost.collect()}
+    one, none = F.lit(1), F.lit(0)
+    due = raw.where(window.predicate("event_date")).where(in_time(window_days))
+    both = due.select("event_date", one.alias("came"), none.alias("gone")).unionAll(
+        rows.where(SUPERSEDED).select("event_date", none, one)
+    )
+    seen = both.groupBy("event_date").agg(F.sum("came"), F.sum("gone")).collect()
+    came = {day: count for day, count, _ in seen}
+    gone = {day: count for day, _, count in seen}
     return {
         day: Expectation(
             entries={"in time": came.get(day, 0), "superseded": gone.get(day, 0)},

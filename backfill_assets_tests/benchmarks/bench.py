@@ -41,7 +41,7 @@ from backfill_assets_tests.benchmarks.bench_backfills import (
     merging,
 )
 from backfill_assets_tests.benchmarks.bench_history import long_history
-from backfill_assets_tests.benchmarks.bench_jobs import by_hand, timed, write_landing
+from backfill_assets_tests.benchmarks.bench_jobs import Deployed, by_hand, timed, write_landing
 from backfill_assets_tests.benchmarks.bench_profile import one_day, profile, small_days
 from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, order
@@ -110,7 +110,7 @@ def _keep(results: list[object], pipeline: Pipeline, first: date, last: date | N
 
 def three_late_lines(engine: Engine, root: Path, days: int) -> float:
     """Seconds to find the days that three late lines touch, with so many days of history."""
-    pipeline = Pipeline(engine, root, end=START + timedelta(days=days + 2))
+    pipeline = Deployed(engine, root, end=START + timedelta(days=days + 2))
     for n in range(1, days + 1):
         pipeline.land(n, [order(f"o-{n}-{i}", n) for i in range(50)])
     tables = (RAW.name, REJECTED.name, STAGED.name, FACT.name)
@@ -159,7 +159,7 @@ def on_connect(root: Path) -> None:
 
 def attached(root: Path) -> None:
     """The child of `on_connect`: five one-day runs after one that warms the server up."""
-    pipeline = Pipeline(Engine.of(load_settings()), root, warehouse=str(root / "on-connect"))
+    pipeline = Deployed(Engine.of(load_settings()), root, warehouse=str(root / "on-connect"))
     timed("Connect: first run on the fresh server", lambda: pipeline.run(START))
     print(
         f"one-day run on a warm Connect server: {one_day_runs(pipeline, 'Connect'):.1f} s (median)"
@@ -211,7 +211,7 @@ def embedded(root: Path, days: int, orders: int, rounds: int) -> None:
     """Ours and the job by hand in turn on one embedded session, then one-day runs."""
     engine = Engine.of(load_settings(spark_conf=SPARK))
     spark = engine.spark_session
-    ours = Pipeline(engine, root)
+    ours = Deployed(engine, root)
     last = START + timedelta(days=days - 1)
     print(f"{days} days x {orders:,} orders, one warm session")
     timed("landing data written", lambda: write_landing(spark, ours.landing, days, orders))

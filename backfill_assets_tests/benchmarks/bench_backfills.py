@@ -22,10 +22,16 @@ from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.tables import RAW, REJECTED, STAGED
 from backfill_assets.publish.candidates import Built, Candidate, Plan
 from backfill_assets.publish.run_tags import REWRITE_TAG
-from backfill_assets_tests.benchmarks.bench_jobs import by_hand, timed, write_landing
+from backfill_assets_tests.benchmarks.bench_jobs import (
+    Deployed,
+    by_hand,
+    instance_at,
+    timed,
+    write_landing,
+)
 from backfill_assets_tests.connect_server import connect_server
-from backfill_assets_tests.pipeline import LAYERS, START, Pipeline
-from backfill_assets_tests.places import BIN, PROJECT
+from backfill_assets_tests.pipeline import LAYERS, START
+from backfill_assets_tests.places import BIN
 
 DAY = timedelta(days=1)
 REWRITE = {REWRITE_TAG: "true"}
@@ -52,11 +58,8 @@ class Shell:
     ) -> None:
         self.tables = tables
         self.home = root / "home"
-        self.home.mkdir(parents=True)
-        shutil.copy(PROJECT / "dagster.yaml", self.home)
         # Dagster's processes do not agree on who creates the databases of a new home.
-        os.environ["DAGSTER_HOME"] = str(self.home)
-        dg.DagsterInstance.get().dispose()
+        instance_at(self.home).dispose()
         self.environment = {
             **os.environ,
             "DAGSTER_HOME": str(self.home),
@@ -158,7 +161,7 @@ def caps(engine: Engine, root: Path, chunks: int, orders: int) -> None:
 def chunked(engine: Engine, root: Path, days: int, orders: int) -> None:
     """A year in chunks, by us and by hand, and in one piece by hand; then again, with no change."""
     spark = engine.spark_session
-    ours = Pipeline(engine, root, end=START + (days + 30) * DAY)
+    ours = Deployed(engine, root, end=START + (days + 30) * DAY)
     write_landing(spark, ours.landing, days, orders)
     chunks = day_range(0, days).split(31)
     ours.run(chunks[0].start, chunks[0].start)  # warms up
@@ -195,7 +198,7 @@ def history(engine: Engine, root: Path, lengths: tuple[int, ...], orders: int) -
     """Seconds of a one-day run when so many days are in the tables already."""
     taken = {}
     for length in lengths:
-        ours = Pipeline(engine, root / str(length), end=START + (length + 30) * DAY)
+        ours = Deployed(engine, root / str(length), end=START + (length + 30) * DAY)
         write_landing(engine.spark_session, ours.landing, length, orders)
         timed(f"{length} days loaded", partial(ours.run, START, START + (length - 1) * DAY))
         day = START + (length // 2) * DAY
@@ -213,7 +216,7 @@ def history(engine: Engine, root: Path, lengths: tuple[int, ...], orders: int) -
 def merging(engine: Engine, root: Path, rows: int) -> None:
     """Merge against overwrite of one day, by the share of its rows that changed."""
     spark = engine.spark_session
-    pipeline = Pipeline(engine, root)
+    pipeline = Deployed(engine, root)
     n = F.col("id")
     base = spark.range(rows).select(
         F.lit(START).alias("event_date"),

@@ -1,17 +1,39 @@
-"""What the benches share: landing data by Spark, the job that one would write by hand, a clock."""
+"""What the benches share: a deployment, landing data by Spark, the job by hand, a clock."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Collection
 from datetime import date, timedelta
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
+import dagster as dg
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
-from backfill_assets_tests.pipeline import LAYERS, START
+from backfill_assets.engine.spark import Engine
+from backfill_assets_tests.pipeline import LAYERS, START, Pipeline
+from backfill_assets_tests.places import PROJECT
+
+
+def instance_at(home: Path) -> dg.DagsterInstance:
+    """Dagster's instance of a deployment, with the storage of `dagster.yaml`."""
+    home.mkdir(parents=True, exist_ok=True)
+    shutil.copy(PROJECT / "dagster.yaml", home)
+    os.environ["DAGSTER_HOME"] = str(home)
+    return dg.DagsterInstance.get()
+
+
+class Deployed(Pipeline):
+    """The project's definitions, with Dagster's storage on disk as in a deployment."""
+
+    def __init__(self, engine: Engine, root: Path, **how: Any) -> None:
+        super().__init__(engine, root, **how)
+        self.instance = instance_at(root / "home")
 
 
 def write_landing(spark: SparkSession, landing: Path, days: int, orders: int) -> None:

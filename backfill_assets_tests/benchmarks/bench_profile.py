@@ -23,7 +23,7 @@ from backfill_assets.publish import computing, publisher
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.benchmarks.bench_backfills import REWRITE, Shell, day_range
-from backfill_assets_tests.benchmarks.bench_jobs import by_hand, write_landing
+from backfill_assets_tests.benchmarks.bench_jobs import Deployed, by_hand, write_landing
 from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, START, Pipeline
 
@@ -94,7 +94,7 @@ def ours(root: Path, days: int) -> None:
     session = perf_counter() - began
     print(f"    {session:6.1f} s: session", flush=True)
     end = START + timedelta(days=days)
-    pipeline = Pipeline(engine, root / "ours", land=False, landing=str(root), end=end)
+    pipeline = Deployed(engine, root / "ours", land=False, landing=str(root), end=end)
     _run(clock, pipeline, days)
     jobs = engine.spark_session.sparkContext._jsc.sc().dagScheduler
     for _ in range(3):
