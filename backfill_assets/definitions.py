@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 import dagster as dg
@@ -118,10 +117,13 @@ def delta_io_manager(
 @dg.definitions
 def defs() -> dg.Definitions:
     """What `workspace.yaml` loads."""
-    return _built(load_settings().model_dump_json())
+    settings = load_settings()
+    key = settings.model_dump_json()
+    # Dagster asks six times for a run that the command line launches.
+    if key not in _built:
+        _built[key] = build_defs(settings)
+    return _built[key]
 
 
-@lru_cache(maxsize=1)
-def _built(_settings: str) -> dg.Definitions:
-    """Built once: for a run that the command line launches, Dagster asks six times."""
-    return build_defs()
+#: What was built in this process, by the settings.
+_built: dict[str, dg.Definitions] = {}

@@ -217,9 +217,10 @@ def test_selected_tables(capsys, tmp_path):
 
 def test_jars_that_are_there(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("BACKFILL_ASSETS_JARS", str(tmp_path))
-    folder = jars_module._jar_folder(tmp_path)
+    folder = jars_module._folder(tmp_path, delta_coordinate())
     folder.mkdir()
     (folder / "io.delta_x.jar").touch()
+    jars_module._folder(tmp_path, jars_module._LOCAL_FILES).mkdir()
     archive = class_archive(tmp_path)
     assert archive is not None
     archive.parent.mkdir()

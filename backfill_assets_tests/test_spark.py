@@ -35,7 +35,6 @@ from backfill_assets.engine.jars import (
     delta_coordinate,
     delta_jars,
     fetch_delta_jars,
-    with_jars,
 )
 from backfill_assets.engine.spark import Engine, connect_server_command, spark_config, static_config
 from backfill_assets.settings import load_settings
@@ -153,29 +152,43 @@ LOCAL_JAR = "com.globalmentor_hadoop-bare-naked-local-fs-0.1.0.jar"
 
 def test_jars_are_fetched_once(monkeypatch, tmp_path):
     submit = FakeSubmit(monkeypatch, jars=(LOCAL_JAR, *NAMES, "org.other_thing-1.jar"))
+    monkeypatch.setattr(jars_module, "find_java", lambda: "java")
     cache = tmp_path / "a" / "cache"
     assert delta_jars(cache) == []
     first = fetch_delta_jars(cache)
-    assert [jar.name for jar in first] == [LOCAL_JAR, *NAMES]
+    assert [jar.name for jar in first] == [*NAMES]
     assert all(jar.read_bytes() == b"jar" for jar in first)
     assert fetch_delta_jars(cache) == delta_jars(cache) == first
-    assert len(submit.calls) == 1
-    assert f"{delta_coordinate()},{jars_module._LOCAL_FILES}" in submit.calls[0]
-    assert [path.name for path in cache.iterdir()] == [first[0].parent.name]  # no leftovers
+    one, other = submit.calls
+    assert delta_coordinate() in one and jars_module._LOCAL_FILES in other
+    library = jars_module._folder(cache, jars_module._LOCAL_FILES)
+    assert [path.name for path in library.iterdir()] == [LOCAL_JAR]
+    assert {*cache.iterdir()} == {first[0].parent, library}  # no leftovers
 
 
-def test_a_session_is_told_of_the_library_for_local_files_if_it_has_it():
-    """Jars may be copied from somewhere by hand: Delta's alone will do."""
-    paths = [Path("/j") / name for name in NAMES]
-    assert with_jars(paths) == {"spark.jars": ",".join(map(str, paths))}
-    both = with_jars([*paths, Path("/j") / LOCAL_JAR])
-    assert both[LOCAL_FILES] == "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem"
+def test_a_session_is_told_of_the_library_for_local_files_if_it_has_it(tmp_path):
+    """Jars may be copied from somewhere by hand, or be others: Delta's alone will do."""
+    told = "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem"
+    folder = jars_module._folder(tmp_path, delta_coordinate())
+    folder.mkdir()
+    (folder / NAMES[0]).touch()
+    assert LOCAL_FILES not in spark_config(load_settings(jars=tmp_path))
+    library = jars_module._folder(tmp_path, jars_module._LOCAL_FILES)
+    library.mkdir()
+    (library / LOCAL_JAR).touch()
+    config = spark_config(load_settings(jars=tmp_path))
+    assert config["spark.jars"] == f"{folder / NAMES[0]},{library / LOCAL_JAR}"
+    assert config[LOCAL_FILES] == told
+    assert f"{LOCAL_FILES}={told}" in connect_server_command(load_settings(jars=tmp_path), 15099)
+    own = load_settings(jars=tmp_path, spark_conf={"spark.jars": "/opt/delta.jar"})
+    assert LOCAL_FILES not in spark_config(own)
+    assert not any(LOCAL_FILES in word for word in connect_server_command(own, 15099))
 
 
 def test_files_have_the_rights_that_hadoop_gives_them(spark, tmp_path):
     assert spark.conf.get(LOCAL_FILES).endswith("NakedLocalFileSystem")
     rows = spark.range(2).selectExpr("id", "DATE'2024-01-01' AS day")
-    (files,) = write_files(rows, str(tmp_path), "day").values()
+    (files,) = write_files(rows.coalesce(1), str(tmp_path), "day").values()
     (written,) = files
     mode = (tmp_path / written.path).stat().st_mode
     assert stat.filemode(mode) == "-rw-r--r--"
@@ -184,10 +197,10 @@ def test_files_have_the_rights_that_hadoop_gives_them(spark, tmp_path):
 
 def test_two_that_fetch_at_once(monkeypatch, tmp_path):
     submit = FakeSubmit(monkeypatch, jars=NAMES)
-    folder = jars_module._jar_folder(tmp_path)
+    folder = jars_module._folder(tmp_path, delta_coordinate())
 
     def other_is_first(command, **options):
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         (folder / NAMES[0]).write_bytes(b"theirs")
         return submit(command, **options)
 
@@ -371,7 +384,7 @@ def test_an_archive_that_cannot_be_made_is_none(monkeypatch, tmp_path):
 
 
 def test_the_server_listens_on_loopback_only(tmp_path):
-    folder = jars_module._jar_folder(tmp_path)
+    folder = jars_module._folder(tmp_path, delta_coordinate())
     folder.mkdir()
     (folder / NAMES[0]).touch()
     settings = load_settings(jars=tmp_path, spark_conf={"spark.driver.memory": "9g"})

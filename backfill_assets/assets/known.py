@@ -57,10 +57,11 @@ def current_expectations(
         counted = counted.where(in_time(policy.window_days))
     sums = {check.total: check.column for check in table.of.conserved if check.column}
     of_rows = {total: F.when(~F.col(SUPERSEDED), F.col(of)) for total, of in sums.items()}
-    both = counted.select(
-        day, F.lit(1).alias("lines"), F.lit(0).alias("superseded"), *(F.lit(None) for _ in sums)
-    ).unionAll(rows.select(day, F.lit(0), F.col(SUPERSEDED).cast("int"), *of_rows.values()))
-    names = ["lines", "superseded", *sums]
+    both = counted.select(day, F.lit(1), F.lit(0), *(F.lit(None) for _ in sums)).unionAll(
+        rows.select(day, F.lit(0), F.col(SUPERSEDED).cast("int"), *of_rows.values())
+    )
+    # A total may be named `lines`; that of a model never begins with an underscore.
+    names = ["_lines", "_superseded", *sums]
     seen = sums_by_day(
         both.toDF(day, *names), day, {name: F.sum(name) for name in names}, table.zeros
     )
@@ -68,11 +69,11 @@ def current_expectations(
     expectations = {}
     for one in days:
         of_day = seen.get(one, nothing)
-        left = of_day["lines"] - of_day["superseded"]
-        expectations[one] = Expectation(
-            entries={name: of_day[name] for name in ("lines", "superseded")},
-            totals={c.total: of_day[c.total] if c.column else left for c in table.of.conserved},
-        )
+        came, gone = of_day["_lines"], of_day["_superseded"]
+        counting = came - gone
+        totals = {c.total: of_day[c.total] if c.column else counting for c in table.of.conserved}
+        entries = {"lines": came, "superseded": gone}
+        expectations[one] = Expectation(entries=entries, totals=totals)
     return expectations
 
 

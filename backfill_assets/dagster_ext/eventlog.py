@@ -138,14 +138,14 @@ class LocalEventLog(SqliteEventLogStorage):
         return mark in self._there
 
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
-        """Store events of a run that are about assets and checks: all, or none if it fails.
+        """Store events of a run that are about assets and checks; if one cannot be, none is.
 
         As `store_event` of each, with one transaction for the run's database and one for the index.
         """
         (run_id,) = {event.run_id for event in events}
         rows = [self._event_to_row(event) for event in events]
         insert = SqlEventLogStorageTable.insert()
-        with self._db_lock, self._begin(run_id) as run, self._begin(INDEX_SHARD_NAME) as index:
+        with self._db_lock, self._begin(INDEX_SHARD_NAME) as index, self._begin(run_id) as run:
             run.execute(insert, rows)
             in_order = insert.returning(SqlEventLogStorageTable.c.id, sort_by_parameter_order=True)
             ids = index.execute(in_order, rows).scalars().all()

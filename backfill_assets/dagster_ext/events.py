@@ -36,11 +36,12 @@ def stored_together(
     As one batch where batches are turned on (`DAGSTER_EVENT_BATCH_SIZE`) and the storage takes
     such events in a batch: see `LocalEventLog`.
     """
-    batch, last = generate_event_batch_id(), len(told) - 1
+    batch = generate_event_batch_id()
     checks_too = getattr(step.instance.event_log_storage, "batches_take_checks", False)
+    batched = [one for one in told if checks_too or not isinstance(one, dg.AssetCheckEvaluation)]
     events = []
-    for n, one in enumerate(told):
-        place = DagsterEventBatchMetadata(batch, n == last)
+    for one in told:
+        place = DagsterEventBatchMetadata(batch, one is batched[-1]) if batched else None
         if isinstance(one, dg.AssetMaterialization):
             events.append(DagsterEvent.asset_materialization(step, one, place))
         elif isinstance(one, dg.AssetObservation):

@@ -10,6 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -272,21 +273,25 @@ class Writer:
         days_only = any_of(windows(days), table.partition, of="t")
         same = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in table.columns)
         rows.createOrReplaceTempView(view)
-        with alone(
-            self.spark,
-            {
-                "spark.databricks.delta.commitInfo.userMetadata": metadata,
-                "spark.databricks.delta.write.txnAppId": APPLICATION,
-                "spark.databricks.delta.write.txnVersion": str(number),
-            },
-        ) as session:
-            session.sql(
-                f"MERGE INTO delta.`{self.url}` t USING `{view}` s "
-                f"ON {same_key} AND ({days_only}) "
-                f"WHEN MATCHED AND NOT ({same}) THEN UPDATE SET * "
-                "WHEN NOT MATCHED THEN INSERT *"
-            )
-        self.spark.catalog.dropTempView(view)
+        try:
+            with alone(
+                self.spark,
+                {
+                    "spark.databricks.delta.commitInfo.userMetadata": metadata,
+                    "spark.databricks.delta.write.txnAppId": APPLICATION,
+                    "spark.databricks.delta.write.txnVersion": str(number),
+                },
+            ) as session:
+                session.sql(
+                    f"MERGE INTO delta.`{self.url}` t USING `{view}` s "
+                    f"ON {same_key} AND ({days_only}) "
+                    f"WHEN MATCHED AND NOT ({same}) THEN UPDATE SET * "
+                    "WHEN NOT MATCHED THEN INSERT *"
+                )
+        finally:
+            # The session may outlive this process.
+            with suppress(*SPARK_ERRORS):
+                self.spark.catalog.dropTempView(view)
 
     def leftover(self, frame: DataFrame, days: Sequence[date], at: int) -> dict[date, int]:
         """By day, the rows of the table that a merge would leave although they do not belong there.

@@ -32,11 +32,6 @@ STAGING = "writing-"
 #: Delta's own limit: of longer texts, no bounds are told.
 _TEXT = 32
 _THREADS = 16
-#: Only the Parquet files stay: no mark of success is needed beside them.
-_HADOOP = {
-    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-    "fs.file.impl.disable.cache": "true",
-}
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 #: By day, the data files that are to be committed.
@@ -56,8 +51,12 @@ def write_files(rows: DataFrame, url: str, partition: str) -> DataFiles:
     """
     filesystem, root = open_store(url)
     staging = f"{STAGING}{uuid4().hex}"
-    local_files = rows.sparkSession.conf.get(LOCAL_FILES, RAW_LOCAL_FILES)
-    options = {**_HADOOP, "fs.file.impl": local_files}
+    # Only the Parquet files stay: no mark of success is needed beside them.
+    options = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
+    if "://" not in url:
+        own = rows.sparkSession.conf.get(LOCAL_FILES, None)
+        options["fs.file.impl"] = own or RAW_LOCAL_FILES
+        options["fs.file.impl.disable.cache"] = "true"
     rows.write.options(**options).partitionBy(partition).parquet(f"{url}/{staging}")
     listing = pafs.FileSelector(f"{root}/{staging}", allow_not_found=True, recursive=True)
     written = [

@@ -1,4 +1,4 @@
-"""What Spark needs on a machine before a session can start: Java, and jars, Delta's above all."""
+"""What Spark needs on a machine before a session can start: Java, Delta's jars, and one more."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 _SCALA = "2.13"
 _JAVA = (17, 21)
 # What Delta's pom names besides its own jars is in Spark's distribution already, and newer there.
 _IN_SPARK_ALREADY = (
-    "org.apache.*:*,com.fasterxml*:*,com.google*:*,com.github*:*,io.airlift:*,io.unitycatalog:*,org.xerial*:*,org.locationtech*:*,"
-    "org.roaringbitmap:*,commons*:*,org.slf4j:*,javax*:*"
+    "org.apache.*:*,com.fasterxml*:*,com.google*:*,com.github*:*,io.airlift:*,io.unitycatalog:*,"
+    "org.xerial*:*,org.locationtech*:*,org.roaringbitmap:*,commons*:*,org.slf4j:*,javax*:*"
 )
-#: For each file and folder that it makes, Hadoop's own class for local files starts a process, to
-#: set what may be done with it: a small file took 7 ms, and with this library takes 2.
+#: Without its native library, Hadoop starts a process (`chmod`) for each file and folder that it
+#: makes on a local disk: a small file took 7 ms, and takes 2 with this library.
 _LOCAL_FILES = "com.globalmentor:hadoop-bare-naked-local-fs:0.1.0"
 _LOCAL_FILES_CLASS = "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem"
-#: The setting of a session whose JVM has that class, and the class that it has otherwise. Of local
-#: files as such: no checksums are kept beside them, which take a fifth of the time of a small one.
+#: The setting of a session whose JVM has that class, and Hadoop's own class of the kind. Neither
+#: keeps files with checksums, which take a fifth of the time to write a small one.
 LOCAL_FILES = "spark.backfill_assets.localFiles"
 RAW_LOCAL_FILES = "org.apache.hadoop.fs.RawLocalFileSystem"
 
@@ -70,64 +72,72 @@ def check_java() -> None:
 
 def delta_jars(cache: Path) -> list[Path]:
     """The Delta jars in the cache; empty while they have not been downloaded."""
-    return sorted(_jar_folder(cache).glob("*.jar"))
+    return sorted(_folder(cache, delta_coordinate()).glob("*.jar"))
 
 
-def with_jars(jars: Sequence[Path]) -> dict[str, str]:
-    """The settings of a session that has these jars."""
-    found = {"spark.jars": ",".join(map(str, jars))}
-    if any(_LOCAL_FILES.split(":")[1] in jar.name for jar in jars):
-        found[LOCAL_FILES] = _LOCAL_FILES_CLASS
-    return found
+def jars_of_session(cache: Path) -> str:
+    """The jars in the cache as `spark.jars` has them; empty while Delta's are not there."""
+    found = delta_jars(cache)
+    return ",".join(map(str, found and [*found, *_folder(cache, _LOCAL_FILES).glob("*.jar")]))
+
+
+def with_local_files(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A session's configuration, which tells of the library for local files if it has that."""
+    has = _LOCAL_FILES.split(":")[1] in config.get("spark.jars", "")
+    return {**config, LOCAL_FILES: _LOCAL_FILES_CLASS} if has else dict(config)
 
 
 def fetch_delta_jars(cache: Path) -> list[Path]:
     """Download the Delta jars into the cache, once; later sessions need no resolution.
 
-    With them comes a library that writes local files without a process for each.
+    And a library that makes writing local files quicker, if it can be had.
 
     Raises:
         EngineError: there is no Java, or the registry cannot be reached.
     """
-    if found := delta_jars(cache):
-        return found
-    check_java()
-    folder = _jar_folder(cache)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # The jars appear under their final name all at once, so a broken download is never used.
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+    if not delta_jars(cache):
+        check_java()
+        said = _download(delta_coordinate(), cache)
+        if not delta_jars(cache):
+            raise EngineError(
+                f"the Delta jars ({delta_coordinate()}) could not be downloaded: check that this "
+                "machine reaches Maven Central (or the mirror that your Ivy settings name), or "
+                f"copy the io.delta jars of a machine that does into "
+                f"{_folder(cache, delta_coordinate())}. Last words: {_last_words(said)}"
+            )
+    if find_java() and not _folder(cache, _LOCAL_FILES).exists():
+        _download(_LOCAL_FILES, cache)
+    return delta_jars(cache)
+
+
+def _download(coordinate: str, cache: Path) -> str:
+    """Try to download an artifact with its own kind, and say what was said.
+
+    The jars appear under their final name all at once, so a broken download is never used.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
         command = [
             str(spark_home() / "bin" / "spark-submit"),
-            *("--packages", f"{delta_coordinate()},{_LOCAL_FILES}"),
-            *("--exclude-packages", _IN_SPARK_ALREADY),
+            *("--packages", coordinate, "--exclude-packages", _IN_SPARK_ALREADY),
             *("--conf", f"spark.jars.ivy={scratch}/ivy", "--master", "local[1]"),
             *("--class", "org.apache.spark.deploy.PythonRunner", "spark-internal"),
         ]
         # Resolution comes before the main class, which has nothing to run and fails: the jars tell.
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        resolved = Path(scratch, "ivy", "jars")
-        jars = [*resolved.glob("io.delta_*.jar")]
-        if not jars:
-            raise EngineError(
-                f"the Delta jars ({delta_coordinate()}) could not be downloaded: check that this "
-                "machine reaches Maven Central (or the mirror that your Ivy settings name), or "
-                f"copy the io.delta jars of a machine that does into {folder}. "
-                f"Last words: {_last_words(done.stderr)}"
-            )
+        jars = [*Path(scratch, "ivy", "jars").glob(f"{coordinate.split(':')[0]}_*.jar")]
         ready = Path(scratch, "ready")
         ready.mkdir()
-        for jar in (*jars, *resolved.glob(f"{_LOCAL_FILES.split(':')[0]}_*.jar")):
+        for jar in jars:
             shutil.move(jar, ready / jar.name)
-        try:
-            ready.rename(folder)
-        except OSError:  # another process was first
-            if not delta_jars(cache):
-                raise
-    return delta_jars(cache)
+        if jars:
+            with suppress(OSError):  # another process was first
+                ready.rename(_folder(cache, coordinate))
+    return done.stderr
 
 
-def _jar_folder(cache: Path) -> Path:
-    return cache / "_".join(delta_coordinate().split(":") + _LOCAL_FILES.split(":")[1:])
+def _folder(cache: Path, coordinate: str) -> Path:
+    return cache / coordinate.replace(":", "_")
 
 
 def _last_words(text: str) -> str:

@@ -1,22 +1,24 @@
 """One session of a Spark Connect server that many processes share, and its settings with it.
 
 Spark compiles parts of queries to classes, and on a server no session can use those of another. A
-run of all tables compiles some 300 of them: half of the time of one small day.
+run of all tables compiles some 300 of them.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
-import random
 import re
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache, partial
 from hashlib import sha256
-from threading import RLock
+from threading import Event, RLock
 from typing import Any
 from uuid import UUID, uuid4
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.connect.plan import LogicalPlan
 from pyspark.sql.utils import is_remote
@@ -26,6 +28,8 @@ from backfill_assets.engine.jars import EngineError
 _GIVEN = re.compile(r"(?<=;session_id=)[^;]+")
 #: By which the operations of this process are told from those of others in its session.
 _TAG = f"process-{uuid4().hex}"
+#: Set when the process ends.
+_ending = Event()
 #: Held while Spark commits in a session that the steps of a run share.
 _COMMITS = RLock()
 
@@ -54,6 +58,7 @@ def session_url(config: Mapping[str, Any], closed: int) -> str:
     return _GIVEN.sub(id_of, url)
 
 
+@cache
 def number_plans_apart() -> None:
     """Have the plans of this process numbered unlike those of any other.
 
@@ -64,8 +69,9 @@ def number_plans_apart() -> None:
         EngineError: Spark's client numbers them in another way than it did.
     """
     # Spark has no other way to say so.
-    LogicalPlan._nextPlanId = first = random.getrandbits(48)  # noqa: SLF001
-    if LogicalPlan._fresh_plan_id() != first:  # noqa: SLF001
+    with LogicalPlan._lock:  # noqa: SLF001
+        LogicalPlan._nextPlanId = first = secrets.randbits(48) + 2**48  # noqa: SLF001
+    if LogicalPlan._fresh_plan_id() < first:  # noqa: SLF001
         raise EngineError(
             "this version of pyspark cannot share a session of a Spark Connect server: leave "
             "session_id out of SPARK_REMOTE."
@@ -76,8 +82,9 @@ def leave_if_closed(error: Exception) -> bool:
     """Whether an error says that a session was closed before; then this process forgets it."""
     if "SESSION_CLOSED" not in str(error):
         return False
-    if session := SparkSession.getActiveSession():
-        session.stop()
+    # That of this thread, or else that of all.
+    with suppress(PySparkException):
+        SparkSession.active().stop()
     return True
 
 
@@ -90,6 +97,7 @@ def interrupt_at_exit(session: SparkSession) -> None:
 
 
 def _interrupt(session: SparkSession) -> None:
+    _ending.set()
     # The engine may be gone, and Spark's client would try for ten minutes.
     with suppress(Exception):
         session.client.set_retry_policies([])
@@ -100,23 +108,30 @@ def _interrupt(session: SparkSession) -> None:
 def alone(session: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkSession]:
     """A session for a commit of Spark's own: what the commit says of itself are settings.
 
-    Without settings it is one that has none of another commit.
+    On a server it is a clone of the session, with its temporary views; embedded, it is the session
+    itself, while no other commit has it. Without settings it is that on a server as well.
 
     Args:
-        session: which others use as well.
+        session: which others use, too.
         settings: for the commit alone.
+
+    Raises:
+        EngineError: the process is about to end.
     """
     if settings and is_remote():
-        # With the temporary views of the first one; other processes do not see its settings.
         own = session.cloneSession()  # type: ignore[attr-defined]  # of Connect alone
-        atexit.register(_end, own)
+        # A partial of its own, as `unregister` takes all that are equal.
+        end = partial(_end, own)
+        atexit.register(end)
         try:
+            if _ending.is_set():
+                raise EngineError("the run was terminated, and nothing was committed.")
             for name, value in settings.items():
                 own.conf.set(name, value)
             yield own
         finally:
-            atexit.unregister(_end)
-            _end(own)
+            atexit.unregister(end)
+            end()
         return
     with _COMMITS:
         for name, value in settings.items():

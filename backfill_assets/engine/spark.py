@@ -28,10 +28,10 @@ from backfill_assets.engine.class_archive import with_archive
 from backfill_assets.engine.jars import (
     EngineError,
     check_java,
-    delta_jars,
     fetch_delta_jars,
+    jars_of_session,
     spark_home,
-    with_jars,
+    with_local_files,
 )
 from backfill_assets.engine.sharing import (
     interrupt_at_exit,
@@ -85,14 +85,16 @@ def spark_config(settings: Settings) -> dict[str, Any]:
         # The master is the server's affair, and Spark refuses to be told both.
         own = {name: x for name, x in settings.spark_conf.items() if name != "spark.master"}
         return {"spark.remote": settings.spark_remote, **_RUNTIME, **own}
-    return {
-        "spark.master": settings.spark_master,
-        "spark.app.name": "backfill_assets",
-        **with_jars(delta_jars(settings.jars)),
-        **static_config(),
-        **_RUNTIME,
-        **settings.spark_conf,
-    }
+    return with_local_files(
+        {
+            "spark.master": settings.spark_master,
+            "spark.app.name": "backfill_assets",
+            "spark.jars": jars_of_session(settings.jars),
+            **static_config(),
+            **_RUNTIME,
+            **settings.spark_conf,
+        }
+    )
 
 
 def static_config() -> dict[str, str]:
@@ -135,10 +137,10 @@ def connect_server_command(settings: Settings, port: int) -> list[str]:
         "spark.connect.grpc.binding.port": str(port),
         # The runs of a deployment share a session, which is to outlast a quiet weekend.
         "spark.connect.session.manager.defaultSessionTimeout": "7d",
-        **with_jars(delta_jars(settings.jars)),
+        "spark.jars": jars_of_session(settings.jars),
         **settings.spark_conf,
     }
-    conf = with_archive(conf, settings.jars)
+    conf = with_archive(with_local_files(conf), settings.jars)
     return [
         str(spark_home() / "bin" / "spark-submit"),
         *(word for key, value in conf.items() for word in ("--conf", f"{key}={value}")),
@@ -149,6 +151,9 @@ def connect_server_command(settings: Settings, port: int) -> list[str]:
 #: A server that has not taken the connection after so many seconds does not answer. (Spark's own
 #: client goes on for more than ten minutes.)
 _PATIENCE = 15.0
+
+#: So many sessions that were closed does a server of Spark's remember.
+_MOST_CLOSED = 1000
 
 #: Values that Dagster must not see, by what stands for them: it shows a resource's configuration
 #: in the UI and stores it with every run. Each process fills this from its own environment.
@@ -205,7 +210,9 @@ class Engine(LazyPySparkResource):
             return
         check_java()
         if not self.spark_config["spark.jars"]:
-            self.spark_config.update(with_jars(fetch_delta_jars(Path(self.jars))))
+            fetch_delta_jars(Path(self.jars))
+            self.spark_config["spark.jars"] = jars_of_session(Path(self.jars))
+            self.spark_config.update(with_local_files(self.spark_config))
         self.spark_config.update(with_archive(self.spark_config, Path(self.jars)))
         if not os.environ.get("SPARK_REMOTE"):
             # To Spark an empty variable is a server without a name; to us it is none.
@@ -240,18 +247,19 @@ class Engine(LazyPySparkResource):
 
 def _attached(config: Mapping[str, Any]) -> SparkSession:
     """A session of the server: the one that the URL names, or the first after it that is open."""
-    if is_shared(config["spark.remote"]):
+    shared = is_shared(config["spark.remote"])
+    if shared:
         number_plans_apart()
     for closed in count():
+        url = session_url(config, closed)
         try:
-            url = session_url(config, closed)
             session: SparkSession = spark_session_from_config({**config, "spark.remote": url})
         except PySparkException as error:
-            if not (is_shared(url) and leave_if_closed(error)):
+            if not (shared and closed < _MOST_CLOSED and leave_if_closed(error)):
                 raise
         else:
-            return session
-    raise AssertionError
+            break
+    return session
 
 
 def _shown(url: str) -> str:

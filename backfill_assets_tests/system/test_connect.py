@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,21 @@ with alone(spark, {"spark.sql.shuffle.partitions": "77"}) as own:
     print(own.sql("SELECT count(*) FROM mine").first()[0])
 print(spark.session_id, spark.conf.get("spark.sql.shuffle.partitions"))
 """
+UNFINISHED = """
+from backfill_assets.engine.sharing import alone
+first, second = (alone(spark, {"spark.sql.shuffle.partitions": "77"}) for _ in range(2))
+print(first.__enter__().session_id)
+with second:
+    pass
+"""
+CLOSED = """
+from pyspark.errors import PySparkException
+from pyspark.sql.connect.session import SparkSession
+try:
+    SparkSession(os.environ["CLOSED"]).range(1).count()
+except PySparkException as error:
+    print("SESSION_CLOSED" in str(error))
+"""
 GIVEN_UP = """
 import threading
 busy = threading.Event()
@@ -106,6 +122,10 @@ def test_processes_that_share_a_session(server, tmp_path):
     own, partitions, rows, after, untouched = attached(server, MERGING)
     assert own != first == after
     assert (partitions, rows) == ("77", "3") and untouched != "77"
+
+    (own,) = attached(server, UNFINISHED)
+    url = re.sub("(?<=session_id=)[^;]+", own, server)
+    assert attached(server, "import os\n" + CLOSED, CLOSED=url) == ["True"]
 
     # What nobody waits for any more does not go on.
     assert attached(server, GIVEN_UP) == []
