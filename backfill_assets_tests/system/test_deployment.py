@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -130,6 +131,10 @@ def all_gone(diary: Path) -> bool:
 # What it starts.
 
 
+def port_of(server: Fake) -> str:
+    return re.findall(r"localhost:(\d+)/", server.url)[0]
+
+
 def test_the_ui_starts_when_the_server_answers_and_knows_where_it_is(diary, tmp_path):
     server = Fake(tmp_path)
     ui = f"note('found', os.environ['SPARK_REMOTE'], os.environ[{TOKEN!r}])"
@@ -137,7 +142,7 @@ def test_the_ui_starts_when_the_server_answers_and_knows_where_it_is(diary, tmp_
     assert noted(diary, "found") == [[server.url, server.token]]
     pid, port, token = noted(diary, "serving")[0]
     assert noted(diary, "before") == [[pid, port, token]]
-    assert server.url == f"sc://localhost:{port}"
+    assert re.fullmatch(rf"sc://localhost:{port}/;session_id=[0-9a-f-]{{36}}", server.url)
     assert token == server.token
     assert server.said == [
         f"Starting the Spark engine, its log is {server.log} ...",
@@ -155,7 +160,7 @@ def test_the_exit_status_of_the_ui(diary, tmp_path, ends, status):
 
 def test_the_port_is_none_that_a_client_could_take(diary, tmp_path):
     server = Fake(tmp_path)
-    port = int(server.url.rpartition(":")[2])
+    port = int(port_of(server))
     assert 15002 <= port < 32768
     try:
         other = socket.create_server(("::1", port), family=socket.AF_INET6)
@@ -191,9 +196,7 @@ note("ui", os.getpid())
     assert supervise(fake(ui), os.environ, [engine, code]) == 0
     assert len(noted(diary, "ui")) == 1
     assert "The code server ended with status -9: restarting it ..." in engine.said
-    assert sorted(row[1] for row in noted(diary, "serving")) == sorted(
-        [engine.url.rpartition(":")[2], at, at]
-    )
+    assert sorted(row[1] for row in noted(diary, "serving")) == sorted([port_of(engine), at, at])
     assert all_gone(diary)
 
 
