@@ -109,7 +109,7 @@ def alone(session: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkS
     """A session for a commit of Spark's own: what the commit says of itself are settings.
 
     On a server it is a clone of the session, with its temporary views; embedded, it is the session
-    itself, while no other commit has it. Without settings it is that on a server as well.
+    itself, while no other commit has it. A commit without settings needs no clone.
 
     Args:
         session: which others use, too.
