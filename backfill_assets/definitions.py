@@ -114,6 +114,10 @@ def delta_io_manager(
     )
 
 
+#: What was built in this process, by the settings.
+_built: dict[str, dg.Definitions] = {}
+
+
 @dg.definitions
 def defs() -> dg.Definitions:
     """What `workspace.yaml` loads."""
@@ -123,7 +127,3 @@ def defs() -> dg.Definitions:
     if key not in _built:
         _built[key] = build_defs(settings)
     return _built[key]
-
-
-#: What was built in this process, by the settings.
-_built: dict[str, dg.Definitions] = {}

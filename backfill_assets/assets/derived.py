@@ -9,6 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.assets.making import Read, made_asset
+from backfill_assets.assets.sums import Sums, sums_by_day
 from backfill_assets.calendar.partitions import Window, any_of, windows
 from backfill_assets.calendar.reach import SAME_DAY, Reach
 from backfill_assets.engine.spark import Cache
@@ -19,9 +20,6 @@ from backfill_assets.tables.catalog import graph_for
 from backfill_assets.tables.codes import Code
 from backfill_assets.tables.derived import FOR_DAY, Derived
 from backfill_assets.tables.table import DeclarationError
-
-#: By name, some numbers of a day.
-Sums = dict[str, int | Decimal]
 
 
 def for_days(rows: DataFrame, partition: str, reach: Reach, days: Window) -> DataFrame:
@@ -41,30 +39,6 @@ def for_days(rows: DataFrame, partition: str, reach: Reach, days: Window) -> Dat
         return rows.withColumn(FOR_DAY, day).where(days.predicate(partition))
     counts_for = F.sequence(F.date_sub(day, reach.after), F.date_add(day, reach.before))
     return rows.withColumn(FOR_DAY, F.explode(counts_for)).where(days.predicate(FOR_DAY))
-
-
-def sums_by_day(
-    rows: DataFrame, day: str, wanted: Mapping[str, Column], zeros: Mapping[str, int | Decimal]
-) -> dict[date, Sums]:
-    """By day that has rows, some sums of them.
-
-    Args:
-        rows: of any days.
-        day: the column of the day.
-        wanted: the aggregations, by name.
-        zeros: by name, what stands for a sum of nothing; 0 if not given.
-    """
-    if not wanted:
-        return {}
-    names, columns = [*wanted], [*wanted.values()]
-    found = rows.groupBy(day).agg(*columns).collect()
-    return {
-        of: {
-            name: zeros.get(name, 0) if value is None else value
-            for name, value in zip(names, values, strict=True)
-        }
-        for of, *values in found
-    }
 
 
 def input_sums(

@@ -8,8 +8,9 @@ import dagster as dg
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.derived import Sums, for_days, input_sums, sums_by_day
+from backfill_assets.assets.derived import for_days, input_sums
 from backfill_assets.assets.making import Read, made_asset
+from backfill_assets.assets.sums import Sums, sums_by_day
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY, Known

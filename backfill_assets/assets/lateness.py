@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 
 from backfill_assets.assets.making import Read, made_asset
+from backfill_assets.assets.sums import sums_by_day
 from backfill_assets.calendar.delays import COMPARED, lines_within
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.engine.spark import Cache
@@ -177,8 +178,7 @@ def expectations(
         F.lit(0).alias("rejected"),
     ).unionAll(rejected.select("arrival_date", F.lit(0), F.lit(0), F.lit(0), F.lit(1)))
     names = ("lines", "late", "beyond", "rejected")
-    counts = both.groupBy("log_date").agg(*(F.sum(name).alias(name) for name in names))
-    seen = {row["log_date"]: row.asDict() for row in counts.collect()}
+    seen = sums_by_day(both, "log_date", {name: F.sum(name) for name in names}, {})
     found = {}
     for day in window:
         own = seen.get(day, {})

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.assets.making import Read, made_asset
+from backfill_assets.assets.sums import sums_by_day
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.records import Details
 from backfill_assets.engine.spark import Cache
@@ -50,16 +51,14 @@ def staged_expectations(
     both = due.select("event_date", one.alias("came"), none.alias("gone")).unionAll(
         rows.where(SUPERSEDED).select("event_date", none, one)
     )
-    seen = both.groupBy("event_date").agg(F.sum("came"), F.sum("gone")).collect()
-    came = {day: count for day, count, _ in seen}
-    gone = {day: count for day, _, count in seen}
-    return {
-        day: Expectation(
-            entries={"in time": came.get(day, 0), "superseded": gone.get(day, 0)},
-            rows=came.get(day, 0) - gone.get(day, 0),
-        )
-        for day in window
-    }
+    seen = sums_by_day(both, "event_date", {name: F.sum(name) for name in ("came", "gone")}, {})
+    nothing = {"came": 0, "gone": 0}
+    found = {}
+    for day in window:
+        of_day = seen.get(day, nothing)
+        came, gone = int(of_day["came"]), int(of_day["gone"])
+        found[day] = Expectation(entries={"in time": came, "superseded": gone}, rows=came - gone)
+    return found
 
 
 def late_expectations(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import dagster as dg
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
@@ -28,10 +28,8 @@ __all__ = [
 AssetEvent = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
 
 
-def stored_together(
-    step: StepExecutionContext, told: Sequence[AssetEvent]
-) -> Iterator[DagsterEvent]:
-    """What a step tells Dagster of, all of it stored before the first is handed on.
+def stored_together(step: StepExecutionContext, told: Sequence[AssetEvent]) -> list[DagsterEvent]:
+    """What a step tells Dagster of, as events that are stored.
 
     As one batch where batches are turned on (`DAGSTER_EVENT_BATCH_SIZE`) and the storage takes
     such events in a batch: see `LocalEventLog`.
@@ -58,4 +56,4 @@ def stored_together(
                     DagsterEventType.ASSET_CHECK_EVALUATION, step, one, message + more, place
                 )
             )
-    yield from events
+    return events

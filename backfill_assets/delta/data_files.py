@@ -53,7 +53,7 @@ def write_files(rows: DataFrame, url: str, partition: str) -> DataFiles:
     staging = f"{STAGING}{uuid4().hex}"
     # Only the Parquet files stay: no mark of success is needed beside them.
     options = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
-    if "://" not in url:
+    if isinstance(filesystem, pafs.LocalFileSystem):
         own = rows.sparkSession.conf.get(LOCAL_FILES, None)
         options["fs.file.impl"] = own or RAW_LOCAL_FILES
         options["fs.file.impl.disable.cache"] = "true"
