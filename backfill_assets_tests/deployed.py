@@ -29,7 +29,7 @@ class Deployment:
     """Started when it is asked for something, and again when it has ended."""
 
     def __init__(
-        self, root: Path, settings: Settings, *, per_run: int = 31, hurried: bool = False
+        self, root: Path, settings: Settings, *, per_run: int = 31, clock: Path | None = None
     ) -> None:
         """On the landing, warehouse and calendar of settings.
 
@@ -37,7 +37,7 @@ class Deployment:
             root: a folder for DAGSTER_HOME.
             settings: the tables.
             per_run: days in a run.
-            hurried: whether Dagster's daemons look every 2 seconds.
+            clock: a file with the time that the sensors go by; they then look every 2 seconds.
         """
         self.home = root / "home"
         self.home.mkdir(parents=True)
@@ -56,9 +56,10 @@ class Deployment:
             "BACKFILL_ASSETS_SPARK_MASTER": "local[2]",
             "BACKFILL_ASSETS_SPARK_CONF": json.dumps(conftest.SMALL),
         }
-        if hurried:
+        if clock:
             path = [impatient.__path__[0], *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
             self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+            self.environment["BACKFILL_TEST_CLOCK"] = str(clock)
         self.process: subprocess.Popen | None = None
         with self.instance():  # several processes that open a new one first disagree
             pass

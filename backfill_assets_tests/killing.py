@@ -9,10 +9,11 @@ from pathlib import Path
 
 #: What each kind of process has in its command line.
 KINDS = {
-    "run worker": "spawn_main",
+    "run worker": "forkserver",  # as the process that it is forked from
     "engine": "SparkConnectServer",
     "daemon": "dagster._daemon",
-    "code server": "dagster api grpc",
+    "code server": "backfill_assets.code_server",
+    "fork server": "forkserver",
 }
 
 
@@ -24,12 +25,37 @@ def processes(home: Path) -> dict[int, str]:
             continue
         try:
             environment = (folder / "environ").read_bytes()
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            command = _command(folder)
         except OSError:  # it has ended
             continue
         if f"DAGSTER_HOME={home}".encode() in environment:
             found[int(folder.name)] = command
     return found
+
+
+def _command(folder: Path) -> str:
+    return (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def of_kind(home: Path, kind: str) -> list[int]:
+    """The processes of a kind, without the guards of groups."""
+    return [
+        pid
+        for pid, command in processes(home).items()
+        if KINDS[kind] in command
+        and "os.fork" not in command
+        and (kind not in ("run worker", "fork server") or _is_forked(pid) is (kind == "run worker"))
+    ]
+
+
+def _is_forked(pid: int) -> bool:
+    """Whether a process is what its parent is."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+        parent = status.rpartition(")")[2].split()[1]
+        return _command(Path("/proc", parent)) == _command(Path(f"/proc/{pid}"))
+    except OSError:  # it has ended
+        return False
 
 
 def kill(home: Path, *kinds: str) -> None:
@@ -43,11 +69,7 @@ def kill(home: Path, *kinds: str) -> None:
 
 def kill_one(home: Path, kind: str, chance: random.Random) -> bool:
     """Kill one process of a kind; whether there was one."""
-    found = [
-        pid
-        for pid, command in processes(home).items()
-        if KINDS[kind] in command and "os.fork" not in command  # which is a group's guard
-    ]
+    found = of_kind(home, kind)
     if not found:
         return False
     try:

@@ -296,7 +296,7 @@ def _leading(graph: AssetGraph, reconcile_job: dg.JobDefinition) -> dg.SensorDef
 
     @dg.sensor(
         job_name=reconcile_job.name,
-        minimum_interval_seconds=10,
+        minimum_interval_seconds=4,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Leads planned backfills through their stages: reconciles a stage that has "
         "ended, and launches the next if it passed.",

@@ -36,6 +36,7 @@ _DEFAULTS = {
 }
 #: The code location, by the name that it has in workspace.yaml: Dagster's history goes by it.
 _LOCATION = "backfill_assets.definitions"
+_CODE_SERVER = "backfill_assets.code_server"
 _CODE = [
     *("-m", _LOCATION, "--location-name", _LOCATION, "--log-level", "warning"),
     *("--lazy-load-user-code", "--use-python-environment-entry-point"),
@@ -75,7 +76,7 @@ def deploy(settings: Settings, port: int, say: Say) -> int:
     with tempfile.TemporaryDirectory(prefix="backfill_assets-") as folder:
         dagster = str(Path(sys.executable).with_name("dagster"))
         address = f"{folder}/code.sock"  # a short path: that of a socket may have 100 characters
-        code = [dagster, "api", "grpc", "-s", address, *_CODE]
+        code = [sys.executable, "-m", _CODE_SERVER, "api", "grpc", "-s", address, *_CODE]
         servers.append(Server("code server", code, address, environment, say))
         # In a place that nobody cleans up: Dagster reads it again and again.
         workspace = Path(os.environ["DAGSTER_HOME"], "deployment.workspace.yaml").resolve()

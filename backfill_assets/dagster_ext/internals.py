@@ -19,7 +19,7 @@ from dagster._core.execution.backfill import (
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.daemon_cursor import DaemonCursorStorage
 from dagster._core.storage.dagster_run import FINISHED_STATUSES
-from dagster._core.storage.partition_status_cache import AssetPartitionStatus
+from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
 from dagster._core.storage.tags import (
     ASSET_PARTITION_RANGE_END_TAG,
     ASSET_PARTITION_RANGE_START_TAG,
@@ -52,7 +52,6 @@ __all__ = [
     "AssetCheckExecutionRecordStatus",
     "AssetCheckKey",
     "AssetGraph",
-    "AssetPartitionStatus",
     "BackfillDaemon",
     "BaseAssetGraph",
     "BulkActionStatus",
@@ -65,6 +64,7 @@ __all__ = [
     "PartitionsSubset",
     "ReconstructableRepository",
     "SensorDaemon",
+    "get_and_update_asset_status_cache_value",
     "get_daemon_statuses",
     "make_new_backfill_id",
 ]

@@ -26,12 +26,19 @@ from pyspark.sql.utils import is_remote
 from backfill_assets.engine.jars import EngineError
 
 _GIVEN = re.compile(r"(?<=;session_id=)[^;]+")
-#: By which the operations of this process are told from those of others in its session.
-_TAG = f"process-{uuid4().hex}"
 #: Set when the process ends.
 _ending = Event()
 #: Held while Spark commits in a session that the steps of a run share.
 _COMMITS = RLock()
+
+
+@cache
+def _tag() -> str:
+    """By which the operations of this process are told from those of others in its session.
+
+    Not made when this module is imported: processes may be forked after that.
+    """
+    return f"process-{uuid4().hex}"
 
 
 def is_shared(url: str) -> bool:
@@ -90,8 +97,8 @@ def leave_if_closed(error: Exception) -> bool:
 
 def interrupt_at_exit(session: SparkSession) -> None:
     """Have what this thread asks of a shared session interrupted when the process ends before."""
-    if _TAG not in session.getTags():
-        session.addTag(_TAG)
+    if _tag() not in session.getTags():
+        session.addTag(_tag())
     atexit.unregister(_interrupt)
     atexit.register(_interrupt, session)
 
@@ -101,7 +108,7 @@ def _interrupt(session: SparkSession) -> None:
     # The engine may be gone, and Spark's client would try for ten minutes.
     with suppress(Exception):
         session.client.set_retry_policies([])
-        session.interruptTag(_TAG)
+        session.interruptTag(_tag())
 
 
 @contextmanager

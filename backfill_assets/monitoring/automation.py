@@ -157,7 +157,7 @@ def _touched_days(job: Any, look: Look) -> dg.SensorDefinition:
     @dg.sensor(
         name="touched_days",
         job=job,
-        minimum_interval_seconds=30,
+        minimum_interval_seconds=4,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Follows the commits of the tables: when lines were loaded, whoever loaded "
         "them, rebuilds the open days that they change. Never a day whose window has closed.",

@@ -11,7 +11,7 @@ from backfill_assets.calendar.policy import Policy
 from backfill_assets.dagster_ext.internals import (
     AssetCheckExecutionRecordStatus,
     AssetCheckKey,
-    AssetPartitionStatus,
+    get_and_update_asset_status_cache_value,
 )
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.monitoring.incidents import incidents
@@ -78,16 +78,20 @@ def situation(settings: Settings, instance: dg.DagsterInstance, now: datetime) -
 def _failed(settings: Settings, table: Table, instance: dg.DagsterInstance) -> set[date]:
     """The days that the last run over them did not publish because of a check."""
     key, partitions = AssetKey(table.name), daily_partitions(settings)
-    keys = partitions.get_partition_keys()
-    statuses = instance.get_status_by_partition(key, keys, partitions) or {}
-    failed = [day for day, status in statuses.items() if status is AssetPartitionStatus.FAILED]
+    # What `instance.get_status_by_partition` is made of: that asks for each day of the calendar.
+    status = get_and_update_asset_status_cache_value(instance, key, partitions)
+    if status is None:
+        return set()
+    failed = {*status.deserialize_failed_partition_subsets(partitions).get_partition_keys()} - {
+        *status.deserialize_in_progress_partition_subsets(partitions).get_partition_keys()
+    }
     if not failed:
         return set()
     checks = [AssetCheckKey(key, check) for check in table.checks]
     return {
         date.fromisoformat(info.partition_key)
         for info in instance.event_log_storage.get_asset_check_partition_info(
-            checks, partition_keys=failed
+            checks, partition_keys=sorted(failed)
         )
         if info.partition_key
         and info.latest_execution_status is AssetCheckExecutionRecordStatus.FAILED

@@ -35,14 +35,14 @@ from backfill_assets.tables.table import Table
 from backfill_assets_tests.benchmarks.bench_backfills import (
     REWRITE,
     caps,
-    chunked,
     engines,
     history,
     merging,
 )
 from backfill_assets_tests.benchmarks.bench_history import long_history
 from backfill_assets_tests.benchmarks.bench_jobs import Deployed, by_hand, timed, write_landing
-from backfill_assets_tests.benchmarks.bench_profile import one_day, profile, small_days
+from backfill_assets_tests.benchmarks.bench_profile import profile, small_days
+from backfill_assets_tests.benchmarks.bench_served import chunked, one_day, planned
 from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, order
 
@@ -54,6 +54,7 @@ PARTS = (
     "load",
     "late",
     "connect",
+    "planned",
     "chunks",
     "history",
     "merge",
@@ -194,6 +195,7 @@ def main() -> None:
         for name, work in {
             "day": lambda at: one_day(engine, at, 2_000),
             "small": lambda at: small_days(engine, at, 1_000, 7),
+            "planned": lambda at: planned(engine, at, 5, 2_000, 3),
             "chunks": lambda at: chunked(engine, at, 365, 2_000),
             "history": lambda at: history(engine, at, (30, 365, 1095), 200),
             "merge": lambda at: merging(engine, at, 500_000),

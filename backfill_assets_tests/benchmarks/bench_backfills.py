@@ -1,4 +1,4 @@
-"""The parts of `make bench` about long backfills: engines, chunks, history, replay, merge, cap."""
+"""The parts of `make bench` about long backfills: engines, history, merge, cap."""
 
 from __future__ import annotations
 
@@ -19,23 +19,21 @@ from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import Window, windows
 from backfill_assets.engine.spark import Engine
-from backfill_assets.orders.tables import RAW, REJECTED, STAGED
+from backfill_assets.orders.tables import STAGED
 from backfill_assets.publish.candidates import Built, Candidate, Plan
 from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets_tests.benchmarks.bench_jobs import (
     Deployed,
-    by_hand,
     instance_at,
     timed,
     write_landing,
 )
 from backfill_assets_tests.connect_server import connect_server
-from backfill_assets_tests.pipeline import LAYERS, START
+from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, START
 from backfill_assets_tests.places import BIN
 
 DAY = timedelta(days=1)
 REWRITE = {REWRITE_TAG: "true"}
-LOG = (RAW.name, REJECTED.name)
 
 
 def day_range(first: int, count: int) -> Window:
@@ -155,59 +153,27 @@ def caps(engine: Engine, root: Path, chunks: int, orders: int) -> None:
     print(f"\n(g) throughput with 1, 2, 4 and 8 runs at a time = {said}", flush=True)
 
 
-# --- chunks, history, replay ----------------------------------------------------------------------
-
-
-def chunked(engine: Engine, root: Path, days: int, orders: int) -> None:
-    """A year in chunks, by us and by hand, and in one piece by hand; then again, with no change."""
-    spark = engine.spark_session
-    ours = Deployed(engine, root, end=START + (days + 30) * DAY)
-    write_landing(spark, ours.landing, days, orders)
-    chunks = day_range(0, days).split(31)
-    ours.run(chunks[0].start, chunks[0].start)  # warms up
-    by_hand(spark, ours.landing, root / "warm-up", START, 1)
-
-    def load() -> None:
-        # As Dagster launches it: staging reads the log days of the next chunk as well.
-        for wave in (LOG, [name for name in LAYERS if name not in LOG]):
-            for chunk in chunks:
-                ours.run(chunk.start, chunk.end - DAY, wave)
-
-    def loop() -> None:
-        for chunk in chunks:
-            by_hand(spark, ours.landing, root / "loop", chunk.start, len(chunk))
-
-    mine = timed(f"ours: {days} days in chunks of 31", load)
-    versions = {name: ours.log(name).version() for name in LAYERS}
-    again = timed("ours: the same chunks again, nothing changed", load)
-    commits = sum(ours.log(name).version() - versions[name] for name in LAYERS)
-    hand = timed("by hand: the same chunks in a loop", loop)
-    whole = timed(
-        "by hand: one job", lambda: by_hand(spark, ours.landing, root / "whole", START, days)
-    )
-    print(
-        f"\n(b) {days} days in chunks : a loop by hand : one job by hand = "
-        f"{mine / whole:.2f} : {hand / whole:.2f} : 1\n"
-        f"(d) replay of {days} days with no change : first load = {again / mine:.3f}, "
-        f"{commits} commits",
-        flush=True,
-    )
+# --- history ----------------------------------------------------------------------
 
 
 def history(engine: Engine, root: Path, lengths: tuple[int, ...], orders: int) -> None:
     """Seconds of a one-day run when so many days are in the tables already."""
-    taken = {}
+    about = [name for name in EVERYTHING if name not in LAYERS]
+    taken: dict[str, dict[int, float]] = {"the layers": {}, ", ".join(about): {}}
     for length in lengths:
         ours = Deployed(engine, root / str(length), end=START + (length + 30) * DAY)
         write_landing(engine.spark_session, ours.landing, length, orders)
-        timed(f"{length} days loaded", partial(ours.run, START, START + (length - 1) * DAY))
+        last = START + (length - 1) * DAY
+        timed(f"{length} days loaded", partial(ours.run, START, last, EVERYTHING))
         day = START + (length // 2) * DAY
-        each = []
-        for n in range(4):  # the first one warms up
-            each.append(timed(f"one day of {length} ({n})", partial(ours.run, day, tags=REWRITE)))
-        taken[length] = median(each[1:])
-    said = " : ".join(f"{seconds / taken[lengths[0]]:.2f}" for seconds in taken.values())
-    print(f"\n(c) a day with {', '.join(map(str, lengths))} days there = {said}", flush=True)
+        for (what, of_length), tables in zip(taken.items(), (LAYERS, about), strict=True):
+            run = partial(ours.run, day, None, tables, tags=REWRITE)
+            run()  # warms up
+            of_length[length] = median(timed(f"one day of {length}: {what}", run) for _ in range(5))
+    print(f"\n(c) a day with {', '.join(map(str, lengths))} days there")
+    for what, seconds in taken.items():
+        said = " : ".join(f"{x / seconds[lengths[0]]:.2f}" for x in seconds.values())
+        print(f"    {what} = {said}", flush=True)
 
 
 # --- merge ----------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.benchmarks.bench_backfills import REWRITE, Shell, day_range
 from backfill_assets_tests.benchmarks.bench_jobs import Deployed, by_hand, write_landing
-from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, START, Pipeline
 
 #: What is timed: the part, and the function that is it. A part has its own seconds alone.
@@ -144,23 +143,6 @@ def _child(kind: str, place: Path, days: int, orders: int) -> str:
         text=True,
     )
     return done.stdout
-
-
-def one_day(engine: Engine, root: Path, orders: int, runs: int = 20) -> None:
-    """One-day runs of all tables on a warm engine, each a process as the daemon starts it."""
-    landing = root / "landing"
-    write_landing(engine.spark_session, landing, runs, orders)
-    with connect_server(root, {}) as url:
-        shell = Shell(root / "day", landing, {"SPARK_REMOTE": url}, EVERYTHING)
-        taken = shell.day_by_day(runs)
-    last = [median(column) for column in zip(*taken[-5:], strict=True)]
-    print(
-        f"\none day x {orders:,} orders, all tables, warm engine: {last[0]:.1f} s (median of the "
-        f"last 5 of {runs}): before the steps {last[1]:.1f}, in them {last[2]:.1f}, after them "
-        f"{last[3]:.1f}; the first ones took "
-        f"{', '.join(f'{whole:.1f}' for whole, *_ in taken[:3])} s",
-        flush=True,
-    )
 
 
 def small_days(engine: Engine, root: Path, days: int, lines: int) -> None:

@@ -62,7 +62,7 @@ class Drill:
         Args:
             root: a folder for all of it.
             calendar: the days.
-            short: fewer tables, fewer pilots, and daemons that look more often.
+            short: fewer tables, and fewer pilots.
         """
         self.days, self.short = calendar, short
         self.tables = LAYERS if short else tuple(TABLES)
@@ -72,7 +72,7 @@ class Drill:
             start=calendar.start,
             end=calendar.end,
         )
-        self.deployment = Deployment(root, self.settings, hurried=short)
+        self.deployment = Deployment(root, self.settings)
         self.began = time.monotonic()
 
     def __enter__(self) -> Drill:

@@ -77,9 +77,8 @@ def soak(
     source = Source(root / "landing", start, seed)
     truth = Truth(source, root / "truth", window_days=window_days, drop=late_lines == "drop")
     clock = root / "clock"
-    deployment = Deployment(root, settings, hurried=True)
+    deployment = Deployment(root, settings, clock=clock)
     deployment.environment |= {
-        "BACKFILL_TEST_CLOCK": str(clock),
         "BACKFILL_ASSETS_WINDOW_DAYS": str(window_days),
         "BACKFILL_ASSETS_LATE_LINES": late_lines,
         "BACKFILL_ASSETS_REJECTED_HOLD": "1",

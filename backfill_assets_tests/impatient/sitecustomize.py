@@ -1,8 +1,7 @@
-"""For the tests' deployments, by PYTHONPATH: what Dagster and we have no setting for.
+"""For the tests' deployments, by PYTHONPATH: what we have no setting for.
 
-Dagster's daemons look every 2 seconds, not every 30 (a constant of Dagster's). With a file named by
-BACKFILL_TEST_CLOCK, the sensors take its text for the time, look as often, and files are loaded as
-soon as they have landed.
+The sensors take the text of the file named by BACKFILL_TEST_CLOCK for the time, look every two
+seconds, and files are loaded as soon as they have landed.
 """
 
 import importlib.abc
@@ -11,11 +10,6 @@ import os
 import sys
 from datetime import datetime
 from pathlib import Path
-
-if "dagster._daemon" in sys.orig_argv:
-    from dagster._daemon import controller
-
-    controller.DEFAULT_DAEMON_INTERVAL_SECONDS = 2
 
 
 class _Clocked(importlib.abc.MetaPathFinder):
@@ -49,5 +43,4 @@ def _now() -> datetime:
     return datetime.fromisoformat(Path(os.environ["BACKFILL_TEST_CLOCK"]).read_text())
 
 
-if os.environ.get("BACKFILL_TEST_CLOCK"):
-    sys.meta_path.insert(0, _Clocked())
+sys.meta_path.insert(0, _Clocked())

@@ -542,7 +542,7 @@ def test_the_real_thing(home, tmp_path):
         assert "The Spark engine ended with status -9: restarting it ..." in said.read_text()
         assert client() == right
 
-        os.kill(one(home, "dagster api grpc"), signal.SIGKILL)
+        os.kill(one(home, "backfill_assets.code_server"), signal.SIGKILL)
         wait_for(lambda: said.read_text().count("The code server is ready.") == 2)
         query = "{ repositoriesOrError { ... on RepositoryConnection { nodes { name } } } }"
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import date, datetime, timezone
@@ -20,10 +22,13 @@ from dagster._core.launcher import WorkerStatus
 from dagster._core.storage.dagster_run import DagsterRunStatus
 from dagster._core.storage.tags import TagType, get_tag_type
 from dagster._core.test_utils import create_run_for_test
+from dagster._daemon import controller
+from dagster._daemon.backfill import execute_backfill_iteration_loop
 from dagster._daemon.monitoring.run_monitoring import (
     execute_run_monitoring_iteration,
     monitor_started_run,
 )
+from dagster._daemon.run_coordinator import QueuedRunCoordinatorDaemon
 from dagster._utils.log import get_dagster_logger
 from dagster._utils.tags import TagConcurrencyLimitsCounter
 
@@ -227,6 +232,24 @@ def test_the_instance_of_the_project(instance):
     assert concurrency.run_queue_config.max_user_code_failure_retries
     assert concurrency.pool_config.pool_granularity is PoolGranularity.OP
     assert concurrency.pool_config.default_pool_limit == 1
+
+
+def test_the_daemon_looks_at_backfills_as_often_as_at_the_queue(instance, monkeypatch):
+    # As Dagster has it, and as any test before this one left it.
+    monkeypatch.setattr(controller, "DEFAULT_DAEMON_INTERVAL_SECONDS", 30)
+    controller.create_daemon_of_type(QueuedRunCoordinatorDaemon.daemon_type(), instance)
+    waits: list[float] = []
+
+    class Shutdown(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0)
+            return False
+
+    daemon = SimpleNamespace(instance=instance)
+    loop = execute_backfill_iteration_loop(daemon, logging.getLogger(), Shutdown())
+    while not waits:
+        next(loop)
+    assert 0 < waits[0] <= 2
 
 
 def test_what_goes_first_and_what_goes_alone():

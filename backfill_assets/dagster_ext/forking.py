@@ -1,0 +1,75 @@
+"""Dagster's code server, whose runs are forked from a process that has loaded the definitions.
+
+`python -m backfill_assets.code_server api grpc ...` is `dagster api grpc ...`. Dagster starts a new
+Python for each run, and most of what that does before its first step is to import. Python's fork
+server does so once: a process with one thread, and without connections or open files.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import time
+from multiprocessing import forkserver, parent_process
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from threading import Thread
+from typing import Any
+
+from dagster._cli import main
+from dagster._grpc import server
+
+#: What the fork server imports.
+PRELOADED = "backfill_assets.preloaded"
+
+
+class RunProcess(ForkServerProcess):
+    """The process of a run."""
+
+    def run(self) -> None:
+        """The run; then what a process does at its end, which forked ones leave out."""
+        Thread(target=_end_if_given_up, args=(os.getppid(),), daemon=True).start()
+        try:
+            super().run()
+        finally:
+            atexit._run_exitfuncs()  # noqa: SLF001
+
+
+def _end_if_given_up(fork_server: int) -> None:
+    """End this process if its fork server was killed.
+
+    Dagster's code server learns from the fork server how runs end. Without it, it takes them for
+    dead and has them launched again. If the code server is gone as well, nobody does: the run goes
+    on, see `launcher`.
+    """
+    while os.getppid() == fork_server:
+        time.sleep(0.5)
+    if (code_server := parent_process()) and code_server.is_alive():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Forking(ForkServerContext):
+    """What makes processes of runs."""
+
+    Process = RunProcess
+
+
+class ForkingServer(server.DagsterApiServer):
+    """A code server that forks its runs."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        context = Forking()
+        context.set_forkserver_preload([PRELOADED])
+        forkserver.ensure_running()  # now, so that the first run does not wait for it
+        assert "_mp_ctx" in vars(self), "Dagster starts runs in another way than it did"
+        vars(self)["_mp_ctx"] = context
+
+
+def serve() -> None:
+    """Dagster's command line, with the server that forks."""
+    # Elsewhere than on Linux the system's own libraries may not outlive a fork.
+    if sys.platform == "linux":
+        vars(server)["DagsterApiServer"] = ForkingServer
+    main()

@@ -1,0 +1,163 @@
+"""The parts of `make bench` on a deployment: runs as Dagster's daemon and queue launch them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import dagster as dg
+from dagster import AssetKey
+from dagster_graphql import DagsterGraphQLClient
+
+from backfill_assets.backfills import undertakings
+from backfill_assets.backfills.stages import RECONCILES_TAG
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.engine.spark import Engine
+from backfill_assets.settings import load_settings
+from backfill_assets_tests.benchmarks.bench_backfills import day_range
+from backfill_assets_tests.benchmarks.bench_jobs import by_hand, timed, write_landing
+from backfill_assets_tests.deployed import Deployment
+from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, START
+
+_LAUNCH = """
+mutation($days: [String!]!, $tables: [AssetKeyInput!]!) {
+  launchPartitionBackfill(backfillParams: {partitionNames: $days, assetSelection: $tables}) {
+    __typename ... on LaunchBackfillSuccess { backfillId }
+  }
+}
+"""
+
+
+@contextmanager
+def _served(engine: Engine, root: Path, days: int, orders: int) -> Iterator[Deployment]:
+    """A deployment as `make ui` starts it, with landed files of so many days."""
+    write_landing(engine.spark_session, root / "landing", days, orders)
+    settings = load_settings(
+        landing=str(root / "landing"),
+        warehouse=str(root / "warehouse"),
+        start=START,
+        end=START + days * DAY,
+    )
+    deployment = Deployment(root, settings)
+    for name in ("SPARK_MASTER", "SPARK_CONF"):  # those of the tests
+        del deployment.environment[f"BACKFILL_ASSETS_{name}"]
+    try:
+        deployment.wait_for_daemons()
+        yield deployment
+    finally:
+        deployment.stop()
+
+
+def _at_work(runs: Sequence[dg.RunRecord]) -> float:
+    """Seconds in which at least one of the runs was at work."""
+    spans = sorted((run.start_time or 0, run.end_time or 0) for run in runs)
+    seconds = until = 0.0
+    for began, ended in spans:
+        seconds += max(0.0, ended - max(began, until))
+        until = max(until, ended)
+    return seconds
+
+
+def planned(engine: Engine, root: Path, days: int, orders: int, rounds: int) -> None:
+    """Planned backfills of some days: from launch to the end, and while a run was at work."""
+    ratios = []
+    with _served(engine, root, days * (rounds + 1), orders) as deployment:
+        for n in range(rounds + 1):
+            of = day_range(n * days, days)
+            done = deployment.run("backfill", f"{of.start}...{of.end - DAY}", "--yes")
+            assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"
+            with deployment.instance() as instance:
+                it = undertakings.find(instance, undertakings.kept(instance)[-1])
+                runs = [
+                    run
+                    for tag in ("dagster/backfill", RECONCILES_TAG)
+                    for run in instance.get_run_records(dg.RunsFilter(tags={tag: it.backfill_id}))
+                ]
+            work = _at_work(runs)
+            print(f"  {it.took:6.1f} s, {len(runs)} runs at work for {work:.1f} s", flush=True)
+            ratios.append(it.took / work)
+    print(
+        f"\n(h) a planned backfill of {days} days, wall clock : the time its runs work = "
+        f"{median(ratios[1:]):.2f} (median of {rounds})",
+        flush=True,
+    )
+
+
+def _backfilled(deployment: Deployment, days: Window) -> None:
+    """One of Dagster's backfills of the layers, launched as the UI does, to its end."""
+    launched = deployment.ask(
+        _LAUNCH,
+        days=[str(day) for day in days],
+        tables=[{"path": [name]} for name in LAYERS],
+    )["launchPartitionBackfill"]
+    with deployment.instance() as instance:
+        while True:
+            backfill = instance.get_backfill(launched["backfillId"])
+            assert backfill is not None, launched
+            if backfill.status.name not in ("REQUESTED", "COMPLETED"):
+                assert backfill.status.name == "COMPLETED_SUCCESS", backfill.error
+                return
+            time.sleep(0.2)
+
+
+def one_day(engine: Engine, root: Path, orders: int, runs: int = 20) -> None:
+    """One-day runs of all tables on the warm engine: from their launch by the daemon to their end.
+
+    In the steps: attaching to the engine, what Spark does, and telling Dagster of it.
+    """
+    taken = []
+    with _served(engine, root, runs, orders) as deployment, deployment.instance() as instance:
+        client = DagsterGraphQLClient("127.0.0.1", port_number=deployment.port)
+        for day in day_range(0, runs):
+            run_id = client.submit_job_execution(
+                "__ASSET_JOB",
+                repository_location_name="backfill_assets.definitions",
+                tags={"dagster/partition": str(day)},
+                asset_selection=[AssetKey(name) for name in EVERYTHING],
+            )
+            while not (found := instance.get_run_by_id(run_id)) or not found.is_finished:
+                time.sleep(0.2)
+            run = instance.get_run_stats(run_id)
+            steps = instance.get_run_step_stats(run_id)
+            began = min(step.start_time or 0 for step in steps)
+            last = max(step.end_time or 0 for step in steps)
+            launched, ended = run.launch_time or 0, run.end_time or 0
+            taken.append((ended - launched, began - launched, last - began, ended - last))
+    whole, before, within, after = (median(column) for column in zip(*taken[-5:], strict=True))
+    first = ", ".join(f"{seconds:.1f}" for seconds, *_ in taken[:3])
+    print(
+        f"\none day x {orders:,} orders, all tables, warm engine: {whole:.1f} s (median of the "
+        f"last 5 of {runs}): before the steps {before:.1f}, in them {within:.1f}, after them "
+        f"{after:.1f}; the first ones took {first} s",
+        flush=True,
+    )
+
+
+def chunked(engine: Engine, root: Path, days: int, orders: int) -> None:
+    """A year in chunks through daemon and queue, and by hand; then again, with no change."""
+    spark, size = engine.spark_session, 31
+    year = day_range(size, days)
+    with _served(engine, root, size + days, orders) as deployment:
+        _backfilled(deployment, day_range(0, size))  # warms up
+        load = partial(_backfilled, deployment, year)
+        mine = timed(f"ours: {days} days in runs of {size}", load)
+        again = timed("ours: the same again, nothing changed", load)
+    hand = partial(by_hand, spark, root / "landing")
+    hand(root / "loop", START, size)  # warms up
+
+    def loop() -> None:
+        for chunk in year.split(size):
+            hand(root / "loop", chunk.start, len(chunk))
+
+    by_loop = timed("by hand: the same chunks in a loop", loop)
+    whole = timed("by hand: one job", lambda: hand(root / "whole", year.start, days))
+    print(
+        f"\n(b) {days} days in runs of {size} through daemon and queue : a loop by hand : one job "
+        f"by hand = {mine / whole:.2f} : {by_loop / whole:.2f} : 1, so {mine / by_loop:.2f} : 1\n"
+        f"(d) replay of {days} days with no change : first load = {again / mine:.3f}",
+        flush=True,
+    )
