@@ -41,7 +41,7 @@ from backfill_assets_tests.benchmarks.bench_backfills import (
 )
 from backfill_assets_tests.benchmarks.bench_history import long_history
 from backfill_assets_tests.benchmarks.bench_jobs import Deployed, by_hand, timed, write_landing
-from backfill_assets_tests.benchmarks.bench_profile import profile, small_days
+from backfill_assets_tests.benchmarks.bench_profile import heavy_days, profile, small_days
 from backfill_assets_tests.benchmarks.bench_served import chunked, one_day, planned
 from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, order
@@ -51,6 +51,7 @@ PARTS = (
     "profile",
     "day",
     "small",
+    "memory",
     "load",
     "late",
     "connect",
@@ -185,6 +186,8 @@ def main() -> None:
     try:
         if given.part in (None, "profile"):
             profile(root, given.days, given.orders // 5, given.rounds + 1)
+        if given.part in (None, "memory"):
+            heavy_days(root / "memory", 3, 5_000_000)
         if given.part in (None, "load"):
             embedded(root, given.days, given.orders, given.rounds)
         if given.part in (None, "late"):

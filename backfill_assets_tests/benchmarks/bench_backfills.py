@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import Window, windows
 from backfill_assets.engine.spark import Engine
+from backfill_assets.orders.facts import CORRECTIONS, CURRENT
 from backfill_assets.orders.tables import STAGED
 from backfill_assets.publish.candidates import Built, Candidate, Plan
 from backfill_assets.publish.run_tags import REWRITE_TAG
@@ -158,18 +159,25 @@ def caps(engine: Engine, root: Path, chunks: int, orders: int) -> None:
 
 def history(engine: Engine, root: Path, lengths: tuple[int, ...], orders: int) -> None:
     """Seconds of a one-day run when so many days are in the tables already."""
-    about = [name for name in EVERYTHING if name not in LAYERS]
-    taken: dict[str, dict[int, float]] = {"the layers": {}, ", ".join(about): {}}
+    two = [CORRECTIONS.name, CURRENT.name]
+    parts = {
+        "the layers": LAYERS,
+        " and ".join(two): two,
+        "the others": [name for name in EVERYTHING if name not in (*LAYERS, *two)],
+    }
+    taken: dict[str, dict[int, float]] = {what: {} for what in parts}
     for length in lengths:
         ours = Deployed(engine, root / str(length), end=START + (length + 30) * DAY)
         write_landing(engine.spark_session, ours.landing, length, orders)
         last = START + (length - 1) * DAY
         timed(f"{length} days loaded", partial(ours.run, START, last, EVERYTHING))
         day = START + (length // 2) * DAY
-        for (what, of_length), tables in zip(taken.items(), (LAYERS, about), strict=True):
+        for what, tables in parts.items():
             run = partial(ours.run, day, None, tables, tags=REWRITE)
             run()  # warms up
-            of_length[length] = median(timed(f"one day of {length}: {what}", run) for _ in range(5))
+            taken[what][length] = median(
+                timed(f"one day of {length}: {what}", run) for _ in range(5)
+            )
     print(f"\n(c) a day with {', '.join(map(str, lengths))} days there")
     for what, seconds in taken.items():
         said = " : ".join(f"{x / seconds[lengths[0]]:.2f}" for x in seconds.values())

@@ -18,6 +18,7 @@ from uuid import uuid4
 
 from deltalake import DeltaTable
 
+from backfill_assets.delta.maintained import Files
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.facts import FACT
@@ -32,7 +33,7 @@ BACKFILL = "benchone"
 
 
 def long_history(engine: Engine, root: Path, histories: tuple[int, ...], rounds: int = 3) -> None:
-    """Seconds of plan, reconcile, history and undo of 30 days, with few and many days before."""
+    """Seconds of what a person asks about 30 days, with few and many days before; upkeep."""
     taken: dict[int, dict[str, float]] = {}
     for days in histories:
         pipeline = _aged(engine, root / str(days), days)
@@ -121,6 +122,16 @@ def _answers(pipeline: Pipeline, answers: Deployment, rounds: int) -> Iterator[t
         undone.append(found[1])
 
     yield "undo, and undo of the undo", _median(rounds, undo)
+    files = [_files(pipeline)]
+    yield "maintain", _median(1, lambda: _run(answers, "maintain"))
+    files.append(_files(pipeline))
+    print(f"  files before and after maintain: {'; '.join(files)}", flush=True)
+
+
+def _files(pipeline: Pipeline) -> str:
+    """How many a day of each table has at most."""
+    found = {name: Files.of(pipeline.log(name), TABLES[name]).by_day for name in LAYERS}
+    return ", ".join(f"{name} {max(days.values())} a day" for name, days in found.items())
 
 
 def _run(answers: Deployment, *command: str) -> str:

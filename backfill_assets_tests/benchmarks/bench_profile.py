@@ -158,12 +158,42 @@ def small_days(engine: Engine, root: Path, days: int, lines: int) -> None:
     )
 
 
+def heavy_days(root: Path, days: int, orders: int) -> None:
+    """Days of millions of lines in one run, a new process with the engine's default memory."""
+    _child("landing", root, days, orders)
+    print(_child("heavy", root, days, orders), flush=True)
+
+
+def heavy(root: Path, days: int, orders: int) -> None:
+    """All tables in this process; what Spark had to put on disk, and what its process took."""
+    engine = Engine.of(load_settings())
+    context = engine.spark_session.sparkContext
+    end = START + timedelta(days=days)
+    pipeline = Deployed(engine, root / "heavy", land=False, landing=str(root), end=end)
+    began = perf_counter()
+    pipeline.run(START, end - timedelta(days=1), EVERYTHING)
+    took = perf_counter() - began
+    store = context._jsc.sc().statusStore()
+    stages = store.stageList(None, False, False, context._gateway.new_array("d", 0), None)
+    spilled = sum(stages.apply(n).diskBytesSpilled() for n in range(stages.size()))
+    pid = context._jvm.java.lang.ProcessHandle.current().pid()
+    status = Path(f"/proc/{pid}/status").read_text()
+    peak = int(status.partition("VmHWM:")[2].split()[0]) / 2**20
+    print(
+        f"{days} days x {orders:,} orders, all tables, engine with "
+        f"{context.getConf().get('spark.driver.memory')}: {took:.0f} s; Spark put "
+        f"{spilled / 2**30:.1f} GB on disk, its process took at most {peak:.1f} GB"
+    )
+
+
 def main(kind: str, place: str, days: str, orders: str) -> None:
     """One of the processes."""
     logging.getLogger("dagster").setLevel(logging.CRITICAL)
     root = Path(place)
     if kind == "landing":
         write_landing(Engine.of(load_settings()).spark_session, root, int(days), int(orders))
+    elif kind == "heavy":
+        heavy(root, int(days), int(orders))
     elif kind == "hand":
         hand(root, int(days))
     else:

@@ -30,6 +30,10 @@ mutation($days: [String!]!, $tables: [AssetKeyInput!]!) {
   }
 }
 """
+_SENSOR = """
+query($sensor: SensorSelector!) { sensorOrError(sensorSelector: $sensor) { ... on Sensor { id } } }
+"""
+_STOP = "mutation($id: String!) { stopSensor(id: $id) { __typename } }"
 
 
 @contextmanager
@@ -47,6 +51,15 @@ def _served(engine: Engine, root: Path, days: int, orders: int) -> Iterator[Depl
         del deployment.environment[f"BACKFILL_ASSETS_{name}"]
     try:
         deployment.wait_for_daemons()
+        # It would bring the tables up to date that a bench does not ask for.
+        sensor = {
+            "sensorName": "touched_days",
+            "repositoryName": "__repository__",
+            "repositoryLocationName": "backfill_assets.definitions",
+        }
+        found = deployment.ask(_SENSOR, sensor=sensor)
+        stopped = deployment.ask(_STOP, id=found["id"])
+        assert stopped["__typename"] == "StopSensorMutationResult", stopped
         yield deployment
     finally:
         deployment.stop()
@@ -93,7 +106,7 @@ def _backfilled(deployment: Deployment, days: Window) -> None:
         _LAUNCH,
         days=[str(day) for day in days],
         tables=[{"path": [name]} for name in LAYERS],
-    )["launchPartitionBackfill"]
+    )
     with deployment.instance() as instance:
         while True:
             backfill = instance.get_backfill(launched["backfillId"])
