@@ -7,6 +7,22 @@ from typing import Any
 
 from dagster._core.run_coordinator import QueuedRunCoordinator
 
+#: Dagster's own seconds between two looks at backfills.
+_DAGSTERS = 30
+
+
+class Interval(int):
+    """Seconds from one look at the backfills to the next.
+
+    Dagster's loop takes from it the seconds that a look took, and waits for what is left. A look at
+    a large backfill may take longer than this: the daemon then waits as long as it took, so that
+    it works half of the time at most.
+    """
+
+    def __sub__(self, took: float) -> float:  # type: ignore[override]
+        """The seconds to wait."""
+        return max(float(self) - took, min(took, _DAGSTERS))
+
 
 class PromptRunCoordinator(QueuedRunCoordinator):
     """Dagster's queue; `dequeue_interval_seconds` is also how often backfills are looked at.
@@ -20,4 +36,5 @@ class PromptRunCoordinator(QueuedRunCoordinator):
         # The daemon asks for its queue before its loops begin, which then read the constant. In
         # other processes there is nothing to set.
         if controller := sys.modules.get("dagster._daemon.controller"):
-            vars(controller)["DEFAULT_DAEMON_INTERVAL_SECONDS"] = self.dequeue_interval_seconds
+            interval = Interval(self.dequeue_interval_seconds)
+            vars(controller)["DEFAULT_DAEMON_INTERVAL_SECONDS"] = interval

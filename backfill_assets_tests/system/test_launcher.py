@@ -33,6 +33,7 @@ from dagster._utils.log import get_dagster_logger
 from dagster._utils.tags import TagConcurrencyLimitsCounter
 
 from backfill_assets.calendar.partitions import Window
+from backfill_assets.dagster_ext.coordinator import Interval
 from backfill_assets.dagster_ext.launcher import (
     LOCKS,
     PROCESS_TAG,
@@ -250,6 +251,12 @@ def test_the_daemon_looks_at_backfills_as_often_as_at_the_queue(instance, monkey
     while not waits:
         next(loop)
     assert 0 < waits[0] <= 2
+
+
+def test_the_daemon_does_not_look_at_large_backfills_all_the_time():
+    assert Interval(2) - 0.5 == 1.5
+    assert Interval(2) - 7.0 == 7.0
+    assert Interval(2) - 100.0 == 30.0
 
 
 def test_what_goes_first_and_what_goes_alone():
