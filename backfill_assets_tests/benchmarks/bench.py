@@ -40,7 +40,14 @@ from backfill_assets_tests.benchmarks.bench_backfills import (
     merging,
 )
 from backfill_assets_tests.benchmarks.bench_history import long_history
-from backfill_assets_tests.benchmarks.bench_jobs import Deployed, by_hand, timed, write_landing
+from backfill_assets_tests.benchmarks.bench_jobs import (
+    Deployed,
+    by_hand,
+    print_results,
+    result,
+    timed,
+    write_landing,
+)
 from backfill_assets_tests.benchmarks.bench_profile import heavy_days, profile, small_days
 from backfill_assets_tests.benchmarks.bench_served import chunked, one_day, planned
 from backfill_assets_tests.connect_server import connect_server
@@ -208,6 +215,7 @@ def main() -> None:
         }.items():
             if given.part in (None, name):
                 work(root / name)
+        print_results()
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
@@ -244,8 +252,9 @@ def embedded(root: Path, days: int, orders: int, rounds: int) -> None:
     print(f"  commits in {rounds + 1} runs: {commits}")
     one_day = one_day_runs(ours, "embedded")
     same, loose = (median(column) for column in zip(*ratios[1:], strict=True))
-    print(f"\nours : the same transforms without audit = {same:.2f} (median of {rounds})")
-    print(f"ours : a plain job with looser parsing = {loose:.2f}")
+    what = f"{days} days x {orders:,} orders, warm, five audited tables"
+    result(f"{what} : the same transforms by hand", f"{same:.2f}", "1.1")
+    result(f"{what} : a plain job with looser parsing", f"{loose:.2f}", "1.25")
     print(f"one-day run on the warm session: {one_day:.1f} s (median)", flush=True)
     spark.stop()
 

@@ -26,6 +26,7 @@ from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets_tests.benchmarks.bench_jobs import (
     Deployed,
     instance_at,
+    result,
     timed,
     write_landing,
 )
@@ -34,6 +35,7 @@ from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, START
 from backfill_assets_tests.places import BIN
 
 DAY = timedelta(days=1)
+_FLAT = {"the layers": "1.15", f"{CORRECTIONS.name} and {CURRENT.name}": "1.25"}
 REWRITE = {REWRITE_TAG: "true"}
 
 
@@ -178,10 +180,10 @@ def history(engine: Engine, root: Path, lengths: tuple[int, ...], orders: int) -
             taken[what][length] = median(
                 timed(f"one day of {length}: {what}", run) for _ in range(5)
             )
-    print(f"\n(c) a day with {', '.join(map(str, lengths))} days there")
     for what, seconds in taken.items():
         said = " : ".join(f"{x / seconds[lengths[0]]:.2f}" for x in seconds.values())
-        print(f"    {what} = {said}", flush=True)
+        days = " : ".join(f"{length:,}" for length in lengths)
+        result(f"one day, {what}, with {days} days loaded", said, _FLAT.get(what, "-"))
 
 
 # --- merge ----------------------------------------------------------------------------------------

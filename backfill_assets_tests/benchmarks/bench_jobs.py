@@ -19,6 +19,21 @@ from backfill_assets.engine.spark import Engine
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline
 from backfill_assets_tests.places import PROJECT
 
+#: Work, what was measured, and what is aimed at, of the parts that have run.
+_results: list[tuple[str, str, str]] = []
+
+
+def result(work: str, measured: str, target: str) -> None:
+    """A row of the table that `make bench` ends with, printed now as well."""
+    _results.append((work, measured, target))
+    print(f"\n{work}: {measured} (target: {target})", flush=True)
+
+
+def print_results() -> None:
+    """The table of what has run."""
+    rows = [("work", "measured", "target"), ("---", "---", "---"), *_results]
+    print("\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows), flush=True)
+
 
 def instance_at(home: Path) -> dg.DagsterInstance:
     """Dagster's instance of a deployment, with the storage of `dagster.yaml`."""

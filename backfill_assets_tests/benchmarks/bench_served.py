@@ -19,7 +19,7 @@ from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.benchmarks.bench_backfills import day_range
-from backfill_assets_tests.benchmarks.bench_jobs import by_hand, timed, write_landing
+from backfill_assets_tests.benchmarks.bench_jobs import by_hand, result, timed, write_landing
 from backfill_assets_tests.deployed import Deployment
 from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, START
 
@@ -93,11 +93,8 @@ def planned(engine: Engine, root: Path, days: int, orders: int, rounds: int) -> 
             work = _at_work(runs)
             print(f"  {it.took:6.1f} s, {len(runs)} runs at work for {work:.1f} s", flush=True)
             ratios.append(it.took / work)
-    print(
-        f"\n(h) a planned backfill of {days} days, wall clock : the time its runs work = "
-        f"{median(ratios[1:]):.2f} (median of {rounds})",
-        flush=True,
-    )
+    what = f"a planned backfill of {days} days, wall clock : the time its runs work"
+    result(what, f"{median(ratios[1:]):.2f}", "1.5")
 
 
 def _backfilled(deployment: Deployment, days: Window) -> None:
@@ -142,12 +139,9 @@ def one_day(engine: Engine, root: Path, orders: int, runs: int = 20) -> None:
             taken.append((ended - launched, began - launched, last - began, ended - last))
     whole, before, within, after = (median(column) for column in zip(*taken[-5:], strict=True))
     first = ", ".join(f"{seconds:.1f}" for seconds, *_ in taken[:3])
-    print(
-        f"\none day x {orders:,} orders, all tables, warm engine: {whole:.1f} s (median of the "
-        f"last 5 of {runs}): before the steps {before:.1f}, in them {within:.1f}, after them "
-        f"{after:.1f}; the first ones took {first} s",
-        flush=True,
-    )
+    print(f"  before the steps {before:.1f} s, after them {after:.1f}; the first runs took {first}")
+    what = f"one day x {orders:,} orders, all tables, warm engine, from launch to end"
+    result(what, f"{whole:.1f} s, {within:.1f} in steps (last 5 of {runs})", "5 s, 2.5 in steps")
 
 
 def chunked(engine: Engine, root: Path, days: int, orders: int) -> None:
@@ -168,9 +162,7 @@ def chunked(engine: Engine, root: Path, days: int, orders: int) -> None:
 
     by_loop = timed("by hand: the same chunks in a loop", loop)
     whole = timed("by hand: one job", lambda: hand(root / "whole", year.start, days))
-    print(
-        f"\n(b) {days} days in runs of {size} through daemon and queue : a loop by hand : one job "
-        f"by hand = {mine / whole:.2f} : {by_loop / whole:.2f} : 1, so {mine / by_loop:.2f} : 1\n"
-        f"(d) replay of {days} days with no change : first load = {again / mine:.3f}",
-        flush=True,
-    )
+    what = f"{days} days in runs of {size} through daemon and queue"
+    result(f"{what} : a loop by hand", f"{mine / by_loop:.2f}", "1.3")
+    result(f"{what} : one job by hand", f"{mine / whole:.2f}", "-")
+    result(f"{what}, nothing changed : first load", f"{again / mine:.3f}", "0.08")
