@@ -289,8 +289,12 @@ def test_rules_that_others_gave_the_table_hold_back_the_days_that_break_them(loa
 
 
 def test_rows_that_are_others_each_time_they_are_computed_are_not_published(loaded, spark):
-    fickle = fact_rows(spark, [(2, f"c{n}", 1) for n in range(200)])
-    fickle = fickle.where("reflect('java.lang.Math', 'random') < '0.5'")
+    # From 1 to 100,000 rows, as chance has it each time.
+    random = "cast(reflect('java.lang.Math', 'random') as double)"
+    some = fact_rows(spark, [(2, "c", 1)]).withColumn("many", F.expr(f"1 + int(99999 * {random})"))
+    fickle = some.withColumn("n", F.explode(F.expr("sequence(1, many)")))
+    fickle = fickle.withColumn("customer_id", F.concat("customer_id", F.col("n").cast("string")))
+    fickle = fickle.drop("many", "n")
     with pytest.raises(PublishError, match="were audited: computed twice, the day has not the"):
         publish(loaded, fickle, window(2, 2))
     assert content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
