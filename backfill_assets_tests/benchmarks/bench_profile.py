@@ -175,7 +175,8 @@ def heavy(root: Path, days: int, orders: int) -> None:
     pipeline.run(START, end - timedelta(days=1), EVERYTHING)
     took = perf_counter() - began
     store = context._jsc.sc().statusStore()
-    stages = store.stageList(None, False, False, context._gateway.new_array(context._jvm.double, 0), None)
+    none = context._gateway.new_array(context._jvm.double, 0)
+    stages = store.stageList(None, False, False, none, None)
     spilled = sum(stages.apply(n).diskBytesSpilled() for n in range(stages.size()))
     pid = context._jvm.java.lang.ProcessHandle.current().pid()
     status = Path(f"/proc/{pid}/status").read_text()
