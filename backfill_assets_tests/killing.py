@@ -1,20 +1,24 @@
-"""The processes of a Dagster deployment, found by its home and killed by kind."""
+"""The processes of a Dagster deployment: found by its home, waited for, and killed by kind."""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 #: What each kind of process has in its command line.
 KINDS = {
-    "run worker": "forkserver",  # as the process that it is forked from
+    "run worker": "forkserver",
     "engine": "SparkConnectServer",
     "daemon": "dagster._daemon",
     "code server": "backfill_assets.code_server",
     "fork server": "forkserver",
 }
+#: Of the kinds with the same command line, whether the parent of the process has it, too.
+_FORKED = {"run worker": True, "fork server": False}
 
 
 def processes(home: Path) -> dict[int, str]:
@@ -39,13 +43,14 @@ def _command(folder: Path) -> str:
 
 def of_kind(home: Path, kind: str) -> list[int]:
     """The processes of a kind, without the guards of groups."""
-    return [
+    found = [
         pid
         for pid, command in processes(home).items()
-        if KINDS[kind] in command
-        and "os.fork" not in command
-        and (kind not in ("run worker", "fork server") or _is_forked(pid) is (kind == "run worker"))
+        if KINDS[kind] in command and "os.fork" not in command
     ]
+    if kind in _FORKED:
+        return [pid for pid in found if _is_forked(pid) is _FORKED[kind]]
+    return found
 
 
 def _is_forked(pid: int) -> bool:
@@ -56,6 +61,20 @@ def _is_forked(pid: int) -> bool:
         return _command(Path("/proc", parent)) == _command(Path(f"/proc/{pid}"))
     except OSError:  # it has ended
         return False
+
+
+def alive(pid: int | str) -> bool:
+    """Whether a process runs; one that only nobody has asked for has ended."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """The suite's time limit ends what never comes."""
+    while not condition():
+        time.sleep(0.02)
 
 
 def kill(home: Path, *kinds: str) -> None:

@@ -47,6 +47,19 @@ def day_range(first: int, count: int) -> Window:
 # --- one engine or many ---------------------------------------------------------------------------
 
 
+def phases(
+    instance: dg.DagsterInstance, run_id: str, began: float, ended: float
+) -> tuple[float, float, float]:
+    """Where the seconds of a run went: before its steps, in them, and after them.
+
+    In the steps: attaching to the engine, what Spark does, and telling Dagster of it.
+    """
+    stats = instance.get_run_step_stats(run_id)
+    first = min(s.start_time or 0 for s in stats)
+    last = max(s.end_time or 0 for s in stats)
+    return first - began, last - first, ended - last
+
+
 class Shell:
     """Runs as the command line starts them: a process each, on an instance of their own."""
 
@@ -87,27 +100,20 @@ class Shell:
         assert done.returncode == 0, f"{days}: {done.stderr[-4000:]}"
         return perf_counter() - began
 
-    def phases(self, began: float, ended: float) -> tuple[float, float, float]:
-        """Where the seconds of the last run went: before its steps, in them, and after them.
-
-        Before: Python, the imports and the definitions. In the steps: attaching to the engine, what
-        Spark does, and telling Dagster of it.
-        """
-        os.environ["DAGSTER_HOME"] = str(self.home)
-        with dg.DagsterInstance.get() as instance:
-            (run,) = instance.get_runs(limit=1)
-            stats = instance.get_run_step_stats(run.run_id)
-        first = min(s.start_time or 0 for s in stats)
-        last = max(s.end_time or 0 for s in stats)
-        return first - began, last - first, ended - last
-
     def day_by_day(self, runs: int) -> list[tuple[float, float, float, float]]:
-        """Of each of so many one-day runs: the seconds in all, and those of its phases."""
+        """Of each of so many one-day runs: the seconds in all, and those of its phases.
+
+        Before the steps: Python, the imports and the definitions.
+        """
         taken = []
+        os.environ["DAGSTER_HOME"] = str(self.home)
         for n in range(runs):
             began = time()
             whole = self.run(day_range(n, 1))
-            taken.append((whole, *self.phases(began, time())))
+            ended = time()
+            with dg.DagsterInstance.get() as instance:
+                (run,) = instance.get_runs(limit=1)
+                taken.append((whole, *phases(instance, run.run_id, began, ended)))
         return taken
 
 

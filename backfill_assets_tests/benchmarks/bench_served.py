@@ -18,7 +18,7 @@ from backfill_assets.backfills.stages import RECONCILES_TAG
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import load_settings
-from backfill_assets_tests.benchmarks.bench_backfills import day_range
+from backfill_assets_tests.benchmarks.bench_backfills import day_range, phases
 from backfill_assets_tests.benchmarks.bench_jobs import by_hand, result, timed, write_landing
 from backfill_assets_tests.deployed import Deployment
 from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, START
@@ -115,10 +115,7 @@ def _backfilled(deployment: Deployment, days: Window) -> None:
 
 
 def one_day(engine: Engine, root: Path, orders: int, runs: int = 20) -> None:
-    """One-day runs of all tables on the warm engine: from their launch by the daemon to their end.
-
-    In the steps: attaching to the engine, what Spark does, and telling Dagster of it.
-    """
+    """One-day runs of all tables on the warm engine: from launch by the daemon to the end."""
     taken = []
     with _served(engine, root, runs, orders) as deployment, deployment.instance() as instance:
         client = DagsterGraphQLClient("127.0.0.1", port_number=deployment.port)
@@ -132,11 +129,8 @@ def one_day(engine: Engine, root: Path, orders: int, runs: int = 20) -> None:
             while not (found := instance.get_run_by_id(run_id)) or not found.is_finished:
                 time.sleep(0.2)
             run = instance.get_run_stats(run_id)
-            steps = instance.get_run_step_stats(run_id)
-            began = min(step.start_time or 0 for step in steps)
-            last = max(step.end_time or 0 for step in steps)
             launched, ended = run.launch_time or 0, run.end_time or 0
-            taken.append((ended - launched, began - launched, last - began, ended - last))
+            taken.append((ended - launched, *phases(instance, run_id, launched, ended)))
     whole, before, within, after = (median(column) for column in zip(*taken[-5:], strict=True))
     first = ", ".join(f"{seconds:.1f}" for seconds, *_ in taken[:3])
     print(f"  before the steps {before:.1f} s, after them {after:.1f}; the first runs took {first}")

@@ -10,8 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ from backfill_assets.engine.servers import Server, SparkServer
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets_tests import conftest
 from backfill_assets_tests.graphql import ask
-from backfill_assets_tests.killing import kill, processes
+from backfill_assets_tests.killing import alive, kill, processes, wait_for
 from backfill_assets_tests.places import BIN, PROJECT
 
 TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
@@ -107,20 +106,6 @@ class Fake(SparkServer):
 def run(ui: str, server: SparkServer | None) -> int:
     own = server.environment if server else {}
     return supervise(fake(ui), {**os.environ, **own}, [server] if server else [])
-
-
-def alive(pid: int | str) -> bool:
-    """Whether a process runs; one that only nobody has asked for has ended."""
-    try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    """The suite's time limit ends what never comes."""
-    while not condition():
-        time.sleep(0.02)
 
 
 def all_gone(diary: Path) -> bool:

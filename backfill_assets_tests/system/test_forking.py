@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from backfill_assets_tests import forked
+from backfill_assets_tests.killing import alive, wait_for
 from backfill_assets_tests.places import PROJECT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux alone")
@@ -38,20 +38,6 @@ def told(server, tmp_path) -> Told:
     """What the two say of themselves, by name."""
     wait_for(lambda: all((tmp_path / name).exists() for name in "ab"))
     return {name: json.loads((tmp_path / name).read_text()) for name in "ab"}
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.05)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
 
 
 def test_what_is_loaded_once_and_what_each_has_of_its_own(told):
