@@ -69,9 +69,9 @@ def build_defs(
         schedules=automatic.schedules,
         sensors=[*automatic.sensors, stages],
         resources={
-            "engine": engine,
-            "io_manager": delta_io_manager(settings, engine, running),
+            "io_manager": fixed(io_manager_of(settings, engine, running)),
             **given,
+            "engine": fixed(engine),
         },
         # One process and one session a run: a JVM for each step costs more than the step.
         executor=one_process_executor,
@@ -89,19 +89,38 @@ def _declared(settings: Settings, code: Code) -> Iterator[dg.AssetsDefinition]:
             yield known.build_corrections(settings, code, table)
 
 
-def delta_io_manager(
-    settings: Settings, engine: Engine | None = None, code: Code | None = None
-) -> DataFrameIOManager:
-    """The IO manager of all tables, also for definitions of one's own.
+def fixed(resource: object) -> dg.ResourceDefinition:
+    """A resource as it is, for Dagster's definitions: a run that configures it is refused.
+
+    A `ConfigurableResource` would take whatever a run is launched with: another server, which is
+    then shown the engine's token, options of the JVM, or another warehouse. Nor does Dagster show
+    what this one was made with, or store it with runs.
+    """
+    if isinstance(resource, dg.IOManager):
+        return dg.IOManagerDefinition(lambda _: resource, config_schema={})
+    return dg.ResourceDefinition(lambda _: resource, config_schema={})
+
+
+def delta_io_manager(settings: Settings, engine: Engine | None = None) -> dg.ResourceDefinition:
+    """The IO manager of all tables, for definitions of one's own.
 
     Args:
         settings: the deployment's settings.
         engine: where the Spark session comes from; as the settings say if not given.
-        code: of the tables; looked up if not given.
     """
-    running = code or running_code(settings)
+    return fixed(io_manager_of(settings, engine or Engine.of(settings), running_code(settings)))
+
+
+def io_manager_of(settings: Settings, engine: Engine, running: Code) -> DataFrameIOManager:
+    """The IO manager of all tables.
+
+    Args:
+        settings: the deployment's settings.
+        engine: where the Spark session comes from.
+        running: the code of the tables.
+    """
     return DataFrameIOManager(
-        engine=engine or Engine.of(settings),
+        engine=engine,
         warehouse=settings.warehouse,
         code_version=running.version,
         code_versions={name: running.of(name) for name in tables_of(settings)},

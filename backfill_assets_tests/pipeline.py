@@ -19,6 +19,7 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.definitions import build_defs
 from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.tables import TABLES
+from backfill_assets.publish.plain import DataFrameIOManager
 from backfill_assets.quality.audit import measure
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.tables.codes import Code
@@ -54,6 +55,12 @@ def order(
     }
 
 
+def io_manager_of(defs: dg.Definitions) -> DataFrameIOManager:
+    """The IO manager that the runs of definitions have."""
+    with dg.build_resources({"it": defs.resources["io_manager"]}) as resources:
+        return resources.it
+
+
 class Pipeline:
     """The project's definitions on folders of their own."""
 
@@ -73,8 +80,7 @@ class Pipeline:
         self.defs = build_defs(self.settings, resources={"engine": engine}, clock=lambda: self.now)
         self.repository = self.defs.get_repository_def()
         self.instance = dg.DagsterInstance.ephemeral()
-        self.io_manager = self.defs.resources["io_manager"]
-        io = self.io_manager
+        self.io_manager = io = io_manager_of(self.defs)
         self.code = Code(io.code_version, tables=io.code_versions)
         self.cursors: dict[str, str | None] = {}
         self.run_keys: set[str] = set()

@@ -17,6 +17,7 @@ from backfill_assets.definitions import build_defs
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import Settings, SettingsError, load_settings
 from backfill_assets_tests.pages import documented
+from backfill_assets_tests.pipeline import io_manager_of
 
 # Dagster makes the checks of a component anew, and warns of an argument that it gives itself.
 pytestmark = pytest.mark.filterwarnings("ignore:Parameter `execution_type`:dagster.BetaWarning")
@@ -53,7 +54,7 @@ def described(**attributes: object) -> str:
 
 
 def warehouse(defs: dg.Definitions) -> str:
-    return (defs.resources or {})["io_manager"].warehouse
+    return io_manager_of(defs).warehouse
 
 
 def days(defs: dg.Definitions, asset: str) -> dg.DailyPartitionsDefinition:

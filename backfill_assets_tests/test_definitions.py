@@ -236,8 +236,44 @@ def test_dagster_neither_shows_nor_stores_secrets():
         spark_conf={"spark.hadoop.fs.s3a.secret.key": "hush-2", "spark.x": "plain"},
     )
     snapshot = serialize_value(RepositorySnap.from_def(build_defs(settings).get_repository_def()))
-    assert "plain" in snapshot  # or this test looks in the wrong place
+    assert '"io_manager"' in snapshot  # or this test looks in the wrong place
     assert "hush-" not in snapshot
+
+
+OTHERS = {
+    "another server": {"engine": {"spark_config": {"spark.remote": "sc://evil.example:1"}}},
+    "options of the JVM": {
+        "engine": {"spark_config": {"spark.driver.extraJavaOptions": "-Xlog:all:file=/tmp/x"}}
+    },
+    "other jars": {"engine": {"jars": "/tmp/jars"}},
+    "another warehouse": {"io_manager": {"warehouse": "/tmp/elsewhere"}},
+    "another engine of the IO manager": {
+        "io_manager": {"engine": {"spark_config": {"spark.remote": "sc://evil.example:1"}}}
+    },
+}
+
+
+@pytest.mark.parametrize("config", OTHERS.values(), ids=OTHERS)
+def test_a_run_cannot_configure_the_resources(config):
+    """Whoever may launch runs is not to name the server that is shown the engine's token."""
+    repository = build_defs(load_settings()).get_repository_def()
+    jobs = repository.get_all_jobs()
+    assert {"__ASSET_JOB", "undo", "maintenance"} <= {job.name for job in jobs}
+    for job in jobs:
+        given = {name: {"config": one} for name, one in config.items()}
+        with pytest.raises(dg.DagsterInvalidConfigError, match="resources"):
+            dg.validate_run_config(job, {"resources": given})
+
+
+def test_a_run_cannot_give_an_asset_its_inputs():
+    """Dagster can load an input from a file that a run names: of a pickle, code."""
+    repository = build_defs(load_settings()).get_repository_def()
+    job = repository.get_implicit_global_asset_job_def()
+    some = job.get_subset(asset_selection={dg.AssetKey("stg_orders"), dg.AssetKey("late_orders")})
+    for of in (job, some):
+        ops = of.run_config_schema.config_type.fields["ops"].config_type.fields
+        assert "stage_orders" in ops
+        assert not any("inputs" in op.config_type.fields for op in ops.values())
 
 
 def test_a_bad_setting_is_refused_when_definitions_load(monkeypatch):

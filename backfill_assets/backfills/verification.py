@@ -75,7 +75,8 @@ def verify(
         raise ValueError(f"nothing has been published at {settings.warehouse}")
     names = [name for name in ledgers if name in (tables or there)]
     resources = dict(defs.resources or {})
-    verifier = _Verifier.like(resources["io_manager"], ledgers)
+    with dg.build_resources({"publisher": resources["io_manager"]}) as ours:
+        verifier = _Verifier.like(ours.publisher, ledgers)
     with dg.DagsterInstance.ephemeral() as instance:
         # Without the check on the states of the days: it is about what runs have published.
         for part in window.split(settings.partitions_per_run):
