@@ -110,7 +110,7 @@ class Settings(BaseSettings):
         ui_url: where the Dagster UI is, for the links in alerts and on the lateness page.
         spark_master: master URL of the embedded session.
         spark_remote: URL of a Spark Connect server, which then replaces the embedded session.
-        spark_conf: Spark settings that override the defaults of `backfill_assets.engine.spark`.
+        spark_conf: Spark settings that override the defaults of `engine.configuration`.
         jars: where the Delta jars are kept once they have been downloaded.
         tables: where the tables are declared, as `module:attribute`.
     """

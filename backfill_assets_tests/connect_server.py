@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from backfill_assets.engine.configuration import connect_server_command
 from backfill_assets.engine.servers import SparkServer
-from backfill_assets.engine.spark import connect_server_command
 from backfill_assets.settings import load_settings
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from backfill_assets import provenance
 from backfill_assets import settings as module
-from backfill_assets.engine.spark import spark_config
+from backfill_assets.engine.configuration import spark_config
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import Settings, SettingsError, is_secret, load_settings
 from backfill_assets.tables.catalog import config_digests

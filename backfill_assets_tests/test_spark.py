@@ -28,6 +28,11 @@ from backfill_assets.engine.class_archive import (
     make_class_archive,
     with_archive,
 )
+from backfill_assets.engine.configuration import (
+    connect_server_command,
+    spark_config,
+    static_config,
+)
 from backfill_assets.engine.jars import (
     LOCAL_FILES,
     EngineError,
@@ -36,7 +41,7 @@ from backfill_assets.engine.jars import (
     delta_jars,
     fetch_delta_jars,
 )
-from backfill_assets.engine.spark import Engine, connect_server_command, spark_config, static_config
+from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.pipeline import Pipeline, day, order
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import dagster as dg
 
+from backfill_assets.engine.configuration import connect_server_command
 from backfill_assets.engine.jars import check_java
 from backfill_assets.engine.process_groups import Group
 from backfill_assets.engine.servers import Say, Server, SparkServer
-from backfill_assets.engine.spark import connect_server_command
 from backfill_assets.settings import PREFIX, Settings, SettingsError
 
 #: Seconds between two looks at what runs.

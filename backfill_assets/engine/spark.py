@@ -1,6 +1,7 @@
-"""The Spark session: embedded or a Spark Connect server, and its configuration.
+"""The Spark session: embedded, or of a Spark Connect server.
 
-Only this module knows how a session comes to be; everyone else is handed one.
+Only this module knows how a session comes to be; everyone else is handed one. With what settings
+is for `configuration`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.engine.class_archive import with_archive
+from backfill_assets.engine.configuration import spark_config
 from backfill_assets.engine.jars import (
     EngineError,
     check_java,
     fetch_delta_jars,
     jars_of_session,
-    spark_home,
     with_local_files,
 )
 from backfill_assets.engine.sharing import (
@@ -40,113 +41,10 @@ from backfill_assets.engine.sharing import (
     number_plans_apart,
     session_url,
 )
-from backfill_assets.settings import PINNED, Settings, is_secret, may_decide_rows
+from backfill_assets.settings import Settings, is_secret, may_decide_rows
 
 #: What a failing Spark call raises: a failing task comes as a bare Java error when embedded.
 SPARK_ERRORS = (PySparkException, Py4JError)
-
-#: Settings of a session that can be changed while it runs; a Connect session gets these alone.
-_RUNTIME = {
-    # Days are cut by explicit zone conversion; the session itself must not move a timestamp. And
-    # a file that cannot be read is an error, never left out.
-    **PINNED,
-    # Spark's own defaults, which a server may have been started without.
-    "spark.sql.ansi.enabled": "true",
-    "spark.sql.caseSensitive": "false",
-    "spark.sql.decimalOperations.allowPrecisionLoss": "true",
-    "spark.sql.shuffle.partitions": "8",
-    # INT96, which Spark still writes by itself, has no statistics and other readers drop it.
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # pandas writes nanoseconds, which Spark refuses; as integers they can be converted.
-    "spark.sql.legacy.parquet.nanosAsLong": "true",
-    # What is persisted is read twice and dropped: packing it costs more than it saves.
-    "spark.sql.inMemoryColumnarStorage.compressed": "false",
-    # A longer method than this the JVM never compiles; Spark's own limit is eight times as much.
-    "spark.sql.codegen.hugeMethodLimit": "8000",
-    # A day that was empty and stays empty is a publication like any other, with its record.
-    "spark.databricks.delta.skipRecordingEmptyCommits": "false",
-    # A day's folder is listed by the driver already; no job to list a few hundred files.
-    "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000",
-    # VACUUM lists a table's folders with 10,000 tasks unless told: 93 seconds for 13 folders.
-    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "32",
-    # Delta refuses any version but the latest that was written longer ago than files are kept, even
-    # if its files were replaced only now and are all there. A file that is gone is an error anyway.
-    "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration": "false",
-}
-
-
-def spark_config(settings: Settings) -> dict[str, Any]:
-    """The session's configuration: defaults for a small machine, then the deployment's own.
-
-    `snapshotPartitions` and `shuffle.partitions` are 50 and 200 out of the box; on two cores a
-    small Delta commit then takes 11 to 19 s instead of 2 s.
-    """
-    if settings.spark_remote:
-        # The master is the server's affair, and Spark refuses to be told both.
-        own = {name: x for name, x in settings.spark_conf.items() if name != "spark.master"}
-        return {"spark.remote": settings.spark_remote, **_RUNTIME, **own}
-    return with_local_files(
-        {
-            "spark.master": settings.spark_master,
-            "spark.app.name": "backfill_assets",
-            "spark.jars": jars_of_session(settings.jars),
-            **static_config(),
-            **_RUNTIME,
-            **settings.spark_conf,
-        }
-    )
-
-
-def static_config() -> dict[str, str]:
-    """What must be set before the JVM starts, embedded or as a Connect server."""
-    return {
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        "spark.databricks.delta.snapshotPartitions": "2",
-        # A run of all tables compiles some 300 classes, and Spark keeps 100: none was used twice.
-        "spark.sql.codegen.cache.maxEntries": "5000",
-        "spark.driver.memory": "3g",
-        "spark.driver.host": "localhost",
-        "spark.driver.bindAddress": "127.0.0.1",
-        # Partition values of the past followed the JVM's zone, not the session's.
-        "spark.driver.extraJavaOptions": f"-Duser.timezone=UTC {_collector()}".strip(),
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
-    }
-
-
-def _collector() -> str:
-    """Java's parallel collector, which on few cores costs a tenth less than its usual one.
-
-    A JVM that is given two does not start.
-    """
-    given = " ".join(os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS"))
-    return "" if re.search(r"-XX:\+Use\w+GC", given) else "-XX:+UseParallelGC"
-
-
-def connect_server_command(settings: Settings, port: int) -> list[str]:
-    """The command of a Spark Connect server with Delta, on loopback.
-
-    The pip package has no start script for it; `spark-submit` runs the class.
-    """
-    conf = {
-        **static_config(),
-        "spark.master": settings.spark_master,
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": str(port),
-        # The runs of a deployment share a session, which is to outlast a quiet weekend.
-        "spark.connect.session.manager.defaultSessionTimeout": "7d",
-        "spark.jars": jars_of_session(settings.jars),
-        **settings.spark_conf,
-    }
-    conf = with_archive(with_local_files(conf), settings.jars)
-    return [
-        str(spark_home() / "bin" / "spark-submit"),
-        *(word for key, value in conf.items() for word in ("--conf", f"{key}={value}")),
-        *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"),
-    ]
-
 
 #: A server that has not taken the connection after so many seconds does not answer. (Spark's own
 #: client goes on for more than ten minutes.)

@@ -18,7 +18,8 @@ from typing import Any
 from dagster_pyspark.resources import spark_session_from_config
 
 from backfill_assets.delta import commits
-from backfill_assets.engine.spark import Engine, spark_config
+from backfill_assets.engine.configuration import spark_config
+from backfill_assets.engine.spark import Engine
 from backfill_assets.publish import computing, publisher
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.settings import load_settings
