@@ -22,6 +22,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as PydanticSettingsError
 
 from backfill_assets.provenance import engine_versions, time_zone_data
+from backfill_assets.spark_rules import is_secret, may_decide_rows, refuse_settings
 
 PREFIX = "BACKFILL_ASSETS_"
 #: For how many days a backfill can be undone, unless a deployment says otherwise.
@@ -30,51 +31,6 @@ UNDO_DAYS = 30
 
 class SettingsError(ValueError):
     """A setting has a value that is not allowed; the message names variable, value and rule."""
-
-
-#: What a session must run with, whoever asks for something else: otherwise files are left out, or
-#: timestamps read otherwise, and nothing says so.
-PINNED = {
-    "spark.sql.files.ignoreCorruptFiles": "false",
-    "spark.sql.files.ignoreMissingFiles": "false",
-    "spark.sql.session.timeZone": "UTC",
-}
-#: Spark's settings of how a query is run and how files are laid out, which change no row. What
-#: ends in a dot stands for all that begins so.
-_TUNING = (
-    "spark.databricks.delta.autoCompact.",
-    "spark.databricks.delta.checkpoint.partSize",
-    "spark.databricks.delta.optimize.",
-    "spark.databricks.delta.optimizeWrite.",
-    "spark.databricks.delta.snapshotPartitions",
-    "spark.databricks.delta.vacuum.parallelDelete.enabled",
-    "spark.sql.adaptive.",
-    "spark.sql.autoBroadcastJoinThreshold",
-    "spark.sql.broadcastTimeout",
-    "spark.sql.codegen.",
-    "spark.sql.debug.maxToStringFields",
-    "spark.sql.files.maxPartitionBytes",
-    "spark.sql.files.maxPartitionNum",
-    "spark.sql.files.minPartitionNum",
-    "spark.sql.files.openCostInBytes",
-    "spark.sql.inMemoryColumnarStorage.",
-    "spark.sql.join.preferSortMergeJoin",
-    "spark.sql.maxPlanStringLength",
-    "spark.sql.parquet.compression.codec",
-    "spark.sql.shuffle.partitions",
-    "spark.sql.sources.parallelPartitionDiscovery.",
-    "spark.sql.ui.",
-    "spark.sql.warehouse.dir",
-)
-
-
-def may_decide_rows(name: str) -> bool:
-    """Whether a setting of Spark may change what a query gives: all of SQL's that do not tune."""
-    if not name.startswith(("spark.sql.", "spark.databricks.")):
-        return False
-    return not any(
-        name.startswith(known) if known.endswith(".") else name == known for known in _TUNING
-    )
 
 
 class Settings(BaseSettings):
@@ -161,6 +117,11 @@ class Settings(BaseSettings):
                 raise ValueError("a file URL has three slashes: file:///path")
             value = unquote(url.path)
         if "://" in value:
+            if url.password is not None:
+                raise ValueError(
+                    "must be a URL without a password: Dagster shows it with each day. Give the "
+                    "password where the store's client looks for credentials"
+                )
             return value.rstrip("/")
         return str(Path(value).expanduser().resolve())
 
@@ -211,13 +172,8 @@ class Settings(BaseSettings):
 
     @field_validator("spark_conf")
     @classmethod
-    def _pinned(cls, value: dict[str, str]) -> dict[str, str]:
-        for name, needed in PINNED.items():
-            if value.get(name, needed).lower() != needed.lower():
-                raise ValueError(
-                    f"{name} must be {needed} or left out: with {value[name]} rows would be lost "
-                    "or moved to other days in silence"
-                )
+    def _allowed(cls, value: dict[str, str]) -> dict[str, str]:
+        refuse_settings(value)
         return value
 
     @field_validator("jars")
@@ -298,8 +254,8 @@ def load_settings(**overrides: Any) -> Settings:
         # The one setting that is not plain text: pydantic-settings reads it as JSON on its own.
         name = f"{PREFIX}SPARK_CONF"
         raise SettingsError(
-            f"bad settings: {name}={_shown(os.environ.get(name))}: must be a JSON object of "
-            'strings, such as {"spark.driver.memory": "8g"}'
+            f"bad settings: {name}=(hidden): must be a JSON object of strings, such as "
+            '{"spark.driver.memory": "8g"}'
         ) from None
 
 
@@ -320,10 +276,9 @@ def _explain(problems: list[Any], overrides: Mapping[str, Any]) -> str:
 
 
 def _shown(value: object, place: str = "") -> str:
-    """A value as a message may show it: errors end up in logs and in the UI."""
-    return "(hidden)" if is_secret(place) or is_secret(str(value)) else repr(value)
+    """A value as a message may show it: errors end up in logs and in the UI.
 
-
-def is_secret(text: str) -> bool:
-    """Whether a text, such as the name of a Spark setting, speaks of something to keep secret."""
-    return re.search(r"secret|token|password|passwd|credential|key|webhook", text, re.I) is not None
+    What a setting of Spark's may hold nobody knows.
+    """
+    secret = place.startswith("spark_conf") or is_secret(place) or is_secret(str(value))
+    return "(hidden)" if secret else repr(value)

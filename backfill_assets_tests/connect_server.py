@@ -16,9 +16,8 @@ from backfill_assets.settings import load_settings
 def connect_server(folder: Path, conf: dict[str, str]) -> Iterator[str]:
     """The URL, with its token, of a server that runs in `folder` with these Spark settings."""
     settings = load_settings(spark_master="local[2]", spark_conf=conf)
-    server = SparkServer(
-        partial(connect_server_command, settings), folder / "connect-server.log", print
-    )
+    command = partial(connect_server_command, settings, folder=folder)
+    server = SparkServer(command, folder / "connect-server.log", print)
     try:
         while not server.ready:
             server.tend()

@@ -13,7 +13,8 @@ from backfill_assets import provenance
 from backfill_assets import settings as module
 from backfill_assets.engine.configuration import spark_config
 from backfill_assets.orders.tables import TABLES
-from backfill_assets.settings import Settings, SettingsError, is_secret, load_settings
+from backfill_assets.settings import Settings, SettingsError, load_settings
+from backfill_assets.spark_rules import is_secret
 from backfill_assets.tables.catalog import config_digests
 from backfill_assets_tests.conftest import LASTING
 
@@ -105,6 +106,7 @@ def test_every_variable_has_a_good_value_here():
     [
         ("BACKFILL_ASSETS_LANDING", " ", "must be a path or a URL, not empty"),
         ("BACKFILL_ASSETS_LANDING", "file://data/landing", "three slashes"),
+        ("BACKFILL_ASSETS_LANDING", "s3a://passwd:x@bucket/in", "a URL without a password"),
         ("BACKFILL_ASSETS_WAREHOUSE", "\t", "must be a path or a URL, not empty"),
         ("BACKFILL_ASSETS_WAREHOUSE", "file://w", "three slashes"),
         ("BACKFILL_ASSETS_START", "20240101", "must be a day as YYYY-MM-DD"),
@@ -144,8 +146,10 @@ def test_bad_values_are_named_with_variable_value_and_rule(monkeypatch, variable
     said = str(caught.value)
     assert "\n" not in said
     assert said.startswith(f"bad settings: {variable}=")
-    # A "passwd" in a value is no reason to show it; everything else is shown as it is.
-    assert (repr(text) in said) is not is_secret(text)
+    # A "passwd" in a value is no reason to show it, nor are Spark's settings ever shown;
+    # everything else is shown as it is.
+    hidden = is_secret(text) or variable == "BACKFILL_ASSETS_SPARK_CONF"
+    assert (repr(text) in said) is not hidden
     assert rule in said
 
 
@@ -161,7 +165,7 @@ def test_spark_conf_names_the_entry(monkeypatch):
     with pytest.raises(SettingsError) as caught:
         load_settings()
     said = str(caught.value)
-    assert "BACKFILL_ASSETS_SPARK_CONF[spark.x]=1: Input should be a valid string" in said
+    assert "BACKFILL_ASSETS_SPARK_CONF[spark.x]=(hidden): Input should be a valid string" in said
     assert "spark.y" not in said
 
 
@@ -212,6 +216,10 @@ def test_an_unknown_variable_is_refused(monkeypatch):
         ("SPARK_REMOTE", "http://host/;token=hush"),
         ("BACKFILL_ASSETS_SPARK_CONF", '{"spark.hadoop.fs.s3a.secret.key": hush}'),
         ("BACKFILL_ASSETS_SPARK_CONF", '{"spark.hadoop.fs.s3a.secret.key": ["hush"]}'),
+        ("BACKFILL_ASSETS_SPARK_CONF", '{"spark.hadoop.fs.azure.sas.box": hush}'),
+        ("BACKFILL_ASSETS_SPARK_CONF", '{"spark.driver.extraJavaOptions": "-Dx=\'hush"}'),
+        ("BACKFILL_ASSETS_SPARK_CONF", '{"spark.some": ["hush"]}'),
+        ("BACKFILL_ASSETS_WAREHOUSE", "s3a://me:hush@bucket/warehouse"),
     ],
 )
 def test_a_refused_secret_is_not_shown(monkeypatch, variable, text):

@@ -42,7 +42,7 @@ from backfill_assets.engine.jars import (
     fetch_delta_jars,
 )
 from backfill_assets.engine.spark import Engine
-from backfill_assets.settings import load_settings
+from backfill_assets.settings import Settings, load_settings
 from backfill_assets_tests.pipeline import Pipeline, day, order
 
 
@@ -184,10 +184,10 @@ def test_a_session_is_told_of_the_library_for_local_files_if_it_has_it(tmp_path)
     config = spark_config(load_settings(jars=tmp_path))
     assert config["spark.jars"] == f"{folder / NAMES[0]},{library / LOCAL_JAR}"
     assert config[LOCAL_FILES] == told
-    assert f"{LOCAL_FILES}={told}" in connect_server_command(load_settings(jars=tmp_path), 15099)
+    assert of_server(load_settings(jars=tmp_path), tmp_path)[LOCAL_FILES] == told
     own = load_settings(jars=tmp_path, spark_conf={"spark.jars": "/opt/delta.jar"})
     assert LOCAL_FILES not in spark_config(own)
-    assert not any(LOCAL_FILES in word for word in connect_server_command(own, 15099))
+    assert LOCAL_FILES not in of_server(own, tmp_path)
 
 
 def test_files_have_the_rights_that_hadoop_gives_them(spark, tmp_path):
@@ -351,8 +351,8 @@ def test_a_jvm_starts_with_an_archive_of_classes_where_there_is_one(tmp_path):
     plain = subprocess.run(["java", "-version"], capture_output=True, text=True, check=True)
     assert said.stdout == ""
     assert said.stderr.replace(", sharing", "") == plain.stderr.replace(", sharing", "")
-    command = connect_server_command(load_settings(jars=tmp_path), 15099)
-    assert any(str(archive) in word for word in command)
+    of_server(load_settings(jars=tmp_path), tmp_path)
+    assert str(archive) in (tmp_path / "java.options").read_text()
 
 
 def test_no_java_no_archive(monkeypatch, tmp_path):
@@ -388,19 +388,48 @@ def test_an_archive_that_cannot_be_made_is_none(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def of_server(settings: Settings, folder: Path) -> dict[str, str]:
+    """The settings that a Connect server's command gives it by file, none by argument."""
+    command = connect_server_command(settings, 15099, folder)
+    assert Path(command[0]).is_file()
+    assert "--conf" not in command
+    file = Path(command[command.index("--properties-file") + 1])
+    lines = (line.split("=", 1) for line in file.read_text().splitlines())
+    read = lambda text: re.sub(r"\\u(....)", lambda found: chr(int(found[1], 16)), text)  # noqa: E731
+    return {read(name): read(value) for name, value in lines}
+
+
 def test_the_server_listens_on_loopback_only(tmp_path):
     folder = jars_module._folder(tmp_path, delta_coordinate())
     folder.mkdir()
     (folder / NAMES[0]).touch()
     settings = load_settings(jars=tmp_path, spark_conf={"spark.driver.memory": "9g"})
-    command = connect_server_command(settings, 15099)
-    assert "spark.connect.grpc.binding.address=127.0.0.1" in command
-    assert "spark.connect.grpc.binding.port=15099" in command
-    assert f"spark.jars={folder / NAMES[0]}" in command
-    assert "spark.master=local[*]" in command
-    assert "spark.driver.memory=9g" in command
-    assert "spark.driver.memory=3g" not in command
-    assert Path(command[0]).is_file()
+    found = of_server(settings, tmp_path)
+    assert found["spark.connect.grpc.binding.address"] == "127.0.0.1"
+    assert found["spark.connect.grpc.binding.port"] == "15099"
+    assert found["spark.jars"] == str(folder / NAMES[0])
+    assert found["spark.master"] == "local[*]"
+    assert found["spark.driver.memory"] == "9g"
+
+
+SECRETS = {
+    "spark.hadoop.fs.azure.sas.box.account": "hush-1",
+    "spark.driver.extraJavaOptions": """-Dtrust.Password="hush-2 \\"hush-3" -Dplain=1""",
+    "spark.some.url": "jdbc:x://me:hush-4@host/ \nspark.other=1",
+}
+
+
+def test_a_jvm_gets_its_settings_by_files_of_its_owner(tmp_path):
+    before = os.umask(0)
+    try:
+        found = of_server(load_settings(spark_conf=SECRETS, jars=tmp_path / "jars"), tmp_path)
+    finally:
+        os.umask(before)
+    options = tmp_path / "java.options"
+    assert found == {**found, **SECRETS, OPTIONS: f'"@{options}"'}
+    assert '"-Dtrust.Password=hush-2 \\"hush-3"' in options.read_text().splitlines()
+    for file in (options, tmp_path / "spark.properties"):
+        assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_an_empty_spark_remote_is_no_server(monkeypatch):
@@ -454,8 +483,9 @@ def test_an_address_that_spark_refuses():
     assert token not in "".join(traceback.format_exception(caught.value))
 
 
-def test_secrets_come_back_for_the_session(monkeypatch):
+def test_secrets_are_for_the_session_alone(monkeypatch):
     seen = {}
+    monkeypatch.setattr(module, "start_driver", lambda config: None)
     monkeypatch.setattr(module, "spark_session_from_config", lambda config: seen.update(config))
     settings = load_settings(spark_conf={"spark.hadoop.fs.s3a.secret.key": "hush", "spark.x": "y"})
     engine = Engine.of(settings)

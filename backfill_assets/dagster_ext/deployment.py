@@ -67,8 +67,9 @@ def deploy(settings: Settings, port: int, say: Say) -> int:
     servers: list[Server] = []
     if not settings.spark_remote:
         check_java()
-        log = Path(os.environ["DAGSTER_HOME"], "spark-connect.log").resolve()
-        engine = SparkServer(partial(connect_server_command, settings), log, say)
+        home = Path(os.environ["DAGSTER_HOME"]).resolve()
+        command = partial(connect_server_command, settings, folder=home)
+        engine = SparkServer(command, home / "spark-connect.log", say)
         environment |= engine.environment
         servers.append(engine)
     # An instance that is not as it should be is to fail here, and not in each of its processes.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 from backfill_assets.engine.class_archive import with_archive
 from backfill_assets.engine.jars import jars_of_session, spark_home, with_local_files
-from backfill_assets.settings import PINNED, Settings
+from backfill_assets.engine.submitting import submit_options
+from backfill_assets.settings import Settings
+from backfill_assets.spark_rules import PINNED
 
 #: Settings of a session that can be changed while it runs; a Connect session gets these alone.
 _RUNTIME = {
@@ -90,10 +93,15 @@ def _collector() -> str:
     return "" if re.search(r"-XX:\+Use\w+GC", given) else "-XX:+UseParallelGC"
 
 
-def connect_server_command(settings: Settings, port: int) -> list[str]:
+def connect_server_command(settings: Settings, port: int, folder: Path) -> list[str]:
     """The command of a Spark Connect server with Delta, on loopback.
 
     The pip package has no start script for it; `spark-submit` runs the class.
+
+    Args:
+        settings: the deployment's settings.
+        port: where it serves.
+        folder: takes the files of Spark's settings, which are read at each start.
     """
     conf = {
         **static_config(),
@@ -108,6 +116,6 @@ def connect_server_command(settings: Settings, port: int) -> list[str]:
     conf = with_archive(with_local_files(conf), settings.jars)
     return [
         str(spark_home() / "bin" / "spark-submit"),
-        *(word for key, value in conf.items() for word in ("--conf", f"{key}={value}")),
+        *submit_options(conf, folder),
         *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"),
     ]

@@ -6,7 +6,6 @@ is for `configuration`.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ import grpc  # type: ignore[import-untyped]
 from dagster_pyspark import LazyPySparkResource
 from dagster_pyspark.resources import spark_session_from_config
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pydantic import Field
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -41,7 +41,9 @@ from backfill_assets.engine.sharing import (
     number_plans_apart,
     session_url,
 )
-from backfill_assets.settings import Settings, is_secret, may_decide_rows
+from backfill_assets.engine.submitting import start_driver
+from backfill_assets.settings import Settings
+from backfill_assets.spark_rules import is_secret, may_decide_rows
 
 #: What a failing Spark call raises: a failing task comes as a bare Java error when embedded.
 SPARK_ERRORS = (PySparkException, Py4JError)
@@ -53,38 +55,22 @@ _PATIENCE = 15.0
 #: So many sessions that were closed does a server of Spark's remember.
 _MOST_CLOSED = 1000
 
-#: Values that Dagster must not see, by what stands for them: it shows a resource's configuration
-#: in the UI and stores it with every run. Each process fills this from its own environment.
-_hidden: dict[str, str] = {}
-
-
-def _hide(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with a stand-in for each secret value."""
-    shown = dict(config)
-    for name, value in config.items():
-        if is_secret(name) or (name == "spark.remote" and is_secret(value)):
-            shown[name] = f"hidden-{hashlib.sha256(value.encode()).hexdigest()[:8]}"
-            _hidden[shown[name]] = value
-    return shown
-
-
-def _reveal(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _hidden.get(str(value), value) for name, value in config.items()}
-
 
 class Engine(LazyPySparkResource):
     """dagster-pyspark's lazy session, after a look at what usually prevents one.
 
     Attributes:
+        spark_config: Spark's settings, some of which may be secrets.
         jars: where the Delta jars are kept, and fetched to when they are missing.
     """
 
+    spark_config: dict[str, Any] = Field(repr=False)
     jars: str
 
     @classmethod
     def of(cls, settings: Settings) -> Engine:
         """The engine that the settings ask for; nothing is started yet."""
-        return cls(spark_config=_hide(spark_config(settings)), jars=str(settings.jars))
+        return cls(spark_config=spark_config(settings), jars=str(settings.jars))
 
     @property
     def spark_session(self) -> SparkSession:
@@ -98,7 +84,7 @@ class Engine(LazyPySparkResource):
             if self._spark_session is None:
                 self._start()
             session: SparkSession = super().spark_session
-        if is_shared(_reveal(self.spark_config).get("spark.remote", "")):
+        if is_shared(self.spark_config.get("spark.remote", "")):
             interrupt_at_exit(session)
         return session
 
@@ -118,16 +104,17 @@ class Engine(LazyPySparkResource):
 
     def _init_session(self) -> None:
         if self._spark_session is None:
-            config = _reveal(self.spark_config)
+            config = self.spark_config
             if "spark.remote" in config:
                 session = _attached(config)
                 _refuse_other_server(session, config)
             else:
+                start_driver(config)
                 session = spark_session_from_config(config)
             self._spark_session = session
 
     def _connect(self) -> None:
-        url = _reveal(self.spark_config)["spark.remote"]
+        url = self.spark_config["spark.remote"]
         shown = _shown(url)
         try:
             _await_server(url)

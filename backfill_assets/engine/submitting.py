@@ -1,0 +1,69 @@
+"""How a JVM of Spark's is given its settings: by files that only their owner can read.
+
+What stands in the arguments of a command, everybody on the machine can read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark import SparkContext
+
+#: PySpark reads what it gives to `spark-submit` from there; `pyspark-shell` ends it.
+_ARGUMENTS, _NOTHING = "PYSPARK_SUBMIT_ARGS", "pyspark-shell"
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
+
+def submit_options(config: Mapping[str, Any], folder: Path) -> list[str]:
+    """The options of `spark-submit` that name the settings' files, which are written.
+
+    Args:
+        config: the settings.
+        folder: where the files are to lie; they are read whenever the command is started.
+    """
+    settings = {name: str(value) for name, value in config.items()}
+    if options := shlex.split(settings.get(_JAVA_OPTIONS, "")):
+        # Java reads its arguments from a file as well, and needs quotes around those with spaces.
+        quoted = (json.dumps(option, ensure_ascii=False) for option in options)
+        file = _private(folder / "java.options", "\n".join(quoted))
+        settings[_JAVA_OPTIONS] = f'"@{file}"'
+    lines = (f"{_escaped(name)}={_escaped(value)}" for name, value in settings.items())
+    file = _private(folder / "spark.properties", "\n".join(lines))
+    # Spark would leave out its own spark-defaults.conf.
+    return ["--properties-file", str(file), "--load-spark-defaults"]
+
+
+def start_driver(config: Mapping[str, Any]) -> None:
+    """Start the JVM of this process' embedded sessions, unless it has one."""
+    if SparkContext._gateway is not None:  # noqa: SLF001 - only this tells
+        return
+    given = os.environ.get(_ARGUMENTS)
+    with tempfile.TemporaryDirectory() as folder:
+        options = shlex.join(submit_options(config, Path(folder)))
+        os.environ[_ARGUMENTS] = f"{options} {given or _NOTHING}"
+        try:
+            # When it returns, the JVM has read the files.
+            SparkContext._ensure_initialized()  # noqa: SLF001 - all else gives it by arguments
+        finally:
+            del os.environ[_ARGUMENTS]
+            if given is not None:
+                os.environ[_ARGUMENTS] = given
+
+
+def _private(file: Path, text: str) -> Path:
+    """Write a file that is its owner's alone from its first byte on."""
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+        opened.write(f"{text}\n".encode())
+    return file
+
+
+def _escaped(text: str) -> str:
+    """As `java.util.Properties` reads it."""
+    return "".join(f"\\u{ord(c):04x}" if c in "\\=:#! \t\n\r\f" else c for c in text)
