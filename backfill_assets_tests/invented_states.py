@@ -58,6 +58,7 @@ def situation(
     today: date = TODAY,
     in_time: bool = False,
     settings: str = "config",
+    last: date = date.max,
 ) -> Situation:
     found = healthy() if found is None else found
     return Situation(
@@ -68,6 +69,7 @@ def situation(
                 load=dict.fromkeys(load, "x"),
                 absent=frozenset(absent),
                 held={day: [f"arrival_date={day}/part-0.jsonl"] for day in held},
+                last=last,
             )
         },
         failed=failed or {},

@@ -285,3 +285,38 @@ def test_all_that_is_wrong_is_told_at_once():
     now = situation(cut(HOLE, STAGED), behind=Backlog(), held=days(2), absent=days(3))
     waits, absent = told("replaced file waits", RAW, 2), told("input missing", RAW, 3)
     assert keys(incidents(now)) == told("hole", STAGED, 4) | waits | absent
+
+
+# --- the clock ------------------------------------------------------------------------------------
+
+
+def test_days_that_nobody_asks_for_are_one_incident():
+    """Not one for each day and table, which of a clock that is years ahead are thousands."""
+    now = situation(today=day(4000), last=day(40))
+    stale = [found for found in incidents(now) if found.kind == "stale"]
+    assert {found.item for found in stale} == {str(d) for d in days((11, 40))}
+    (silent,) = [found for found in incidents(now) if found.kind == "nothing lands"]
+    assert (silent.subject, silent.item) == (RAW.name, "")
+    assert f"nothing has landed since {day(10)}" in silent.detail
+    assert f"days after {day(40)} are not asked for" in silent.detail
+
+
+@pytest.mark.parametrize(("last", "told_of"), [(11, False), (10, False), (9, True)])
+def test_a_source_is_silent_when_a_day_that_is_due_is_not_asked_for(last, told_of):
+    found = incidents(situation(last=day(last)))
+    assert [incident.kind for incident in found] == ["nothing lands"] * told_of
+
+
+def test_a_source_that_never_delivered():
+    now = situation(ledgers(), today=day(60), last=day(30))
+    (silent,) = [found for found in incidents(now) if found.kind == "nothing lands"]
+    assert f"nothing has landed from {day(1)} on" in silent.detail
+
+
+@pytest.mark.parametrize(("today", "ahead"), [(11, ""), (10, "2024-01-10"), (8, "2024-01-08...")])
+def test_days_that_are_not_over_were_loaded_by_another_clock(today, ahead):
+    found = [one for one in incidents(situation(today=day(today))) if "over" in one.kind]
+    assert [(one.kind, one.subject) for one in found] == (
+        [("published before it was over", RAW.name)] if ahead else []
+    )
+    assert all(f"[{ahead}" in one.detail for one in found)

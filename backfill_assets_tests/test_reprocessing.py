@@ -744,6 +744,42 @@ def test_folders_outside_the_calendar_are_not_loaded(start, end, load):
     assert found.load.keys() == days(*load)
 
 
+@pytest.mark.parametrize("absent_days", [1, 4])
+def test_a_clock_that_jumps_ahead_asks_for_few_days(absent_days):
+    """Years of empty days would be loaded, as each of them is due by such a clock."""
+    found = arrive([], landing("f=a", "f=b"), today=20_000, absent_days=absent_days)
+    assert found.load.keys() == days((1, 2 + absent_days))
+    assert found.last == day(2 + absent_days)
+
+
+def test_what_lands_moves_the_last_day_that_is_asked_for():
+    empty = load(2, landing("f=a", None), 1, 2)
+    found = arrive([empty], landing("f=a", None, None, "f=d"), today=100, absent_days=2)
+    assert found.load.keys() == days((3, 6))
+
+
+def test_a_landing_that_was_purged_does_not_move_it():
+    before = load(3, landing("f=a", "f=b", "f=c"), 1, 2, 3)
+    assert arrive([before], landing(), today=100, absent_days=2).load.keys() == days(4, 5)
+
+
+def test_a_folder_of_the_future_does_not_move_it():
+    """Named by mistake: what is not over is not loaded, and says nothing of the days before."""
+    far = landing("f=a", *[None] * 40, "f=z")
+    assert arrive([], far, today=30, absent_days=2).load.keys() == days((1, 3))
+
+
+def test_a_calendar_that_begins_after_what_was_loaded():
+    before = load(1, landing("f=a"), 1)
+    found = arrive([before], landing(), today=40, start=day(20), absent_days=2)
+    assert found.load.keys() == days(20, 21)
+
+
+def test_a_clock_at_the_end_of_all_days():
+    found = arrive([], landing("f=a"), today=(date.max - day(1)).days + 1, absent_days=2)
+    assert found.load.keys() == days((1, 3))
+
+
 def test_early_lines_before_the_first_day_are_loaded_with_it():
     one, other = (arrive([], landing(text, "f=b"), 3, start=day(2)) for text in ("f=a", "f=x"))
     assert one.load.keys() == other.load.keys() == days(2)

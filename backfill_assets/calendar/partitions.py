@@ -52,6 +52,10 @@ class Window:
             return any(day in days for day in self)
         return any(day in self for day in days)
 
+    def until(self, last: date) -> Window:
+        """The days that are not after one."""
+        return self if last >= self.end else Window(self.start, max(self.start, last + DAY))
+
     def widened(self, *, before: int = 0, after: int = 0) -> Window:
         """This window and so many days more on either side."""
         return Window(self.start - before * DAY, self.end + after * DAY)

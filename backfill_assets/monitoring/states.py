@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 
-from backfill_assets.calendar.partitions import DAY, windows
+from backfill_assets.calendar.partitions import DAY, Window, windows
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledgers
 from backfill_assets.staleness.arrivals import Arrivals
@@ -141,6 +141,14 @@ class Situation:
         """By raw log, log days that should have landed by now."""
         return {log: self._late(found.absent) for log, found in self.arrivals.items()}
 
+    def due(self, table: str) -> Window:
+        """The days that should be published by now.
+
+        Not those so far beyond what has landed that no scheduled run asks for them.
+        """
+        due = self.graph.policy_of(table).due(self.today - DAY if self.in_time else self.today)
+        return due.until(min(self.arrivals[log].last for log in self.graph.logs(table)))
+
     def _late(self, log_days: Collection[date]) -> set[date]:
         # Tonight's run loads yesterday, and the last due day as an empty one if nothing has come.
         coming = {self.today - DAY, self.today - self.policy.lag_days * DAY}
@@ -149,9 +157,7 @@ class Situation:
 
 def day_states(table: str, now: Situation) -> dict[date, State]:
     """The state of every day that is due or published."""
-    graph, policy = now.graph, now.graph.policy_of(table)
-    expected = policy.due(now.today - DAY if now.in_time else now.today)
-    ledger = now.ledgers[table]
+    graph, ledger = now.graph, now.ledgers[table]
     unlike = ledger.under_other_settings(now.config_digests[table])
     behind, failed = set(now.backlog.open.get(table, ())), now.failed.get(table, ())
     arrived = [now.arrivals[log] for log in graph.logs(table)] if table in graph.landed else []
@@ -183,7 +189,7 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
             return State.OPEN
         return State.FRESH
 
-    return {day: state(day) for day in sorted({*expected, *ledger.published, *failed})}
+    return {day: state(day) for day in sorted({*now.due(table), *ledger.published, *failed})}
 
 
 def _lacks_input(table: str, day: date, now: Situation) -> bool:

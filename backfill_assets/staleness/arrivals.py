@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 
+from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.landing.listing import Listing
@@ -22,12 +23,14 @@ class Arrivals:
         held: by log day, the files that were replaced by ones that take orders away, and wait for
             a person to accept it.
         fingerprints: by log day, that of what it would be made of now.
+        last: the last log day that is asked for although nothing has landed for it.
     """
 
     load: Mapping[date, str] = field(default_factory=dict)
     absent: frozenset[date] = frozenset()
     held: Mapping[date, Sequence[str]] = field(default_factory=dict)
     fingerprints: Mapping[date, str] = field(default_factory=dict, compare=False)
+    last: date = field(default=date.max, compare=False)
 
 
 def arrivals(
@@ -42,11 +45,16 @@ def arrivals(
         policy: the late-data policy.
         today: a log day must be over to be loaded. One without a folder is loaded as an empty day
             when it is due; its window stays open, until the folder comes or is no longer waited
-            for.
+            for. Not so far beyond the newest day that has landed: there the source is silent, or
+            the clock is wrong, and more empty days would not help.
     """
     loaded, load, absent, held, fingerprints = manifests(raw), {}, set(), {}, {}
-    due_days = policy.due(today)
-    for day, wanted in targets(loaded, listing, policy.logged(today), policy).items():
+    due_days, logged = policy.due(today), policy.logged(today)
+    last = _last_awaited(loaded, listing, logged, policy)
+    known = {*loaded, *raw.published, *raw.withdrawals}
+    asked = [day for day in logged.until(last) if day not in known]
+    asked += [day for day in known if day in logged]
+    for day, wanted in targets(loaded, listing, sorted(asked), policy).items():
         then = loaded.get(day)
         fingerprint = fingerprints[day] = wanted.manifest.fingerprint()
         never = day not in raw.published and day not in raw.withdrawals
@@ -60,7 +68,20 @@ def arrivals(
             load[day] = fingerprint
         elif rejected is not None and _lags(rejected, day, fingerprint):
             load[day] = f"{fingerprint}+{rejected.table.name}"
-    return Arrivals(load, frozenset(absent), held, fingerprints)
+    return Arrivals(load, frozenset(absent), held, fingerprints, last)
+
+
+def _last_awaited(
+    loaded: Mapping[date, Manifest], listing: Listing, logged: Window, policy: Policy
+) -> date:
+    """The last log day that is asked for without a folder: so many days after the newest landed.
+
+    By what was loaded as well: the landing may have been purged.
+    """
+    landed = {day for day in listing.folders if day in logged}
+    landed.update(*(one.there for one in loaded.values()))
+    newest = max([policy.start - DAY, *landed])
+    return newest + min(policy.absent_days, (date.max - newest).days) * DAY
 
 
 def targets(
