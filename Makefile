@@ -116,5 +116,7 @@ lock: $(VENV)/.installed ## remake requirements.lock from the pins in pyproject.
 		pyproject.toml -o requirements.lock >/dev/null
 	@git --no-pager diff --stat -- requirements.lock || true
 
+# What is not the sample's stays: an own landing or warehouse may lie in data/ as well.
 clean: ## remove the environment, the sample data, its tables and the Dagster instance
-	rm -rf $(VENV) data .dagster build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@$(PYTHON) backfill_assets/sample/clearing.py "$(CURDIR)"
+	rm -rf $(VENV) build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

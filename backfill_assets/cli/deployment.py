@@ -100,10 +100,14 @@ def sample(ctx: click.Context, out: Output, days: int) -> None:
         if ctx.get_parameter_source("days") is ParameterSource.COMMANDLINE:
             out.say(f"{landing} has orders already: it stays as it is, whatever --days says.")
         return
+    from backfill_assets.sample.clearing import mark
     from backfill_assets.sample.generator import generate
 
+    others = landing.is_dir() and any(landing.iterdir())
     out.note(f"Writing {days} days of sample orders to {landing} ...")
     generate(landing, start=settings.start, days=days, window_days=settings.window_days)
+    if not others:
+        mark(landing)
 
 
 @command("cdnow CDNOW_master.txt")

@@ -1,0 +1,118 @@
+"""Taking the sample away again, and nothing that is not the sample: `make clean`.
+
+It runs as a file, by any Python, also where nothing is installed.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+#: In the landing: what was written there as a sample, by file the SHA-256.
+MARK = ".sample.json"
+#: So many digits of it do the tables keep of a file that they were loaded from.
+_DIGITS = 32
+
+
+def mark(landing: Path) -> None:
+    """Keep with the sample which files it has, so that `clear` tells them from others."""
+    files = {str(path.relative_to(landing)): _digest(path) for path in _files(landing)}
+    (landing / MARK).write_text(json.dumps(files, indent=1))
+
+
+def clear(project: Path) -> str:
+    """Remove the sample's landing, its warehouse and the Dagster instance of a project.
+
+    All of `data` and `.dagster`, or nothing: only if every file of the landing is one of the
+    sample as it was written, every table of the warehouse was loaded from such files alone, and
+    none of the folders is a link.
+
+    Args:
+        project: the folder that holds `data` and `.dagster`.
+
+    Returns:
+        What was kept, and why; empty if there is nothing left.
+    """
+    data, home = project / "data", project / ".dagster"
+    found = [folder for folder in (data, home) if os.path.lexists(folder)]
+    if not found:
+        return ""
+    reason = next(_foreign(data, home, os.environ), "")
+    if reason:
+        kept = " and ".join(map(str, found))
+        return f"{kept} stay as they are: {reason}. What you do not need, remove yourself."
+    for folder in found:
+        shutil.rmtree(folder)
+    return ""
+
+
+def _foreign(data: Path, home: Path, settings: Mapping[str, str]) -> Iterator[str]:
+    """What there is besides the sample; the first one is reason enough."""
+    for name in ("landing", "warehouse"):
+        variable = f"BACKFILL_ASSETS_{name.upper()}"
+        if settings.get(variable) and Path(settings[variable]).absolute() != data / name:
+            yield f"{variable} is {settings[variable]}, and {home} tells of its tables"
+    if not os.path.lexists(data):
+        yield f"{home} tells of tables that are elsewhere, as there is no {data}"
+        return
+    yield from (f"{path} is a link" for path in (data, home) if path.is_symlink())
+    yield from (f"{path} is a link" for path in _all(data) if path.is_symlink())
+    landing, warehouse = data / "landing", data / "warehouse"
+    others = (path for path in data.iterdir() if path not in (landing, warehouse))
+    yield from (f"{path} is not of the sample" for path in others)
+    try:
+        known: Mapping[str, str] = json.loads((landing / MARK).read_text())
+    except (OSError, ValueError):
+        yield f"{landing} has no list of the sample's files ({MARK})"
+        return
+    for path in _files(landing):
+        if known.get(str(path.relative_to(landing))) != _digest(path):
+            yield f"{path} is not of the sample, or was changed"
+    yield from _tables(warehouse, {digest[:_DIGITS] for digest in known.values()})
+
+
+def _tables(warehouse: Path, digests: set[str]) -> Iterator[str]:
+    """What the warehouse has besides tables that were made of files of these digests."""
+    for folder in sorted(warehouse.glob("*")):
+        commits = sorted((folder / "_delta_log").glob("*.json"))
+        whole = commits and not commits[0].stem.strip("0")
+        if not whole and [*folder.glob("*")] != [folder / "index.html"]:  # the lateness page
+            yield f"{folder} is no table of the sample"
+        yield from (f"{folder} {said}" for path in commits if (said := _strange(path, digests)))
+
+
+def _strange(commit: Path, digests: set[str]) -> str:
+    """What is wrong with a commit for one of the sample's; empty if nothing is."""
+    try:
+        actions = [json.loads(line) for line in commit.read_text().splitlines()]
+        infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
+        records = [json.loads(info["userMetadata"]) for info in infos if "userMetadata" in info]
+        manifests = [one for record in records for one in record.get("landing", {}).values()]
+        files = {name: file[-1] for one in manifests for name, file in one.get("files", {}).items()}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return f"has a commit that cannot be read: {commit.name}"
+    if not records and any(action.get("add", {}).get("dataChange") for action in actions):
+        return f"has rows of another writer: {commit.name}"
+    others = sorted(name for name, digest in files.items() if digest not in digests)
+    return f"was loaded from {others[0]}, which is not of the sample" if others else ""
+
+
+def _all(folder: Path) -> Iterator[Path]:
+    return (Path(of, name) for of, folders, files in os.walk(folder) for name in folders + files)
+
+
+def _files(landing: Path) -> list[Path]:
+    return sorted(path for path in _all(landing) if path.is_file() and path.name != MARK)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+if __name__ == "__main__":
+    said = clear(Path(sys.argv[1]))
+    if said:
+        print(said)
