@@ -212,7 +212,7 @@ def test_every_asset_has_a_freshness_policy_unless_the_calendar_has_an_end():
     policies = {found.get(key).freshness_policy for key in found.get_all_asset_keys()}
     (policy,) = policies
     assert (policy.deadline_cron, policy.timezone) == ("0 5 * * *", "Asia/Tokyo")
-    assert policy.lower_bound_delta == timedelta(hours=1, minutes=30)
+    assert policy.lower_bound_delta == timedelta(hours=5)
     ended = graph(end=date(2024, 2, 1))
     assert {ended.get(key).freshness_policy for key in ended.get_all_asset_keys()} == {None}
 

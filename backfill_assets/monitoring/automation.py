@@ -7,13 +7,14 @@ through the same assets as one that a person starts.
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime, timezone
+from datetime import date, datetime, time, timedelta, timezone
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import dagster as dg
 from dagster import AssetKey
 
-from backfill_assets.calendar.partitions import DAY
+from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.dagster_ext.retries import launch_lost_retries
 from backfill_assets.monitoring import alerts
 from backfill_assets.monitoring.day_checks import check_of_days, sensor_of_days
@@ -71,22 +72,36 @@ def build(settings: Settings, clock: Clock | None = None) -> Automation:
 
 
 def freshness(settings: Settings) -> dg.FreshnessPolicy | None:
-    """Dagster's own freshness: something was materialized since tonight's run was due to start.
+    """Dagster's own freshness: something was materialized between midnight and the deadline.
 
     It looks at the last materialization, whichever day that was of: the check `days` looks at every
     day. None for a calendar with an end, after which nothing is ever fresh.
     """
     if settings.end is not None:
         return None
-    deadline, nightly = (
-        datetime.strptime(text, "%H:%M").replace(tzinfo=settings.zone)
-        for text in (settings.deadline, settings.nightly_at)
-    )
+    deadline = time.fromisoformat(settings.deadline)
     return dg.FreshnessPolicy.cron(
         deadline_cron=f"{deadline.minute} {deadline.hour} * * *",
-        lower_bound_delta=deadline - nightly,
+        lower_bound_delta=_since_midnight(deadline, settings.zone),
         timezone=settings.timezone,
     )
+
+
+def _since_midnight(moment: time, zone: ZoneInfo) -> timedelta:
+    """From midnight to a moment, on the day of a year on which that takes longest.
+
+    Not from the nightly run: `landed_files` loads a day as soon as it is over. Dagster takes one
+    length for all days. Where clocks are put back in the night, other days begin an hour early:
+    better than a red day. Dagster takes no more than 24 hours.
+    """
+    today = datetime.now(zone).date()
+    longest = max(
+        datetime.combine(day, moment, zone).replace(fold=fold).timestamp()
+        - datetime.combine(day, time.min, zone).timestamp()
+        for day in Window(today, today + 366 * DAY)
+        for fold in (0, 1)
+    )
+    return min(timedelta(seconds=longest), DAY)
 
 
 def _run_request(look: Look, request: Request, kind: str, night: date) -> dg.RunRequest:
