@@ -72,7 +72,7 @@ def situation(
                 last=last,
             )
         },
-        failed=failed or {},
+        failed={name: dict.fromkeys(of, ("unique_key",)) for name, of in (failed or {}).items()},
         policy=policy,
         config_digests=dict.fromkeys(TABLES, settings),
         today=today,

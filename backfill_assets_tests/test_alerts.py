@@ -228,6 +228,60 @@ def test_another_detail_of_a_known_incident_is_no_news(desk: Desk, webhook: Webh
     assert desk.tick() == "nothing new to tell"
 
 
+def late(lines: float, amount: float) -> Incident:
+    said = f"{lines:g} line(s) worth {amount:g}"
+    return Incident("late money", "late", "2024-01-05", said, {"lines": lines, "amount": amount})
+
+
+def test_money_that_has_doubled_since_it_was_told_is_told_again(desk: Desk, webhook: Webhook):
+    sums = (10, 19, 20, 39, -40, 5, 70, 80)
+    for amount in sums:
+        desk.incidents = [late(3, amount)]
+        desk.tick()
+        assert desk.tick() == "nothing new to tell"
+    assert [text.splitlines()[1] for text in webhook.taken] == [
+        "3 line(s) worth 10",
+        "more than was told: 3 line(s) worth 20",
+        "more than was told: 3 line(s) worth -40",
+        "more than was told: 3 line(s) worth 80",
+    ]
+
+
+def test_lines_whose_amounts_cancel_out_are_told_by_their_number(desk: Desk, webhook: Webhook):
+    for lines in (1, 2, 3, 4, 4):
+        desk.incidents = [late(lines, 0)]
+        desk.tick()
+    assert len(webhook.taken) == 3
+
+
+def test_a_reason_that_was_not_told_is_told(desk: Desk, webhook: Webhook):
+    for checks in (["nulls"], ["nulls", "unique_key"], ["unique_key"], ["nulls"], ["row_count"]):
+        desk.incidents = [replace(failed(5), size=dict.fromkeys(checks, 1))]
+        desk.tick()
+    assert len(webhook.taken) == 3
+
+
+def test_growth_that_could_not_be_told_is_told_later(desk: Desk, webhook: Webhook):
+    desk.incidents = [late(1, 10)]
+    desk.tick()
+    desk.incidents, webhook.says = [late(1, 50)], lambda text: 500
+    desk.tick()
+    webhook.says = lambda text: 200
+    assert desk.tick() == "1 alert delivered"
+    assert desk.tick() == "nothing new to tell"
+    desk.incidents = [late(1, 99)]
+    assert desk.tick() == "nothing new to tell"
+
+
+def test_what_a_version_told_that_kept_no_sizes_is_not_told_again(desk: Desk, webhook: Webhook):
+    spelled = [["2024-01-05", "2024-01-06"]]
+    saved = {**json.loads(desk.cursor or ""), "told": [["late money", "late", spelled, []]]}
+    desk.cursor, desk.incidents = json.dumps(saved), [late(1, 10)]
+    assert desk.tick() == "nothing new to tell"
+    desk.incidents = [late(1, 20)]
+    assert desk.tick() == "1 alert delivered"
+
+
 def test_an_incident_that_comes_back_alerts_again(desk: Desk, webhook: Webhook):
     for found in [failed(5)], [], [failed(5)]:
         desk.incidents = found
@@ -682,7 +736,7 @@ outboxes = st.builds(
     looked=st.none() | numbers,
     seen=st.frozensets(names),
     waiting=st.dictionaries(names, numbers),
-    told=st.frozensets(st.tuples(names, names, items)),
+    told=st.dictionaries(st.tuples(names, names, items), st.dictionaries(names, numbers)),
     attempts=st.dictionaries(names, st.integers()),
     blind=st.integers(),
 )
@@ -694,7 +748,7 @@ values = st.recursive(
 
 
 @given(outboxes)
-@example(Outbox(told=frozenset([("hole", "raw_orders", "20240105")])))
+@example(Outbox(told={("hole", "raw_orders", "20240105"): {}}))
 def test_an_outbox_is_the_same_after_a_restart(outbox: Outbox):
     assert Outbox.from_text(outbox.to_text()) == outbox
 
@@ -707,7 +761,7 @@ def test_no_cursor_breaks_the_sensor(name: str, value: object):
 
 def test_years_of_told_days_do_not_make_the_cursor_long(desk: Desk, webhook: Webhook):
     desk.incidents = [
-        Incident("hole", "raw_orders", f"{year}-{month:02}-{day:02}", "no input")
+        Incident("hole", "raw_orders", f"{year}-{month:02}-{day:02}", "no input", {"x": year % 2})
         for year in range(2000, 2020)
         for month in range(1, 13)
         for day in range(1, 29)

@@ -111,7 +111,9 @@ def test_a_failed_check_says_it_for_all_that_follows():
 
 def test_a_failed_check_of_a_published_day():
     (found,) = incidents(situation(failed={FACT.name: days(4)}))
-    assert found == Incident("check failed", FACT.name, "2024-01-04", MEANING[State.CHECK_FAILED])
+    detail = f"unique_key: {MEANING[State.CHECK_FAILED]}"
+    size = {"unique_key": 1}
+    assert found == Incident("check failed", FACT.name, "2024-01-04", detail, size)
 
 
 def test_before_the_deadline_nothing_is_stale():
@@ -177,7 +179,8 @@ def rejecting(severity: Severity, of: int) -> dict[str, Ledger]:
     """Healthy tables; this many lines of a day of the raw log were rejected."""
     told = record(1, days(of), event_days=frozenset())
     said = {"rejected_lines": [severity.value, "9 of 20 lines are rejected (45.0%)"]}
-    published = msgspec.structs.replace(told.days[day(of)], findings=said)
+    counts = {"landed": 20, "rejected": 9}
+    published = msgspec.structs.replace(told.days[day(of)], findings=said, entries=counts)
     told = msgspec.structs.replace(told, days={day(of): published})
     raw = healthy()[RAW.name]
     return healthy() | {RAW.name: ledger(RAW, *raw.records, told)}
@@ -191,7 +194,7 @@ def test_many_rejected_lines(severity):
         assert found == []
         return
     detail = "2024-01-04: 9 of 20 lines are rejected (45.0%)"
-    assert found == [Incident("lines rejected", RAW.name, "2024-01-04", detail)]
+    assert found == [Incident("lines rejected", RAW.name, "2024-01-04", detail, {"lines": 9})]
 
 
 @pytest.mark.parametrize(("ago", "news"), [(1, True), (29, True), (30, False)])
@@ -252,6 +255,7 @@ def test_late_money(corrects, became):
             LATE.name,
             "2024-01-04",
             f"2024-01-04: 3 line(s) worth -12.50 came after their day had closed; {became}",
+            {"lines": 3, "amount": -12.5},
         )
     ]
 

@@ -1,5 +1,7 @@
 """Alerts that reach a person: failed runs and incidents, each posted once to a webhook.
 
+An incident that has grown is posted once more: see `Incident.size`.
+
 What was told and what still has to be is kept in the sensor's cursor and nowhere else, so that a
 restart neither loses nor repeats an alert. Killed between a post and the saving of the cursor, or
 left without an answer by a server that took the text all the same, it tells an alert twice.
@@ -131,7 +133,7 @@ def _unreported(
     if trouble and outbox.blind >= BLIND_TICKS:
         detail = f"{trouble}. Checks, holes and delays go unnoticed until this is mended."
         found = [Incident("days cannot be checked", ALL_TABLES, "", detail)]
-    return [incident for incident in found or () if incident.key not in outbox.told]
+    return [*outbox.news(found or ())]
 
 
 def _failed_runs(instance: dg.DagsterInstance, since: float) -> dict[str, float]:

@@ -51,8 +51,7 @@ def incidents(now: Situation) -> list[Incident]:
         upstream = [states[of] for of in now.graph.made_from(name) or _loaded_with(name, now)]
         not_built = {day for source in upstream for day in _in(source, State.CHECK_FAILED)}
         # A day that failed is failed in all that is made of it: the first table is the one to mend.
-        failed = _in(by_day, State.CHECK_FAILED) - not_built
-        add("check failed", name, failed, MEANING[State.CHECK_FAILED])
+        found += _failed_checks(name, _in(by_day, State.CHECK_FAILED) - not_built, now)
         not_built |= {day for source in upstream for day in _in(source, State.MISSING)}
         missing = _in(by_day, State.MISSING) - not_built
         inside = holes(by_day)
@@ -63,23 +62,33 @@ def incidents(now: Situation) -> list[Incident]:
         if unlike := _in(by_day, State.OTHER_SETTINGS):
             # One for the table: a setting that was changed concerns most of its days.
             detail = f"{spelled(unlike)}: {MEANING[State.OTHER_SETTINGS]}"
-            found.append(Incident("other settings", name, "", detail))
+            found.append(Incident("other settings", name, "", detail, {"days": len(unlike)}))
         withdrawn = _in(by_day, State.INPUT_WITHDRAWN)
         add("input taken back", name, withdrawn, MEANING[State.INPUT_WITHDRAWN])
         if closed := now.backlog.final.get(name):
             add("new input for final days", name, closed.keys(), _of_closed_days(name, now))
     for name, days in changed.items():
         for day, how in days.items():
-            add("final day changed", name, [day], f"{how}; compare it with what it should be")
+            detail = f"{how}; compare it with what it should be"
+            found.append(Incident("final day changed", name, str(day), detail, {how: 1}))
     for log, source in now.graph.sources.items():
         recent = {day for day in now.absent[log] if day > now.today - _NEWS * DAY}
         add("input missing", log, recent, _ABSENT)
         for day, files in sorted(now.arrivals[log].held.items()):
-            add("replaced file waits", log, [day], f"{', '.join(files)}: {MEANING[State.HELD]}")
+            detail = f"{', '.join(files)}: {MEANING[State.HELD]}"
+            size = {"files": len(files)}
+            found.append(Incident("replaced file waits", log, str(day), detail, size))
         found += _out_of_time(now, log)
         found += _many_rejected(now, log)
         found += _late_money(now, source)
     return found
+
+
+def _failed_checks(name: str, days: Collection[date], now: Situation) -> Iterator[Incident]:
+    for day in sorted(days):
+        checks = sorted(now.failed[name][day])
+        detail = f"{', '.join(checks)}: {MEANING[State.CHECK_FAILED]}"
+        yield Incident("check failed", name, str(day), detail, dict.fromkeys(checks, 1))
 
 
 def _loaded_with(name: str, now: Situation) -> list[str]:
@@ -110,7 +119,7 @@ def _table_as_such(ledger: Ledger, made_from: Sequence[str]) -> Iterator[Inciden
     if said := _misfit(ledger):
         advice = way(ledger.table, made_from)
         detail = f"{'; '.join(said)}; no day can be published. {advice}"
-        yield Incident("table is not that of the code", name, "", detail)
+        yield Incident("table is not that of the code", name, "", detail, dict.fromkeys(said, 1))
         return
     properties = ledger.metadata.properties if ledger.metadata else LOG_RETENTION
     retention = "; ".join(
@@ -126,7 +135,8 @@ def _table_as_such(ledger: Ledger, made_from: Sequence[str]) -> Iterator[Inciden
             f"{len(days)} day(s) have no record of who published them, and from what: "
             f"{', '.join(map(str, windows(days)))}. {MEANING[State.UNRECORDED]}"
         )
-        yield Incident("log was cut", name, "", "; ".join(filter(None, [detail, retention])))
+        detail = "; ".join(filter(None, [detail, retention]))
+        yield Incident("log was cut", name, "", detail, {"days": len(days)})
     elif retention:
         yield Incident("log retention changed", name, "", retention)
 
@@ -172,9 +182,11 @@ def _many_rejected(now: Situation, log: str) -> list[Incident]:
     """Published days of which many lines were rejected; those not published are failed checks."""
     found = []
     for day, record in sorted(now.ledgers[log].latest.items()):
-        severity, said = record.days[day].findings.get("rejected_lines", ("", ""))
+        published = record.days[day]
+        severity, said = published.findings.get("rejected_lines", ("", ""))
         if severity == Severity.ALERT.value and day > now.today - _NEWS * DAY:
-            found.append(Incident("lines rejected", log, str(day), f"{day}: {said}"))
+            size = {"lines": float(published.entries.get("rejected", 0))}
+            found.append(Incident("lines rejected", log, str(day), f"{day}: {said}", size))
     return found
 
 
@@ -191,6 +203,7 @@ def _late_money(now: Situation, source: Source) -> list[Incident]:
         count, amount = record.details.late.get(day, (0, "0"))
         if count and day > now.today - _NEWS * DAY:
             worth = f" worth {amount}" if source.amount else ""
+            size = {"lines": float(count), "amount": float(amount)}
             detail = f"{day}: {count} line(s){worth} came after their day had closed; {became}"
-            found.append(Incident("late money", late, str(day), detail))
+            found.append(Incident("late money", late, str(day), detail, size))
     return found

@@ -75,24 +75,25 @@ def situation(settings: Settings, instance: dg.DagsterInstance, now: datetime) -
     )
 
 
-def _failed(settings: Settings, table: Table, instance: dg.DagsterInstance) -> set[date]:
-    """The days that the last run over them did not publish because of a check."""
+def _failed(settings: Settings, table: Table, instance: dg.DagsterInstance) -> dict[date, set[str]]:
+    """The days that the last run over them did not publish because of checks, and which."""
     key, partitions = AssetKey(table.name), daily_partitions(settings)
     # What `instance.get_status_by_partition` is made of: that asks for each day of the calendar.
     status = get_and_update_asset_status_cache_value(instance, key, partitions)
     if status is None:
-        return set()
+        return {}
     failed = {*status.deserialize_failed_partition_subsets(partitions).get_partition_keys()} - {
         *status.deserialize_in_progress_partition_subsets(partitions).get_partition_keys()
     }
     if not failed:
-        return set()
+        return {}
     checks = [AssetCheckKey(key, check) for check in table.checks]
-    return {
-        date.fromisoformat(info.partition_key)
-        for info in instance.event_log_storage.get_asset_check_partition_info(
-            checks, partition_keys=sorted(failed)
-        )
-        if info.partition_key
-        and info.latest_execution_status is AssetCheckExecutionRecordStatus.FAILED
-    }
+    found: dict[date, set[str]] = {}
+    for info in instance.event_log_storage.get_asset_check_partition_info(
+        checks, partition_keys=sorted(failed)
+    ):
+        bad = info.latest_execution_status is AssetCheckExecutionRecordStatus.FAILED
+        if info.partition_key and bad:
+            day = date.fromisoformat(info.partition_key)
+            found.setdefault(day, set()).add(info.check_key.name)
+    return found

@@ -37,7 +37,7 @@ def incident_alerts(incidents: Sequence[Incident], ui_url: str) -> Iterator[Aler
         yield Alert(
             name=f"{kind}: {subject}",
             text=partial(_incident_text, group, ui_url),
-            incidents=frozenset(incident.key for incident in group),
+            incidents={incident.key: incident.size for incident in group},
         )
 
 

@@ -11,6 +11,10 @@ from datetime import date
 from backfill_assets.calendar.partitions import Window, windows
 
 Key = tuple[str, str, str]
+#: How large an incident is: by aspect, such as a sum of money or a failed check, a number.
+Size = Mapping[str, float]
+#: Told once more from so many times the number that was told.
+_GROWN = 2
 
 
 @dataclass(frozen=True)
@@ -22,12 +26,15 @@ class Incident:
         subject: the asset.
         item: the day as YYYY-MM-DD; empty for the asset as a whole.
         detail: one line for a reader: what state the table is in, what to do.
+        size: how large it is. It is told again when an aspect comes up that was not told, or has
+            doubled.
     """
 
     kind: str
     subject: str
     item: str
     detail: str
+    size: Size = field(default_factory=dict)
 
     @property
     def key(self) -> Key:
@@ -42,13 +49,13 @@ class Alert:
     Attributes:
         name: the same at every tick, so that attempts can be counted.
         text: composes the message.
-        incidents: the keys of the incidents that it tells.
+        incidents: the incidents that it tells, with the size of each.
         runs: the ids of the failed runs that it tells.
     """
 
     name: str
     text: Callable[[], str]
-    incidents: frozenset[Key] = frozenset()
+    incidents: Mapping[Key, Size] = field(default_factory=dict)
     runs: frozenset[str] = frozenset()
 
 
@@ -61,8 +68,8 @@ class Outbox:
             that have failed before as known.
         seen: the failed runs found then, told or not.
         waiting: the failed runs that nobody was told of yet, by when they failed.
-        told: the incidents that a person was told of and that are still there. One that goes away
-            is forgotten, so that it alerts again when it comes back.
+        told: the incidents that a person was told of and that are still there, with the largest
+            size told. One that goes away is forgotten, so that it alerts again when it comes back.
         attempts: how often each alert that waits was posted in vain.
         blind: for how many ticks in a row the tables could not be looked at.
     """
@@ -70,7 +77,7 @@ class Outbox:
     looked: float | None = None
     seen: frozenset[str] = frozenset()
     waiting: Mapping[str, float] = field(default_factory=dict)
-    told: frozenset[Key] = frozenset()
+    told: Mapping[Key, Size] = field(default_factory=dict)
     attempts: Mapping[str, int] = field(default_factory=dict)
     blind: int = 0
 
@@ -83,7 +90,7 @@ class Outbox:
                 looked=None if saved["looked"] is None else float(saved["looked"]),
                 seen=frozenset(map(str, saved["seen"])),
                 waiting={str(run): float(at) for run, at in saved["waiting"].items()},
-                told=frozenset(key for group in saved["told"] for key in _keys(*group)),
+                told={key: size for group in saved["told"] for key, size in _told(*group)},
                 attempts={str(name): int(n) for name, n in saved["attempts"].items()},
                 blind=int(saved["blind"]),
             )
@@ -92,13 +99,15 @@ class Outbox:
 
     def to_text(self) -> str:
         """The cursor, with days as ranges: years of them must not make it long."""
-        groups: dict[tuple[str, str], list[str]] = defaultdict(list)
-        for kind, subject, item in sorted(self.told):
-            groups[kind, subject].append(item)
+        groups: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+        for key in sorted(self.told):
+            kind, subject, item = key
+            groups[kind, subject, json.dumps(self.told[key], sort_keys=True)].append(item)
         told = []
-        for (kind, subject), items in groups.items():
+        for (kind, subject, size), items in groups.items():
             days, others = sorted_out(items)
-            told.append([kind, subject, [[str(w.start), str(w.end)] for w in days], others])
+            spelled = [[str(w.start), str(w.end)] for w in days]
+            told.append([kind, subject, spelled, others, json.loads(size)])
         return json.dumps(
             {
                 "looked": self.looked,
@@ -120,7 +129,18 @@ class Outbox:
         """With what was found in the tables; none if they could not be looked at."""
         if found is None:
             return replace(self, blind=self.blind + 1)
-        return replace(self, blind=0, told=self.told & {incident.key for incident in found})
+        # A size is unknown of what an earlier version of this project told: the first look sets it.
+        still = {i.key: self.told[i.key] or i.size for i in found if i.key in self.told}
+        return replace(self, blind=0, told=still)
+
+    def news(self, found: Iterable[Incident]) -> Iterator[Incident]:
+        """The incidents that nobody was told of, and those that have grown since."""
+        for incident in found:
+            told = self.told.get(incident.key)
+            if told is None:
+                yield incident
+            elif _grown(told, incident.size):
+                yield replace(incident, detail=f"more than was told: {incident.detail}")
 
     def without(self, runs: Set[str]) -> Outbox:
         """With these runs no longer waiting."""
@@ -135,7 +155,10 @@ class Outbox:
     def delivered(self, alert: Alert) -> Outbox:
         """With an alert delivered."""
         attempts = {name: n for name, n in self.attempts.items() if name != alert.name}
-        told = self.told | alert.incidents
+        told = {
+            **self.told,
+            **{key: _larger(self.told.get(key, {}), size) for key, size in alert.incidents.items()},
+        }
         return replace(self.without(alert.runs), told=told, attempts=attempts)
 
     def failed(self, alert: Alert) -> Outbox:
@@ -164,12 +187,29 @@ def _day(item: str) -> date | None:
     return day if str(day) == item else None  # other spellings are read since Python 3.11
 
 
-def _keys(
-    kind: str, subject: str, days: Iterable[Sequence[str]], others: Iterable[str]
-) -> Iterator[Key]:
-    """The keys of a group in the cursor."""
+def _grown(told: Size, now: Size) -> bool:
+    return any(
+        name not in told or (abs(n) > abs(told[name]) and abs(n) >= _GROWN * abs(told[name]))
+        for name, n in now.items()
+    )
+
+
+def _larger(told: Size, now: Size) -> Size:
+    """The largest of each aspect: what goes down and up again is no news."""
+    return {name: max(told.get(name, 0), now.get(name, 0), key=abs) for name in {**told, **now}}
+
+
+def _told(
+    kind: str,
+    subject: str,
+    days: Iterable[Sequence[str]],
+    others: Iterable[str],
+    size: Mapping[str, float] | None = None,
+) -> Iterator[tuple[Key, Size]]:
+    """The incidents of a group in the cursor."""
+    known = {str(name): float(n) for name, n in (size or {}).items()}
     for start, end in days:
         for day in Window(date.fromisoformat(start), date.fromisoformat(end)):
-            yield str(kind), str(subject), str(day)
+            yield (str(kind), str(subject), str(day)), known
     for item in others:
-        yield str(kind), str(subject), str(item)
+        yield (str(kind), str(subject), str(item)), known

@@ -84,7 +84,7 @@ class Situation:
         ledgers: by table.
         backlog: the days behind their inputs.
         arrivals: by raw log, the landing against it.
-        failed: by table, days whose last run failed in a check of theirs.
+        failed: by table, days whose last run failed in checks of theirs, and which.
         policy: the late-data policy.
         config_digests: by table, of the settings that decide its rows now.
         today: the business day.
@@ -94,7 +94,7 @@ class Situation:
     ledgers: Ledgers
     backlog: Backlog
     arrivals: Mapping[str, Arrivals]
-    failed: Mapping[str, Collection[date]]
+    failed: Mapping[str, Mapping[date, Collection[str]]]
     policy: Policy
     config_digests: Mapping[str, str]
     today: date
