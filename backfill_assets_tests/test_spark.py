@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
+import shutil
 import socket
 import stat
 import subprocess
@@ -22,6 +24,7 @@ import pytest
 
 from backfill_assets.delta.data_files import write_files
 from backfill_assets.engine import jars as jars_module
+from backfill_assets.engine import known_jars
 from backfill_assets.engine import spark as module
 from backfill_assets.engine.class_archive import (
     class_archive,
@@ -40,6 +43,7 @@ from backfill_assets.engine.jars import (
     delta_coordinate,
     delta_jars,
     fetch_delta_jars,
+    refuse_unknown_jars,
 )
 from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import Settings, load_settings
@@ -151,10 +155,19 @@ class FakeSubmit:
         return subprocess.CompletedProcess(command, 1, "", self.stderr)
 
 
+@pytest.fixture
+def _these_are_known(monkeypatch) -> None:
+    """What stands for jars in these tests passes for them."""
+    texts = (b"jar", b"theirs", b"")
+    shams = {text.decode(): hashlib.sha256(text).hexdigest() for text in texts}
+    monkeypatch.setattr(known_jars, "SHA256", shams)
+
+
 NAMES = ("io.delta_delta-spark_4.2_2.13-4.4.0.jar", "io.delta_delta-storage-4.4.0.jar")
 LOCAL_JAR = "com.globalmentor_hadoop-bare-naked-local-fs-0.1.0.jar"
 
 
+@pytest.mark.usefixtures("_these_are_known")
 def test_jars_are_fetched_once(monkeypatch, tmp_path):
     submit = FakeSubmit(monkeypatch, jars=(LOCAL_JAR, *NAMES, "org.other_thing-1.jar"))
     monkeypatch.setattr(jars_module, "find_java", lambda: "java")
@@ -171,6 +184,7 @@ def test_jars_are_fetched_once(monkeypatch, tmp_path):
     assert {*cache.iterdir()} == {first[0].parent, library}  # no leftovers
 
 
+@pytest.mark.usefixtures("_these_are_known")
 def test_a_session_is_told_of_the_library_for_local_files_if_it_has_it(tmp_path):
     """Jars may be copied from somewhere by hand, or be others: Delta's alone will do."""
     told = "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem"
@@ -200,6 +214,7 @@ def test_files_have_the_rights_that_hadoop_gives_them(spark, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["day=2024-01-01"]
 
 
+@pytest.mark.usefixtures("_these_are_known")
 def test_two_that_fetch_at_once(monkeypatch, tmp_path):
     submit = FakeSubmit(monkeypatch, jars=NAMES)
     folder = jars_module._folder(tmp_path, delta_coordinate())
@@ -212,6 +227,46 @@ def test_two_that_fetch_at_once(monkeypatch, tmp_path):
     monkeypatch.setattr(jars_module.subprocess, "run", other_is_first)
     assert [jar.read_bytes() for jar in fetch_delta_jars(tmp_path)] == [b"theirs"]
     assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_the_jars_of_this_machine_are_the_published_ones():
+    found = [*delta_jars(load_settings().jars)]
+    assert len(found) == 5
+    assert known_jars.unknown_jars(found) == []
+    assert known_jars.unknown_jars([*found, Path(__file__)]) == [Path(__file__)]
+
+
+def test_a_jar_that_somebody_put_into_the_cache_is_not_loaded(monkeypatch, tmp_path):
+    """Beside the known ones, or in the place of one; a user's own lie elsewhere."""
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    cache = tmp_path / "cache"
+    shutil.copytree(load_settings().jars, cache, ignore=shutil.ignore_patterns("classes-*"))
+    own = tmp_path / "own.jar"
+    own.write_bytes(b"the user's affair")
+    refuse_unknown_jars(spark_config(load_settings(jars=cache)), cache)
+    refuse_unknown_jars({"spark.jars": f"{delta_jars(cache)[0]},{own}"}, cache)
+    swapped, added = delta_jars(cache)[0], cache / delta_jars(cache)[0].parent / "agent.jar"
+    swapped.write_bytes(swapped.read_bytes() + b"x")
+    added.write_bytes(b"x")
+    settings = load_settings(jars=cache)
+    for start in (
+        lambda: Engine.of(settings).spark_session,
+        lambda: connect_server_command(settings, 15099),
+    ):
+        with pytest.raises(EngineError) as caught:
+            start()
+        said = one_sentence(caught)
+        assert str(swapped) in said and str(added) in said
+        assert str(delta_jars(cache)[-1]) not in said
+
+
+def test_a_mirror_that_sends_other_jars(monkeypatch, tmp_path):
+    FakeSubmit(monkeypatch, jars=NAMES)
+    monkeypatch.setattr(known_jars, "SHA256", {})
+    with pytest.raises(EngineError, match=r"another SHA-256.*Nothing was kept") as caught:
+        fetch_delta_jars(tmp_path)
+    assert NAMES[0] in one_sentence(caught)
+    assert list(tmp_path.iterdir()) == []
 
 
 NO_NETWORK = """\
@@ -399,6 +454,7 @@ def of_server(settings: Settings, folder: Path) -> dict[str, str]:
     return {read(name): read(value) for name, value in lines}
 
 
+@pytest.mark.usefixtures("_these_are_known")
 def test_the_server_listens_on_loopback_only(tmp_path):
     folder = jars_module._folder(tmp_path, delta_coordinate())
     folder.mkdir()

@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from backfill_assets.engine.class_archive import with_archive
-from backfill_assets.engine.jars import jars_of_session, spark_home, with_local_files
+from backfill_assets.engine.jars import (
+    jars_of_session,
+    refuse_unknown_jars,
+    spark_home,
+    with_local_files,
+)
 from backfill_assets.engine.submitting import submit_options
 from backfill_assets.settings import Settings
 from backfill_assets.spark_rules import PINNED
@@ -102,6 +107,9 @@ def connect_server_command(settings: Settings, port: int, folder: Path) -> list[
         settings: the deployment's settings.
         port: where it serves.
         folder: takes the files of Spark's settings, which are read at each start.
+
+    Raises:
+        EngineError: a jar in the cache is not the published one.
     """
     conf = {
         **static_config(),
@@ -113,6 +121,7 @@ def connect_server_command(settings: Settings, port: int, folder: Path) -> list[
         "spark.jars": jars_of_session(settings.jars),
         **settings.spark_conf,
     }
+    refuse_unknown_jars(conf, settings.jars)
     conf = with_archive(with_local_files(conf), settings.jars)
     return [
         str(spark_home() / "bin" / "spark-submit"),

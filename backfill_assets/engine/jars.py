@@ -13,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from backfill_assets.engine.known_jars import unknown_jars
+
 _SCALA = "2.13"
 _JAVA = (17, 21)
 # What Delta's pom names besides its own jars is in Spark's distribution already, and newer there.
@@ -87,13 +89,32 @@ def with_local_files(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, LOCAL_FILES: _LOCAL_FILES_CLASS} if has else dict(config)
 
 
+def refuse_unknown_jars(config: Mapping[str, Any], cache: Path) -> None:
+    """Refuse a session that would load jars from the cache that are not the published ones.
+
+    Args:
+        config: its configuration. A user's own jars, which lie elsewhere, are the user's affair.
+        cache: the folder of the Delta jars.
+
+    Raises:
+        EngineError: naming the jars; nothing was started.
+    """
+    paths = [Path(path) for path in config.get("spark.jars", "").split(",") if path]
+    if unknown := unknown_jars(path for path in paths if cache in path.parents):
+        raise EngineError(
+            f"{', '.join(map(str, unknown))}: not one of the jars that this version was made with "
+            "(their SHA-256 says so): a broken download, or somebody changed it. Remove it and run "
+            "backfill-assets jars, which downloads it again. Nothing was started."
+        )
+
+
 def fetch_delta_jars(cache: Path) -> list[Path]:
     """Download the Delta jars into the cache, once; later sessions need no resolution.
 
     And a library that makes writing local files quicker, if it can be had.
 
     Raises:
-        EngineError: there is no Java, or the registry cannot be reached.
+        EngineError: there is no Java, or the registry cannot be reached, or it sent other jars.
     """
     if not delta_jars(cache):
         check_java()
@@ -126,6 +147,12 @@ def _download(coordinate: str, cache: Path) -> str:
         # Resolution comes before the main class, which has nothing to run and fails: the jars tell.
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         jars = [*Path(scratch, "ivy", "jars").glob(f"{coordinate.split(':')[0]}_*.jar")]
+        if unknown := unknown_jars(jars):
+            raise EngineError(
+                f"{', '.join(jar.name for jar in unknown)}, as downloaded for {coordinate}, is not "
+                "what Maven Central has (another SHA-256): look at the mirror or proxy that your "
+                "Ivy settings name. Nothing was kept of it."
+            )
         ready = Path(scratch, "ready")
         ready.mkdir()
         for jar in jars:

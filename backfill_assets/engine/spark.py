@@ -32,6 +32,7 @@ from backfill_assets.engine.jars import (
     check_java,
     fetch_delta_jars,
     jars_of_session,
+    refuse_unknown_jars,
     with_local_files,
 )
 from backfill_assets.engine.sharing import (
@@ -97,6 +98,7 @@ class Engine(LazyPySparkResource):
             fetch_delta_jars(Path(self.jars))
             self.spark_config["spark.jars"] = jars_of_session(Path(self.jars))
             self.spark_config.update(with_local_files(self.spark_config))
+        refuse_unknown_jars(self.spark_config, Path(self.jars))
         self.spark_config.update(with_archive(self.spark_config, Path(self.jars)))
         if not os.environ.get("SPARK_REMOTE"):
             # To Spark an empty variable is a server without a name; to us it is none.
