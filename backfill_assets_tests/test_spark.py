@@ -251,7 +251,7 @@ def test_a_jar_that_somebody_put_into_the_cache_is_not_loaded(monkeypatch, tmp_p
     settings = load_settings(jars=cache)
     for start in (
         lambda: Engine.of(settings).spark_session,
-        lambda: connect_server_command(settings, 15099),
+        lambda: connect_server_command(settings, 15099, tmp_path),
     ):
         with pytest.raises(EngineError) as caught:
             start()
