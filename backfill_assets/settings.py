@@ -63,7 +63,9 @@ class Settings(BaseSettings):
         webhook: where alerts are posted; none means that there are no alerts.
         git_commit: the commit that the code was built from, where it is installed without its git
             repository; the repository itself is asked first.
-        ui_url: where the Dagster UI is, for the links in alerts and on the lateness page.
+        ui_url: where the Dagster UI is: for the links in alerts and on the lateness page, and the
+            one name besides those of the machine that it answers to.
+        ui_passwords: the file of those who may use the UI; none asks nobody.
         spark_master: master URL of the embedded session.
         spark_remote: URL of a Spark Connect server, which then replaces the embedded session.
         spark_conf: Spark settings that override the defaults of `engine.configuration`.
@@ -97,6 +99,7 @@ class Settings(BaseSettings):
     webhook: str | None = None
     git_commit: str | None = None
     ui_url: str = "http://127.0.0.1:3000"
+    ui_passwords: Path | None = None
     spark_master: str = "local[*]"
     spark_remote: str | None = Field(
         default=None, validation_alias=AliasChoices("spark_remote", "SPARK_REMOTE")
@@ -176,10 +179,10 @@ class Settings(BaseSettings):
         refuse_settings(value)
         return value
 
-    @field_validator("jars")
+    @field_validator("jars", "ui_passwords")
     @classmethod
-    def _expanded(cls, value: Path) -> Path:
-        return value.expanduser().resolve()
+    def _expanded(cls, value: Path | None) -> Path | None:
+        return value and value.expanduser().resolve()
 
     @model_validator(mode="after")
     def _some_day(self) -> Settings:

@@ -29,6 +29,7 @@ _FAMILIES = {
     "Deployment": {
         "init": "init",
         "ui": "deployment",
+        "password": "deployment",
         "night": "night",
         "jars": "deployment",
         "sample": "deployment",

@@ -1,8 +1,9 @@
-"""The deployment and its data: `ui`, `jars`, `sample`, `cdnow`; and `progress` of a run."""
+"""The deployment and its data: `ui`, `password`, `jars`, `sample`, `cdnow`; `progress` of a run."""
 
 from __future__ import annotations
 
-import socket
+import contextlib
+import re
 import sys
 from pathlib import Path
 
@@ -30,32 +31,48 @@ def ui(out: Output, port: int) -> Status:
     Needs DAGSTER_HOME. It runs until Ctrl-C, and ends with 3 if a part of it cannot run.
     """
     settings = load_settings()
-    home()
-    refuse_used_port(port)
-    _fetch_jars(out, settings)
-    from backfill_assets.dagster_ext.deployment import deploy
+    from backfill_assets.dagster_ext.claims import claimed_home, claimed_port, kept_private
 
-    if status := deploy(settings, port, out.say):
-        raise CannotRunError(f"`dagster dev` ended with status {status}; what it says is above")
+    with contextlib.ExitStack() as ours:
+        if folder := home():
+            ours.enter_context(claimed_home(Path(folder), port))
+            if said := kept_private(Path(folder)):
+                out.note(said)
+        listening = ours.enter_context(claimed_port(port))
+        _fetch_jars(out, settings)
+        from backfill_assets.dagster_ext.deployment import deploy
+
+        if status := deploy(settings, listening, out.say):
+            raise CannotRunError(f"a part of it ended with status {status}; see above")
     return Status.FINE
 
 
-def refuse_used_port(port: int) -> None:
-    """See that nobody listens on a port of this machine.
+@command("password anna")
+@click.argument("name")
+def password(out: Output, name: str) -> None:
+    """Let somebody use the UI, with a password.
 
-    Raises:
-        CannotRunError: somebody does, or this user may not.
+    It is asked for, or read from standard input, and what it makes is kept in the file that
+    BACKFILL_ASSETS_UI_PASSWORDS names. The UI knows it from its next start on.
     """
-    with socket.socket() as wanted:
-        # What was closed just now is no hindrance, as to the web server.
-        wanted.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            wanted.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise CannotRunError(
-                f"port {port} of 127.0.0.1 cannot be had ({error.strerror}): end what uses it, or "
-                "give another with --port. Nothing was started."
-            ) from error
+    path = load_settings().ui_passwords
+    if path is None:
+        raise CannotRunError(
+            f"{PREFIX}UI_PASSWORDS is not set: set it to the file that is to hold who may use the "
+            "UI, for this command and for `backfill-assets ui`"
+        )
+    if not re.fullmatch(r"[\w.@-]+", name):
+        raise click.UsageError(f"{name!r} is no name: letters, digits and . _ @ - are allowed")
+    if sys.stdin.isatty():
+        said = click.prompt("Password", hide_input=True, confirmation_prompt=True)
+    else:
+        said = sys.stdin.readline().rstrip("\n")
+    if not said:
+        raise CannotRunError("an empty password is none; nothing was changed")
+    from backfill_assets.dagster_ext.passwords import write_password
+
+    write_password(path, name, said)
+    out.note(f"{name} may use the UI, from its next start on: {path}")
 
 
 @command("jars")

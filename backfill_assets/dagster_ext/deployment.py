@@ -10,15 +10,18 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import dagster as dg
 
+from backfill_assets.dagster_ext.passwords import Passwords
 from backfill_assets.engine.configuration import connect_server_command
 from backfill_assets.engine.jars import check_java
 from backfill_assets.engine.process_groups import Group
@@ -37,32 +40,51 @@ _DEFAULTS = {
 #: The code location, by the name that it has in workspace.yaml: Dagster's history goes by it.
 _LOCATION = "backfill_assets.definitions"
 _CODE_SERVER = "backfill_assets.code_server"
+_WEB_SERVER = "backfill_assets.webserver"
 _CODE = [
     *("-m", _LOCATION, "--location-name", _LOCATION, "--log-level", "warning"),
     *("--lazy-load-user-code", "--use-python-environment-entry-point"),
 ]
 
 
-def deploy(settings: Settings, port: int, say: Say) -> int:
-    """Run the deployment until it is told to end, or `dagster dev` ends.
+@dataclass(frozen=True)
+class Part:
+    """A process of Dagster's own, whose end is that of the deployment.
+
+    Attributes:
+        name: what to call it.
+        command: the command.
+        inherits: the descriptors that it has of this process.
+    """
+
+    name: str
+    command: Sequence[str]
+    inherits: Sequence[int] = ()
+
+
+def deploy(settings: Settings, listening: Sequence[socket.socket], say: Say) -> int:
+    """Run the deployment until it is told to end, or a part of Dagster ends.
 
     Args:
         settings: the deployment's settings; with `spark_remote`, no engine is started. Without,
             the Delta jars have been fetched.
-        port: the port of the Dagster UI.
+        listening: where the UI is to answer, see `claims`.
         say: prints a line for the person at the terminal.
 
     Returns:
-        The exit status of `dagster dev`, or 0 if a signal ended the deployment.
+        The exit status of the part that ended, or 0 if a signal ended the deployment.
 
     Raises:
         EngineError: there can be no engine here, or a server died too often.
-        SettingsError: Dagster has no home.
+        SettingsError: Dagster has no home, or the file of passwords is not as it should be.
     """
     if not os.environ.get("DAGSTER_HOME"):
         raise SettingsError("DAGSTER_HOME is not set: it names the folder of Dagster's own data")
+    if settings.ui_passwords:
+        Passwords.read(settings.ui_passwords)
     # Links lead to this UI, unless the user knows a better way to it.
-    defaults = {**_DEFAULTS, f"{PREFIX}UI_URL": f"http://127.0.0.1:{port}"}
+    here = "http://{}:{}".format(*listening[0].getsockname())
+    defaults = {**_DEFAULTS, f"{PREFIX}UI_URL": here}
     environment = {**os.environ, **{k: os.environ.get(k) or v for k, v in defaults.items()}}
     servers: list[Server] = []
     if not settings.spark_remote:
@@ -75,7 +97,6 @@ def deploy(settings: Settings, port: int, say: Say) -> int:
     # An instance that is not as it should be is to fail here, and not in each of its processes.
     dg.DagsterInstance.get().dispose()
     with tempfile.TemporaryDirectory(prefix="backfill_assets-") as folder:
-        dagster = str(Path(sys.executable).with_name("dagster"))
         address = f"{folder}/code.sock"  # a short path: that of a socket may have 100 characters
         code = [sys.executable, "-m", _CODE_SERVER, "api", "grpc", "-s", address, *_CODE]
         servers.append(Server("code server", code, address, environment, say))
@@ -83,31 +104,45 @@ def deploy(settings: Settings, port: int, say: Say) -> int:
         workspace = Path(os.environ["DAGSTER_HOME"], "deployment.workspace.yaml").resolve()
         location = {"grpc_server": {"socket": address, "location_name": _LOCATION}}
         workspace.write_text(json.dumps({"load_from": [location]}))
-        # "Legacy" takes the workspace as it is, rather than a copy in a temporary place.
-        theirs = ["--use-legacy-code-server-behavior", "-w", str(workspace)]
-        ui = [dagster, "dev", *theirs, "-h", "127.0.0.1", "-p", str(port)]
-        return supervise(ui, environment, servers)
+        return supervise(_dagster(workspace, listening), environment, servers, say)
 
 
-def supervise(ui: Sequence[str], environment: Mapping[str, str], servers: Sequence[Server]) -> int:
-    """Start the servers, then the UI; look after all until one is over or a signal comes."""
-    running = None
+def _dagster(workspace: Path, listening: Sequence[socket.socket]) -> list[Part]:
+    """What `dagster dev` starts, with the web server behind its door."""
+    python, where = [sys.executable, "-m"], ["--workspace", str(workspace)]
+    numbers = [found.fileno() for found in listening]
+    sockets = [word for number in numbers for word in ("--listening", str(number))]
+    return [
+        Part("web server", [*python, _WEB_SERVER, *where, *sockets], numbers),
+        Part("daemon", [*python, "dagster._daemon", "run", *where]),
+    ]
+
+
+def supervise(
+    parts: Sequence[Part], environment: Mapping[str, str], servers: Sequence[Server], say: Say
+) -> int:
+    """Start the servers, then the parts; look after all until one is over or a signal comes."""
+    running: dict[str, Group] = {}
     with _signals() as received:
         try:
             while not received:
                 for server in servers:
                     server.tend()
-                if running is None and all(server.ready for server in servers):
-                    running = Group(ui, environment)
-                if running is not None and (status := running.status()) is not None:
-                    # As a shell tells it: a process that a signal ended has 128 and the signal.
-                    return status if status >= 0 else 128 - status
+                if not running and all(server.ready for server in servers):
+                    for part in parts:
+                        inherits = part.inherits
+                        running[part.name] = Group(part.command, environment, inherits=inherits)
+                for name, group in running.items():
+                    if (status := group.status()) is not None:
+                        say(f"The {name} ended with status {status}: ending the deployment ...")
+                        # As a shell tells it: one that a signal ended has 128 and the signal.
+                        return status if status >= 0 else 128 - status
                 time.sleep(_TICK)
             return 0
         finally:
             # What launches runs, then the runs, and then the engine that they talk to meanwhile.
-            if running is not None:
-                running.end()
+            for group in reversed(running.values()):
+                group.end()
             for server in reversed(servers):
                 server.end()
 

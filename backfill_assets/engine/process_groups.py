@@ -37,8 +37,20 @@ class Group:
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], log: Path | None = None
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path | None = None,
+        inherits: Sequence[int] = (),
     ) -> None:
+        """Start it.
+
+        Args:
+            command: the command.
+            environment: that of the command.
+            log: the file that takes its output, rather than the terminal; it runs in that folder.
+            inherits: the descriptors that it has of this process, under their numbers.
+        """
         with contextlib.ExitStack() as stack:
             out = stack.enter_context(log.open("ab")) if log else None
             self._process = subprocess.Popen(
@@ -49,6 +61,7 @@ class Group:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
+                pass_fds=inherits,
             )
 
     def status(self) -> int | None:
