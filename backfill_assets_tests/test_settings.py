@@ -46,6 +46,7 @@ def test_defaults(monkeypatch, tmp_path):
     assert settings.webhook is None
     assert settings.git_commit is None
     assert settings.ui_url == "http://127.0.0.1:3000"
+    assert settings.ui_passwords is None
     assert settings.spark_master == "local[*]"
     assert settings.spark_remote is None
     assert settings.spark_conf == {}
@@ -82,6 +83,7 @@ GOOD = [
     ("BACKFILL_ASSETS_UNDO_DAYS", "1", "undo_days", 1),
     ("BACKFILL_ASSETS_WEBHOOK", "https://chat/hook/", "webhook", "https://chat/hook"),
     ("BACKFILL_ASSETS_GIT_COMMIT", "f6f017c", "git_commit", "f6f017c"),
+    ("BACKFILL_ASSETS_UI_PASSWORDS", "/a/../b", "ui_passwords", Path("/b")),
     ("BACKFILL_ASSETS_UI_URL", "http://dagster:3000/", "ui_url", "http://dagster:3000"),
     ("BACKFILL_ASSETS_SPARK_MASTER", "spark://host:7077", "spark_master", "spark://host:7077"),
     ("BACKFILL_ASSETS_SPARK_CONF", '{"spark.x": "1"}', "spark_conf", {"spark.x": "1"}),
@@ -260,6 +262,7 @@ def test_digest_knows_only_what_decides_the_rows():
         "webhook": "https://chat/hook",
         "git_commit": "f6f017c",
         "ui_url": "http://dagster",
+        "ui_passwords": "/people",
     }
     deciding = {"timezone": "Asia/Tokyo", "window_days": 6, "late_lines": "drop"}
     assert {*where_and_how, *deciding} == set(Settings.model_fields)

@@ -18,12 +18,14 @@ import yaml
 
 from backfill_assets.cli import main
 from backfill_assets.dagster_ext import deployment
-from backfill_assets.dagster_ext.deployment import deploy, supervise
+from backfill_assets.dagster_ext.claims import claimed_home
+from backfill_assets.dagster_ext.deployment import Part, deploy, supervise
 from backfill_assets.engine import process_groups, servers
 from backfill_assets.engine.jars import EngineError
 from backfill_assets.engine.servers import Server, SparkServer
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets_tests import conftest
+from backfill_assets_tests.commands import refused
 from backfill_assets_tests.graphql import ask
 from backfill_assets_tests.killing import alive, kill, processes, wait_for
 from backfill_assets_tests.places import BIN, PROJECT
@@ -105,7 +107,9 @@ class Fake(SparkServer):
 
 def run(ui: str, server: SparkServer | None) -> int:
     own = server.environment if server else {}
-    return supervise(fake(ui), {**os.environ, **own}, [server] if server else [])
+    say = server.say if server else print
+    parts = [Part("UI", fake(ui))]
+    return supervise(parts, {**os.environ, **own}, [server] if server else [], say)
 
 
 def all_gone(diary: Path) -> bool:
@@ -132,6 +136,7 @@ def test_the_ui_starts_when_the_server_answers_and_knows_where_it_is(diary, tmp_
     assert server.said == [
         f"Starting the Spark engine, its log is {server.log} ...",
         "The Spark engine is ready.",
+        "The UI ended with status 0: ending the deployment ...",
     ]
     assert all_gone(diary)
 
@@ -162,7 +167,7 @@ def test_a_server_that_is_not_there_yet_is_waited_for(diary, tmp_path, monkeypat
     server = Fake(tmp_path, "note('serving', os.getpid()); time.sleep(2); serve()")
     assert run("note('ui', os.getpid())", server) == 0
     assert len(noted(diary, "serving")) == 2  # from one process
-    assert server.said[1:] == ["The Spark engine is ready."]
+    assert server.said[1:-1] == ["The Spark engine is ready."]
 
 
 def test_servers_at_a_port_and_at_a_socket(diary, tmp_path, monkeypatch):
@@ -178,7 +183,7 @@ while len(noted("serving")) < 3: time.sleep(0.02)
 os.kill(int(noted("child")[0][0]), 0)
 note("ui", os.getpid())
 """
-    assert supervise(fake(ui), os.environ, [engine, code]) == 0
+    assert supervise([Part("UI", fake(ui))], os.environ, [engine, code], engine.say) == 0
     assert len(noted(diary, "ui")) == 1
     assert "The code server ended with status -9: restarting it ..." in engine.said
     assert sorted(row[1] for row in noted(diary, "serving")) == sorted([port_of(engine), at, at])
@@ -337,9 +342,12 @@ def supervised(monkeypatch, tmp_path) -> list[tuple]:
     """What would be run, without Java and jars."""
     found: list[tuple] = []
 
-    def supervise(ui, environment, servers):
-        (workspace,) = (Path(word) for word in ui if word.endswith("workspace.yaml"))
-        found.append((ui, environment, servers, yaml.safe_load(workspace.read_text())))
+    def supervise(parts, environment, servers, _):
+        (workspace,) = {
+            word for part in parts for word in part.command if word.endswith("workspace.yaml")
+        }
+        read = yaml.safe_load(Path(workspace).read_text())
+        found.append((parts, environment, servers, read))
         return 0
 
     monkeypatch.setattr(deployment, "supervise", supervise)
@@ -351,13 +359,21 @@ def supervised(monkeypatch, tmp_path) -> list[tuple]:
     return found
 
 
-def test_dagster_gets_an_engine_and_a_code_server(supervised, monkeypatch):
+@pytest.fixture
+def listening() -> Iterator[list[socket.socket]]:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        yield [found]
+
+
+def test_dagster_gets_an_engine_and_a_code_server(supervised, listening, monkeypatch):
     monkeypatch.setenv("SPARK_REMOTE", "")
-    assert deploy(load_settings(), 3010, print) == 0
-    ((ui, environment, (engine, code), workspace),) = supervised
-    assert ui[1] == "dev"
-    assert ui[-4:] == ["-h", "127.0.0.1", "-p", "3010"]
-    assert Path(ui[0]).is_file()
+    assert deploy(load_settings(), listening, print) == 0
+    (((ui, daemon), environment, (engine, code), workspace),) = supervised
+    number = listening[0].fileno()
+    assert ui.command[1:3] == ["-m", "backfill_assets.webserver"]
+    assert ui.command[-2:] == ["--listening", str(number)]
+    assert list(ui.inherits) == [number]
+    assert daemon.command[1:4] == ["-m", "dagster._daemon", "run"]
     (module,) = yaml.safe_load((PROJECT / "workspace.yaml").read_text())["load_from"]
     (location,) = workspace["load_from"]
     assert location["grpc_server"] == {
@@ -370,59 +386,81 @@ def test_dagster_gets_an_engine_and_a_code_server(supervised, monkeypatch):
     assert environment[PER_RUN] == "31"
     assert environment[RETRIED] == "1"
     assert environment["no_grpc_proxy"] == "localhost"
-    assert engine.token not in " ".join([*ui, *engine._command, *code._command, engine.url])
+    commands = [*ui.command, *daemon.command, *engine._command, *code._command]
+    assert engine.token not in " ".join([*commands, engine.url])
 
 
 @pytest.mark.parametrize(("users", "found"), [("5", "5"), ("", "31")])
-def test_the_users_days_in_a_run(supervised, monkeypatch, users, found):
+def test_the_users_days_in_a_run(supervised, listening, monkeypatch, users, found):
     monkeypatch.setenv(PER_RUN, users)
-    deploy(load_settings(), 3000, print)
+    deploy(load_settings(), listening, print)
     assert supervised[0][1][PER_RUN] == found
 
 
-def test_the_users_engine_is_used(supervised, monkeypatch):
+def ui(listening) -> list[str]:
+    """The command on a port that is free until then."""
+    port = listening[0].getsockname()[1]
+    listening[0].close()
+    return ["ui", "--port", str(port)]
+
+
+def test_the_users_engine_is_used(supervised, listening, monkeypatch):
     monkeypatch.setenv("SPARK_REMOTE", "sc://cluster:15002")
-    monkeypatch.setattr("backfill_assets.cli.deployment.refuse_used_port", lambda _: None)
-    assert main(["ui"]) == 0
-    ((ui, environment, (code,), _),) = supervised
+    command = ui(listening)
+    assert main(command) == 0
+    ((_, environment, (code,), _),) = supervised
     assert code._environment == environment
-    links = {"BACKFILL_ASSETS_UI_URL": f"http://127.0.0.1:{ui[ui.index('-p') + 1]}"}
+    links = {"BACKFILL_ASSETS_UI_URL": f"http://127.0.0.1:{command[-1]}"}
     assert environment == {**os.environ, PER_RUN: "31", RETRIED: "1", **links}
-    assert ui[-1] == "3000"
 
 
-def test_without_a_home_nothing_starts(supervised, monkeypatch):
+def test_without_a_home_nothing_starts(supervised, listening, monkeypatch):
     monkeypatch.delenv("DAGSTER_HOME")
     with pytest.raises(SettingsError, match="DAGSTER_HOME is not set"):
-        deploy(load_settings(), 3000, print)
+        deploy(load_settings(), listening, print)
 
 
-def test_without_java(monkeypatch, capsys, tmp_path):
+def test_without_java(listening, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
-    monkeypatch.setattr("backfill_assets.cli.deployment.refuse_used_port", lambda _: None)
-    assert main(["ui"]) == 3
+    assert main(ui(listening)) == 3
     said = capsys.readouterr().err
     assert said.startswith("backfill-assets ui: Spark needs Java 17 or 21 and there is none")
     assert said.count("\n") == 1
 
 
-def test_a_port_that_cannot_be_had(supervised, monkeypatch, capsys):
+def test_a_port_that_cannot_be_had(supervised, listening, monkeypatch, capsys):
+    """It is found before jars are fetched or anything is started."""
     monkeypatch.setenv("SPARK_REMOTE", "sc://cluster:15002")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert main(["ui", "--port", str(port)]) == 3
+    monkeypatch.setattr("backfill_assets.cli.deployment._fetch_jars", pytest.fail)
+    port = listening[0].getsockname()[1]
+    assert main(["ui", "--port", str(port)]) == 3
     said = capsys.readouterr().err
     assert said.startswith(f"backfill-assets ui: port {port} of 127.0.0.1 cannot be had (Address")
     assert said.endswith("give another with --port. Nothing was started.\n")
     for wrong in ("0", "65536", "x"):
         assert main(["ui", "--port", wrong]) == 2
     assert supervised == []
-    assert main(["ui", "--port", str(port)]) == 0
+
+
+def test_a_home_that_has_a_deployment(supervised, listening, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("SPARK_REMOTE", "sc://cluster:15002")
+    monkeypatch.setattr("backfill_assets.cli.deployment._fetch_jars", pytest.fail)
+    with claimed_home(tmp_path, 3017):
+        assert main(ui(listening)) == 3
+    said = refused(capsys, "ui")
+    assert f"is that of another deployment: process {os.getpid()}, its UI at http://127" in said
+    assert supervised == []
+
+
+def test_a_home_is_closed_to_the_other_users(supervised, listening, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("SPARK_REMOTE", "sc://cluster:15002")
+    tmp_path.chmod(0o755)
+    assert main(ui(listening)) == 0
+    assert f"DAGSTER_HOME={tmp_path} was open to other users" in capsys.readouterr().out
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("command", [["ui"], ["plans"], ["night"], ["backfill", "x"]])
@@ -436,12 +474,19 @@ def test_a_home_that_dagster_would_not_take(supervised, monkeypatch, capsys, com
     assert supervised == []
 
 
-def test_a_deployment_that_ends_badly(supervised, monkeypatch, capsys):
+def test_a_deployment_that_ends_badly(supervised, listening, monkeypatch, capsys):
     monkeypatch.setenv("SPARK_REMOTE", "sc://cluster:15002")
-    monkeypatch.setattr("backfill_assets.cli.deployment.refuse_used_port", lambda _: None)
     monkeypatch.setattr(deployment, "supervise", lambda *_: 1)
-    assert main(["ui"]) == 3
-    assert "`dagster dev` ended with status 1" in capsys.readouterr().err
+    assert main(ui(listening)) == 3
+    assert "a part of it ended with status 1" in capsys.readouterr().err
+
+
+def test_passwords_that_cannot_be_read_end_it_at_once(supervised, listening, monkeypatch, capsys):
+    monkeypatch.setenv("BACKFILL_ASSETS_UI_PASSWORDS", "/no/such/file")
+    monkeypatch.setenv("SPARK_REMOTE", "sc://cluster:15002")
+    assert main(ui(listening)) == 3
+    assert "UI_PASSWORDS=/no/such/file cannot be read" in refused(capsys, "ui")
+    assert supervised == []
 
 
 # The real thing.
@@ -496,7 +541,7 @@ def test_the_real_thing(home, tmp_path):
             )
         )
         assert supervisor.poll() is None, said.read_text()
-        variables = Path(f"/proc/{one(home, 'dagster dev')}/environ").read_bytes().split(b"\0")
+        variables = Path(f"/proc/{one(home, 'dagster._daemon')}/environ").read_bytes().split(b"\0")
         environment = dict(text.decode().split("=", 1) for text in variables if text)
         token = environment[TOKEN]
         assert environment[PER_RUN] == "31"
