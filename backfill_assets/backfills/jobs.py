@@ -28,6 +28,7 @@ from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph, ma
 from backfill_assets.dagster_ext.run_failures import failed_runs
 from backfill_assets.delta import maintenance
 from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.escaping import markdown
 from backfill_assets.publish.run_tags import REASON_TAG
 from backfill_assets.settings import Settings
 from backfill_assets.tables.codes import Code
@@ -155,7 +156,8 @@ def give_account(
 
 
 def _table(rows: Iterable[tuple[str, ...]], *headings: str) -> dg.MarkdownMetadataValue:
-    lines = [headings, tuple("---" for _ in headings), *rows]
+    cells = (tuple(markdown(cell.replace("\n", ", ")) for cell in row) for row in rows)
+    lines = [headings, tuple("---" for _ in headings), *cells]
     return dg.MetadataValue.md("\n".join("| " + " | ".join(row) + " |" for row in lines))
 
 

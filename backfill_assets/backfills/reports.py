@@ -13,10 +13,10 @@ from typing import Any
 
 from rich.console import Group
 from rich.table import Table as Grid
-from rich.text import Text
 
 from backfill_assets.calendar.partitions import windows
 from backfill_assets.delta.history import spans
+from backfill_assets.escaping import one_line
 from backfill_assets.tables.table import Table
 
 #: Population stability index from which a column has drifted moderately, and a lot: the usual rule
@@ -201,7 +201,7 @@ def as_grid(report: Report) -> Group:
         grid.add_column(heading, no_wrap=True, justify="right" if heading == "rows" else "left")
     for cells in _lines(report):
         grid.add_row(*cells)
-    return Group(grid, *[Text(line) for line in _remarks(report)])
+    return Group(grid, *_remarks(report))
 
 
 def as_markdown(report: Report) -> str:
@@ -214,7 +214,7 @@ def as_markdown(report: Report) -> str:
         *(f"| {' | '.join(cells)} |".replace("\n", ", ") for cells in _lines(report)),
         "",
         # As code: what is in the rows is not markup.
-        *(f"    {line}" for line in _remarks(report)),
+        *(f"    {one_line(line)}" for line in _remarks(report)),
     ]
     return "\n".join(lines)
 

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import dagster as dg
 from pydantic import PrivateAttr
 from rich.table import Table as Grid
-from rich.text import Text
 
 from backfill_assets.backfills.comparison import Content, Match, Verified, compare
 from backfill_assets.calendar.days import days_asked
@@ -225,8 +224,7 @@ def as_grid(found: Iterable[Verified]) -> Grid:
         rows = sum(day.published.rows for day in days if day.published)
         shown = Window(days[0].day, days[-1].day + DAY)
         cells = (one[0], str(shown), days[0].outcome.value, f"{rows:,}", str(days[0]))
-        # As text: what a file is called must not be taken for markup.
-        grid.add_row(*map(Text, cells))
+        grid.add_row(*cells)
     return grid
 
 

@@ -14,6 +14,7 @@ from importlib import import_module
 import click
 
 from backfill_assets.cli.output import Finding, Output, Status, levels
+from backfill_assets.escaping import plain
 
 #: The commands by family, each with its module. A command is the function of its name there.
 _FAMILIES = {
@@ -132,5 +133,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - Python would end with 1, which is a finding
         if out.verbose or not _expected(error):
             traceback.print_exc()
-        click.echo(f"backfill-assets {out.command}: {error}", err=True)
+        click.echo(plain(f"backfill-assets {out.command}: {error}"), err=True)
         return Status.FINDING if isinstance(error, Finding) else Status.COULD_NOT_RUN

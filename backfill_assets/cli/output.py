@@ -17,6 +17,8 @@ from rich.table import Column
 from rich.table import Table as Grid
 from rich.text import Text
 
+from backfill_assets.escaping import plain
+
 #: A pipe has no width of its own: each row of a table stays one line.
 _WIDE = 1000
 #: A column of sentences wraps, but is of no use below this width.
@@ -55,8 +57,8 @@ class Output:
         self.command = ""
 
     def say(self, text: str) -> None:
-        """Print text as it is: a path is no markup, and nobody wants it broken in the middle."""
-        _console().print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
+        """Print text as it is: nobody wants a path broken in the middle."""
+        _console().print(text, soft_wrap=True)
 
     def note(self, text: str) -> None:
         """Print progress or a hint."""
@@ -81,10 +83,21 @@ class Output:
         click.echo(json.dumps(value, indent=2, default=str))
 
 
+class _AsItIs(Console):
+    """A console to which no text is markup, and that passes no control characters on."""
+
+    def render_str(self, text: str, **named: Any) -> Text:
+        """A text with a style."""
+        return super().render_str(plain(text), **named)
+
+
 def _console() -> Console:
     """A console on the standard output of now; plain in a pipe and under NO_COLOR."""
     terminal = sys.stdout.isatty()
-    return Console(
+    return _AsItIs(
+        markup=False,
+        emoji=False,
+        highlight=False,
         width=None if terminal or os.environ.get("COLUMNS") else _WIDE,
         color_system="auto" if terminal and not os.environ.get("NO_COLOR") else None,
     )
@@ -111,12 +124,14 @@ def _width(column: Column, console: Console) -> int:
 def _stacked(grid: Grid, lead: int, widths: Sequence[int]) -> list[RenderableType]:
     columns, said = grid.columns, None
     rows = list(zip(*[column.cells for column in columns], strict=True))
-    found: list[RenderableType] = [Text(str(grid.title), style="italic")] if grid.title else []
+    found: list[RenderableType] = (
+        [Text(plain(str(grid.title)), style="italic")] if grid.title else []
+    )
     if grid.show_header:
         rows.insert(0, tuple(column.header for column in columns))
     for row in rows:
         if row[:lead] != said:
-            found.append(Text("  ".join(str(cell) for cell in row[:lead] if str(cell))))
+            found.append("  ".join(str(cell) for cell in row[:lead] if str(cell)))
         said = row[:lead]
         line = Grid(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
         line.add_column(width=1)

@@ -175,7 +175,7 @@ def plans(out: Output, as_json: bool) -> None:
         tables = line["tables"]
         # As text: a reason is no markup.
         cells = [*list(line.values())[:3], tables[0] if len(tables) == 1 else str(len(tables))]
-        grid.add_row(*cells, _text(line["state"]), _text(line["reason"]))
+        grid.add_row(*cells, line["state"], line["reason"])
     out.grid(grid)
 
 
@@ -200,9 +200,3 @@ def _line(dagster: dg.DagsterInstance, id_: str) -> dict[str, Any]:
         "state": state,
         "reason": asked.reason,
     }
-
-
-def _text(said: str) -> Any:
-    from rich.text import Text
-
-    return Text(said)

@@ -27,6 +27,7 @@ from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.snapshots import rows_as_of
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.engine.stores import open_store
+from backfill_assets.escaping import markdown
 from backfill_assets.quality.audit import measure
 from backfill_assets.settings import PREFIX, Settings
 from backfill_assets.tables.catalog import tables_of
@@ -236,7 +237,9 @@ def job(settings: Settings) -> dg.JobDefinition:
         said = sentences(found, dry_run=config.dry_run)
         metadata = {
             "maintenance": dg.MetadataValue.md(as_markdown(found)),
-            "notes": dg.MetadataValue.md("\n".join(f"- {text}" for text in said) or "none"),
+            "notes": dg.MetadataValue.md(
+                "\n".join(f"- {markdown(text)}" for text in said) or "none"
+            ),
         }
         if problems := [text for one in found for text in one.problems]:
             raise dg.Failure("; ".join(problems), metadata, allow_retries=False)

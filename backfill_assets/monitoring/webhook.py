@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import requests
 
+from backfill_assets.escaping import chat
+
 TIMEOUT = 5.0  # seconds
 T = TypeVar("T")
 
@@ -26,7 +28,7 @@ def post(url: str, text: str, timeout: float = TIMEOUT) -> str | None:
     def status() -> int:
         # The body is not read, and a redirect not followed: it may lead anywhere.
         with requests.post(
-            url, json={"text": text}, timeout=timeout, allow_redirects=False, stream=True
+            url, json={"text": chat(text)}, timeout=timeout, allow_redirects=False, stream=True
         ) as response:
             return response.status_code
 

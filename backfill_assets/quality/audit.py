@@ -17,6 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import Window, windows
+from backfill_assets.escaping import one_line
 from backfill_assets.tables.table import Table
 
 #: How many days before a day are its neighbours, and how many of them make a comparison worth it.
@@ -94,11 +95,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check says of one day."""
+    """What one check says of one day, in one line whatever the files are called."""
 
     check: str
     severity: Severity
     text: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", one_line(self.text))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 import dagster as dg
 
 from backfill_assets.dagster_ext.events import AssetCheckEvaluationTargetMaterializationData
+from backfill_assets.escaping import markdown
 from backfill_assets.quality.audit import Finding, Measured, Severity, Verdict
 from backfill_assets.tables.table import Table
 
@@ -102,7 +103,7 @@ def day_metadata(verdict: Verdict) -> dict[str, Any]:
         **_null_rates(measured),
         **{f"total {name}": number(total) for name, total in measured.totals.items()},
         **(
-            {"warnings": dg.MetadataValue.md("\n".join(f"- {w}" for w in warnings))}
+            {"warnings": dg.MetadataValue.md("\n".join(f"- {markdown(w)}" for w in warnings))}
             if warnings
             else {}
         ),

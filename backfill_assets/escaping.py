@@ -1,0 +1,42 @@
+"""Foreign text in a format: what a terminal, Markdown or a chat would take for its own signs.
+
+Others choose the names of landed files, what is in their lines, and why a backfill was launched.
+Each function belongs to one format, and is called where that format is made.
+"""
+
+from __future__ import annotations
+
+import re
+
+#: Of Markdown, with the extensions of GitHub's that the UI knows; addresses become links.
+_MARKDOWN = re.compile(r"[\\`*_\[\]<>|!~&#@$]|:(?=//)|(?<=www)\.", re.IGNORECASE)
+
+
+def plain(text: str) -> str:
+    """For a terminal: what is no character to be seen is spelled out, but for ends of lines.
+
+    That is: colours and cursors of terminals, what turns the direction of writing around, and the
+    bytes of file names that are no UTF-8, which could not be printed.
+    """
+    return "\n".join(map(one_line, text.split("\n")))
+
+
+def one_line(text: str) -> str:
+    """For a line of a log: the same, and ends of lines are spelled out as well."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def markdown(text: str) -> str:
+    """For a line or a cell of Markdown: shown as it is, and nothing is fetched for it."""
+    return _MARKDOWN.sub(r"\\\g<0>", one_line(text))
+
+
+def chat(text: str) -> str:
+    """For a message of a chat: nobody is called by name, and no link hides where it leads.
+
+    Slack takes its commands in angle brackets, and shows `&lt;` as one. Mattermost and others call
+    whom an @ names: an invisible character behind it keeps them from that.
+    """
+    return plain(text).replace("<", "&lt;").replace("@", "@\u200b")

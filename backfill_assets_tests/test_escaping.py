@@ -1,0 +1,149 @@
+"""Names and reasons that others have chosen, wherever they are shown."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from datetime import date
+
+import pytest
+from rich.console import Group
+from rich.markdown import Markdown
+from rich.table import Table as Grid
+
+from backfill_assets.backfills import jobs
+from backfill_assets.cli import main
+from backfill_assets.cli.output import Output
+from backfill_assets.escaping import chat, markdown, one_line, plain
+from backfill_assets.monitoring.webhook import post
+from backfill_assets.quality.audit import Expectation, Finding, Measured, Severity, Verdict
+from backfill_assets.quality.checks import day_metadata
+
+#: What a file may be called, and how a person is to see it in one line.
+HOSTILE = [
+    ("plain.jsonl", "plain.jsonl"),
+    ("Bestellungen für März 2024 (新).csv", "Bestellungen für März 2024 (新).csv"),
+    ("[red]a[/red].csv", "[red]a[/red].csv"),
+    ("[/nothing].csv", "[/nothing].csv"),
+    (":boom: :warning:.csv", ":boom: :warning:.csv"),
+    ("\x1b[2J\x1b]0;owned\x07a.csv", r"\x1b[2J\x1b]0;owned\x07a.csv"),
+    ("\x9b31ma.csv", r"\x9b31ma.csv"),
+    ("a.csv\n2024-01-01: all is well", r"a.csv\n2024-01-01: all is well"),
+    ("a\rb.csv", r"a\rb.csv"),
+    ("a\u2028b.csv", r"a\u2028b.csv"),
+    ("a\u202evsc.exe", r"a\u202evsc.exe"),
+    ("a\u200bb.csv", r"a\u200bb.csv"),
+    ("a\udcff.csv", r"a\udcff.csv"),  # no UTF-8
+    ("<!channel> <http://evil.example|ok>.csv", "<!channel> <http://evil.example|ok>.csv"),
+    ("@here @anna.csv", "@here @anna.csv"),
+    ("![x](http:__evil.example_x.png).csv", "![x](http:__evil.example_x.png).csv"),
+    ("[ok](javascript:alert(1)).csv", "[ok](javascript:alert(1)).csv"),
+    ("<img src=x onerror=alert(1)>.csv", "<img src=x onerror=alert(1)>.csv"),
+    ("| a | b |\n|---|---|", r"| a | b |\n|---|---|"),
+    ("# *a* _b_ `c` ~~d~~ \\|", "# *a* _b_ `c` ~~d~~ \\|"),
+    ("&lt;b&gt; &amp;", "&lt;b&gt; &amp;"),
+]
+#: What Markdown is laid out with.
+LAYOUT = ("p", "ul", "li", "table", "thead", "tbody", "tr", "th", "td")
+NAMES = pytest.mark.parametrize(("name", "seen"), HOSTILE)
+
+
+@NAMES
+def test_in_one_line(name, seen):
+    assert one_line(name) == seen
+    assert plain(f"first\n{name}").startswith("first\n")
+    seen.encode()  # can be printed
+
+
+@NAMES
+def test_in_a_terminal(monkeypatch, name, seen):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("NO_COLOR", "1")
+    for width in ("200", "30"):  # also where the first columns get lines of their own
+        monkeypatch.setenv("COLUMNS", width)
+        out = Output()
+        out.say(name)
+        grid = Grid(title=name, box=None)
+        for heading in ("days", "table"):
+            grid.add_column(heading, no_wrap=True)
+        grid.add_column("why")
+        grid.add_row("2024-01-01...2024-01-31", "fact_daily_orders", name)
+        out.grid(Group(grid, name))
+        text = screen.getvalue()
+        assert all(line.isprintable() for line in text.split("\n"))
+        together = "".join(text.split())  # lines are wrapped
+        whole = "".join(seen.replace("\\n", "").split())
+        assert together.count(whole) == 4
+        screen.truncate(0)
+        screen.seek(0)
+
+
+@NAMES
+def test_in_an_error_of_a_command(monkeypatch, capsys, name, seen):
+    def fail(*_: object) -> None:
+        raise ValueError(f"{name} is not there")
+
+    monkeypatch.setattr("backfill_assets.cli.tables.refuse_no_warehouse", fail)
+    assert main(["show"]) == 3
+    said = capsys.readouterr().err
+    assert said == f"backfill-assets show: {seen} is not there\n".replace("\\n", "\n")
+
+
+def texts(shown: str) -> list[str]:
+    """The texts in a piece of Markdown; there must be nothing else but tables, lists, paragraphs."""
+    found = []
+    for token in Markdown(shown).parsed:
+        assert token.type == "inline" or token.tag in LAYOUT, token
+        assert {child.type for child in token.children or ()} <= {"text"}, token
+        if token.type == "inline":
+            found.append("".join(child.content for child in token.children))
+    return found
+
+
+@NAMES
+def test_in_markdown(name, seen):
+    assert texts(f"- {markdown(name)}") == [seen]
+    assert texts(f"| a |\n|---|\n| {markdown(name)} |\n| b |") == ["a", seen, "b"]
+
+
+@NAMES
+def test_in_the_tables_of_the_jobs_and_the_warnings_of_a_day(name, seen):
+    shown = jobs._table([("stg_orders", name), ("next", "")], "table", "why").value
+    assert shown.count("\n") == 3
+    assert texts(shown) == ["table", "why", "stg_orders", seen.replace("\\n", ", "), "next", ""]
+    finding = Finding("late_lines", Severity.WARN, name)
+    assert finding.text == seen
+    verdict = Verdict(date(2024, 1, 1), Measured(1, {}, 0, {}, "d"), Expectation(), [finding])
+    assert texts(day_metadata(verdict)["warnings"].value) == [f"late_lines: {seen}"]
+
+
+def test_addresses_do_not_become_links():
+    shown = markdown("see http://evil.example, WWW.evil.example, a@evil.example")
+    assert shown == r"see http\://evil.example, WWW\.evil.example, a\@evil.example"
+
+
+@NAMES
+def test_in_a_chat(name, seen):
+    said = chat(f"*stg_orders*: {name}")
+    assert "<" not in said
+    assert not re.search(r"@\w", said)
+    shown = said.replace("&lt;", "<").replace("@\u200b", "@")
+    assert shown.replace("\n", "\\n") == f"*stg_orders*: {seen}".replace("&lt;", "<")
+
+
+def test_what_is_posted_is_for_a_chat(monkeypatch):
+    sent = []
+
+    def taken(_: str, **named: object) -> object:
+        sent.append(named["json"])
+        raise OSError
+
+    monkeypatch.setattr("requests.post", taken)
+    post("http://127.0.0.1:1", "<!channel> \x1b[2J")
+    assert sent == [{"text": r"&lt;!channel> \x1b[2J"}]
