@@ -46,7 +46,7 @@ jars: install ## download the Delta jars and archive the engine's classes, once
 
 # Only where there is none: DAGSTER_HOME may be an instance of the caller's own.
 $(DAGSTER_HOME)/dagster.yaml:
-	@mkdir -p $(DAGSTER_HOME)
+	@mkdir -p -m 700 $(DAGSTER_HOME)
 	@cp dagster.yaml $@
 
 sample: install ## write sample landing data (unless there is some)

@@ -96,7 +96,7 @@ def test_in_an_error_of_a_command(monkeypatch, capsys, name, seen):
 
 
 def texts(shown: str) -> list[str]:
-    """The texts in a piece of Markdown; there must be nothing else but tables, lists, paragraphs."""
+    """The texts in a piece of Markdown; nothing else but what lays them out."""
     found = []
     for token in Markdown(shown).parsed:
         assert token.type == "inline" or token.tag in LAYOUT, token

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from backfill_assets.cli.output import CannotRunError, Output, Status, command
 from backfill_assets.cli.parameters import home
+from backfill_assets.dagster_ext.claims import claimed_home, claimed_port
 from backfill_assets.settings import PREFIX, Settings, load_settings
 
 _SAMPLE_DAYS = 28
@@ -31,13 +32,9 @@ def ui(out: Output, port: int) -> Status:
     Needs DAGSTER_HOME. It runs until Ctrl-C, and ends with 3 if a part of it cannot run.
     """
     settings = load_settings()
-    from backfill_assets.dagster_ext.claims import claimed_home, claimed_port, kept_private
-
     with contextlib.ExitStack() as ours:
-        if folder := home():
+        if folder := home(out.note):
             ours.enter_context(claimed_home(Path(folder), port))
-            if said := kept_private(Path(folder)):
-                out.note(said)
         listening = ours.enter_context(claimed_port(port))
         _fetch_jars(out, settings)
         from backfill_assets.dagster_ext.deployment import deploy

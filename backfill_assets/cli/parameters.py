@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 
 from backfill_assets.calendar.days import days_asked, one_day
 from backfill_assets.cli.output import CannotRunError
+from backfill_assets.dagster_ext.claims import kept_private
 from backfill_assets.settings import load_settings
 
 if TYPE_CHECKING:
@@ -133,8 +134,13 @@ def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-def home() -> str:
+def home(note: Callable[[str], None] | None = None) -> str:
     """DAGSTER_HOME, where plans are kept and runs recorded; empty if it is not set.
+
+    It is closed to other users of the machine.
+
+    Args:
+        note: prints what was changed of it.
 
     Raises:
         CannotRunError: Dagster would not take it.
@@ -151,6 +157,8 @@ def home() -> str:
             f"DAGSTER_HOME={said} is no folder: make it, or give that of the deployment. Nothing "
             "was done."
         )
+    if said and (changed := kept_private(folder)) and note:
+        note(changed)
     return said
 
 
