@@ -136,6 +136,28 @@ def test_plans_of_another_version(instance, capsys):
     assert "was kept by another version" in refused(capsys, "backfill")
 
 
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("{}", "plan: Field required"),
+        ("not JSON", "Invalid JSON"),
+        ({"stage": 7}, "there is no stage 7"),
+        ({"plan": {"parameters": {"days": "one day"}}}, "Invalid isoformat string"),
+    ],
+)
+def test_a_plan_in_whatever_form_is_a_sentence(instance, said, why):
+    it = kept(instance, "aaaaaaaa")
+    if isinstance(said, dict):
+        form = json.loads(it.model_dump_json())
+        form["stage"] = said.get("stage", 0)
+        form["plan"]["parameters"] |= said.get("plan", {}).get("parameters", {})
+        said = json.dumps(form)
+    key = undertakings._PLAN.format("aaaaaaaa")
+    instance.daemon_cursor_storage.set_cursor_values({key: said})
+    with pytest.raises(undertakings.PlanUnreadableError, match=re.escape(why)):
+        undertakings.find(instance, "aaaaaaaa")
+
+
 # backfill
 
 

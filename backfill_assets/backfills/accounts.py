@@ -184,6 +184,8 @@ class Account:
         certificate: by what it was made.
         planned: what came of the plan, by table; nothing without a plan.
         problems: why the backfill is not what it should be, in sentences; without any, it is.
+        unreadable: why its plan could not be read, so that it is compared with what Dagster was
+            asked for; empty if it was read, or if there was none.
     """
 
     name: str
@@ -191,6 +193,7 @@ class Account:
     certificate: Certificate
     planned: Sequence[tuple[str, str, str]]
     problems: Sequence[str]
+    unreadable: str = ""
 
     @property
     def verdict(self) -> str:
@@ -205,6 +208,7 @@ def account(
     plan: BackfillPlan | None = None,
     again: BackfillPlan | None = None,
     asked: Asked | None = None,
+    unreadable: str = "",
 ) -> Account:
     """Read what a backfill replaced and what it published, and compare.
 
@@ -215,6 +219,7 @@ def account(
         plan: what it was launched by, if it was planned.
         again: the plan of the same days as of now.
         asked: what Dagster was asked for, if it was not planned.
+        unreadable: as the account has it.
     """
     ledgers = read_ledgers(settings)
     reports = [
@@ -239,12 +244,14 @@ def account(
     if not proof.codes and not again and not (asked and asked.days):
         problems.append(f"no commit of {name} is in any table at {settings.warehouse}")
     planned = list(against_plan(plan, ledgers)) if plan else []
-    return Account(name, reports, proof, planned, problems)
+    return Account(name, reports, proof, planned, problems, unreadable)
 
 
 def in_lines(found: Account) -> Iterator[tuple[str, str]]:
     """The account beside the reports, for a reader; the verdict comes first."""
     yield "verdict", found.verdict
+    if found.unreadable:
+        yield "plan", found.unreadable
     for table, expected, came in found.planned:
         yield f"planned for {table}", f"{expected}: {came}"
     for code in sorted(found.certificate.commits):

@@ -20,7 +20,11 @@ from backfill_assets.backfills.plans import BackfillPlan, Parameters, in_numbers
 from backfill_assets.backfills.plans import in_lines as plan_in_lines
 from backfill_assets.backfills.reports import as_markdown
 from backfill_assets.backfills.stages import RECONCILES_TAG, Step
-from backfill_assets.backfills.undertakings import BackfillRefusedError, Undertaking
+from backfill_assets.backfills.undertakings import (
+    BackfillRefusedError,
+    PlanUnreadableError,
+    Undertaking,
+)
 from backfill_assets.backfills.undo import take_back, undone
 from backfill_assets.calendar.days import days_asked
 from backfill_assets.calendar.partitions import Window, spelled
@@ -141,9 +145,10 @@ def give_account(
     id_, _, stage = name.partition("-")
     try:
         plan = undertakings.find(instance, id_).plan
-    except BackfillRefusedError:
+    except BackfillRefusedError as error:
         asked = asked_for(instance, read_ledgers(settings), name)
-        return account(settings, spark, name, asked=asked)
+        unreadable = str(error) if isinstance(error, PlanUnreadableError) else ""
+        return account(settings, spark, name, asked=asked, unreadable=unreadable)
     windows = {f"{id_}-{n}": window for n, window in plan.parameters.stages()}
     of = next((w for n, w in windows.items() if f"{name}-".startswith(f"{n}-")), None)
     parameters = plan.parameters.model_copy(update={"rewrite": False})
@@ -308,9 +313,11 @@ def _leading(graph: AssetGraph, reconcile_job: dg.JobDefinition) -> dg.SensorDef
         for id_ in undertakings.under_way(context.instance):
             try:
                 it = undertakings.find(context.instance, id_)
+            except BackfillRefusedError as error:  # it cannot go on, and the others do
+                ended = undertakings.close(context.instance, id_)
+                step = Step(f"{error}; {'closed' if ended else 'Dagster works at its last stage'}")
+            else:
                 step = backfills.advance(context.instance, graph, it)
-            except BackfillRefusedError as error:  # the others go on
-                step = Step(str(error))
             said.append(step.text)
             if name := step.reconcile:
                 request = dg.RunRequest(

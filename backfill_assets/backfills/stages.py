@@ -181,6 +181,9 @@ class Step:
 
 def advance(instance: dg.DagsterInstance, graph: BaseAssetGraph, it: Undertaking) -> Step:
     """Look how a stage has come along, and launch the next when it has been reconciled."""
+    if gone := [name for name in it.plan.parameters.tables if not graph.has(dg.AssetKey(name))]:
+        said = f"this version of the project has no table {', '.join(gone)}"
+        return _end(instance, it, f"{said}; {it.backfill_id} and what follows it is not built")
     _add(instance, graph, it)  # it may have been interrupted before
     backfill = instance.get_backfill(it.backfill_id)
     assert backfill is not None

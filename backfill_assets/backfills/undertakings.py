@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dagster as dg
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, model_validator
 
 from backfill_assets.backfills.plans import BackfillPlan
-from backfill_assets.dagster_ext.internals import BULK_ACTION_TERMINAL_STATUSES, DaemonCursorStorage
+from backfill_assets.dagster_ext.internals import (
+    BULK_ACTION_TERMINAL_STATUSES,
+    BulkActionsFilter,
+    BulkActionStatus,
+    DaemonCursorStorage,
+)
 
 #: Where Dagster keeps the plans for us.
 _PLAN = "backfill_assets/plan/{}"
@@ -19,6 +24,10 @@ _KEPT = "backfill_assets_plans"
 
 class BackfillRefusedError(ValueError):
     """A backfill was not launched; nothing was written."""
+
+
+class PlanUnreadableError(BackfillRefusedError):
+    """A plan is kept in a form that this version of the project does not know."""
 
 
 class Undertaking(BaseModel):
@@ -44,6 +53,12 @@ class Undertaking(BaseModel):
     began: float = 0
     took: float = 0
 
+    @model_validator(mode="after")
+    def _has_its_stage(self) -> Undertaking:
+        if self.stage not in range(len(list(self.plan.parameters.stages()))):
+            raise ValueError(f"there is no stage {self.stage}")
+        return self
+
     @property
     def backfill_id(self) -> str:
         """Of the stage that is under way, as a backfill of Dagster's."""
@@ -68,6 +83,7 @@ def find(instance: dg.DagsterInstance, id_: str) -> Undertaking:
 
     Raises:
         BackfillRefusedError: there is none.
+        PlanUnreadableError: there is one that another version of this project kept.
     """
     key = _PLAN.format(id_)
     said = _store(instance).get_cursor_values({key}).get(key)
@@ -78,10 +94,27 @@ def find(instance: dg.DagsterInstance, id_: str) -> Undertaking:
     try:
         return Undertaking.model_validate_json(said)
     except ValidationError as error:
-        raise BackfillRefusedError(
-            f"plan {id_} was kept by another version of this project and cannot be read "
-            f"({error.error_count()} error(s)); make a new one"
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise PlanUnreadableError(
+            f"plan {id_} was kept by another version of this project and cannot be read ({where}: "
+            f"{first['msg']}). It launches nothing more. What its runs published stays; what is "
+            "left of its days is in the backlog. Make a new plan for them"
         ) from error
+
+
+def close(instance: dg.DagsterInstance, id_: str) -> bool:
+    """End what is under way by an id alone, as its plan cannot be read; what is kept stays.
+
+    Returns:
+        Whether it has ended: not while Dagster works at a stage of it.
+    """
+    lasting = [s for s in BulkActionStatus if s not in BULK_ACTION_TERMINAL_STATUSES]
+    going = instance.get_backfills(BulkActionsFilter(statuses=lasting))
+    if any(found.backfill_id.startswith(f"{id_}-") for found in going):
+        return False
+    instance.delete_dynamic_partition(OPEN, id_)
+    return True
 
 
 def launched(instance: dg.DagsterInstance, id_: str) -> Undertaking | None:

@@ -57,6 +57,7 @@ def _verdict(found: Account) -> dict[str, Any]:
         "verdict": found.verdict,
         "good": not found.problems,
         "problems": list(found.problems),
+        **({"plan": found.unreadable} if found.unreadable else {}),
     }
 
 

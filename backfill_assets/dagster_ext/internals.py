@@ -13,6 +13,7 @@ from dagster._core.definitions.selector import (
 from dagster._core.errors import DagsterError
 from dagster._core.execution.backfill import (
     BULK_ACTION_TERMINAL_STATUSES,
+    BulkActionsFilter,
     BulkActionStatus,
     PartitionBackfill,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "BackfillDaemon",
     "BaseAssetGraph",
     "BulkActionStatus",
+    "BulkActionsFilter",
     "DaemonCursorStorage",
     "DagsterError",
     "PartitionBackfill",

@@ -17,6 +17,7 @@ from backfill_assets.backfills.undertakings import BackfillRefusedError
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.monitoring.night import Night
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings
@@ -312,7 +313,32 @@ def test_a_plan_that_cannot_be_read_does_not_stop_the_others(pipeline):
     pipeline.instance.daemon_cursor_storage.set_cursor_values(kept)
     said = tick(pipeline)
     assert f"plan {lost.id} was kept by another version" in said
+    assert "(plan: Field required)" in said
+    assert "Dagster works at its last stage" in said
     assert f"{plan.id}-rest is under way" in said
+    # Its stage ends: it is closed, and can be undone.
+    stage = pipeline.instance.get_backfill(f"{lost.id}-rest")
+    pipeline.instance.update_backfill(stage.with_status(BulkActionStatus.CANCELED))
+    assert "; closed" in tick(pipeline)
+    assert undertakings.under_way(pipeline.instance) == [plan.id]
+    undertakings.refuse_under_way(pipeline.instance, lost.id)
+    # Its day is still due.
+    assert any(day(1) in request.window for request in Night(pipeline.settings).loads(day(9)))
+
+
+def test_a_plan_of_a_table_that_is_no_more_is_closed(pipeline):
+    lost, plan = (planned(pipeline, days) for days in ("2024-01-01", "2024-01-02"))
+    for one in (lost, plan):
+        launch(pipeline, one.id)
+    it = undertakings.find(pipeline.instance, lost.id)
+    asked = it.plan.parameters.model_copy(update={"tables": ("gone",)})
+    it.plan = it.plan.model_copy(update={"parameters": asked})
+    undertakings.keep(pipeline.instance, it)
+    said = tick(pipeline)
+    assert f"no table gone; {lost.id}-rest and what follows it is not built" in said
+    assert f"{plan.id}-rest is under way" in said
+    assert undertakings.under_way(pipeline.instance) == [plan.id]
+    assert "no table gone" in undertakings.find(pipeline.instance, lost.id).ended
 
 
 def test_a_stage_that_somebody_else_has_just_added(pipeline, monkeypatch):
