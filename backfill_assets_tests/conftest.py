@@ -10,6 +10,7 @@ import pytest
 
 from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import load_settings
+from backfill_assets_tests import postgres
 from backfill_assets_tests.pipeline import Pipeline
 
 # Of many tiny jobs, most of the time goes into planning, and into compiling code for a few rows:
@@ -46,6 +47,35 @@ def _clean_environment() -> None:
         if name.startswith("BACKFILL_ASSETS_") and name != "BACKFILL_ASSETS_JARS":
             del os.environ[name]
     os.environ.pop("COLUMNS", None)  # pytest-xdist sets it
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--postgres`: with Dagster's storage in Postgres, a database for each test."""
+    parser.addoption("--postgres", action="store_true", help="keep Dagster's storage in Postgres")
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[postgres.Server]:
+    """A Postgres server for all tests that ask for one."""
+    if lacking := postgres.lacking():
+        pytest.skip(lacking)
+    with postgres.server() as found:
+        yield found
+
+
+@pytest.fixture
+def database(postgres_server: postgres.Server, monkeypatch) -> postgres.Database:
+    """An empty database, in which the project's instance keeps what it keeps: `dagster_yaml`."""
+    made = postgres_server.database()
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _on_postgres(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--postgres"):
+        request.getfixturevalue("database")
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 from http.client import HTTPException
@@ -20,7 +19,7 @@ from backfill_assets.settings import Settings
 from backfill_assets_tests import conftest, impatient
 from backfill_assets_tests.graphql import ask
 from backfill_assets_tests.killing import kill, processes
-from backfill_assets_tests.places import BIN, PROJECT
+from backfill_assets_tests.places import BIN, PROJECT, dagster_yaml, free_port
 
 COMMAND = str(BIN / "backfill-assets")
 
@@ -41,10 +40,8 @@ class Deployment:
         """
         self.home = root / "home"
         self.home.mkdir(parents=True)
-        shutil.copy(PROJECT / "dagster.yaml", self.home)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        shutil.copy(dagster_yaml(), self.home / "dagster.yaml")
+        self.port = free_port()
         self.environment = {
             **os.environ,
             "DAGSTER_HOME": str(self.home),

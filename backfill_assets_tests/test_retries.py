@@ -58,7 +58,7 @@ from backfill_assets.engine import spark as engines
 from backfill_assets.engine.jars import EngineError
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.killing import kill
-from backfill_assets_tests.places import BIN, PROJECT
+from backfill_assets_tests.places import BIN, dagster_yaml
 
 HANDLE = "The handle ab67369f is invalid. "
 
@@ -384,7 +384,7 @@ class Daemon:
         self.home = home
         home.mkdir()
         (home / "failed").mkdir()
-        text = (PROJECT / "dagster.yaml").read_text()
+        text = dagster_yaml().read_text()
         (home / "dagster.yaml").write_text(
             text.replace("interval_seconds: 30", "interval_seconds: 2")
         )

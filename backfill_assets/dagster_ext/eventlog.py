@@ -4,8 +4,7 @@ Dagster's own makes its tables in whichever process comes first, and two that co
 them or fail. And a range run tells Dagster of every day and check by itself, for which Dagster's
 own opens, syncs and closes up to three database connections each (15 to 20 ms on a small machine),
 and asks each time which tables there are: for a year of days that was more than Spark's part. Here
-connections stay open, and a batch of events is two transactions. On Postgres, its storage needs no
-such help.
+connections stay open, and a batch of events is two transactions.
 """
 
 from __future__ import annotations
@@ -15,23 +14,12 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import sqlalchemy as db
-from dagster._core.definitions.asset_checks.asset_check_evaluation import (
-    AssetCheckEvaluationPlanned,
-)
-from dagster._core.events import ASSET_EVENTS
 from dagster._core.events.log import EventLogEntry
-from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
-from dagster._core.storage.event_log.schema import (
-    AssetCheckExecutionsTable,
-    AssetKeyTable,
-    SqlEventLogStorageTable,
-)
+from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import (
     INDEX_SHARD_NAME,
     SQLITE_BUSY_TIMEOUT_SECONDS,
@@ -45,16 +33,14 @@ from sqlalchemy import create_engine, event
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.pool import QueuePool
 
-#: Dagster's own switch: so many events at once, at the most.
-_BATCHES = "DAGSTER_EVENT_BATCH_SIZE"
-#: What tells the checks of a run apart.
-_CHECK = ("asset_key", "check_name", "partition")
+from backfill_assets.dagster_ext.batches import Batching
+
 #: Databases that stay open: the index of all runs, and those of the runs that were used last.
 _OPEN = 16
 _CONFIG = {"base_dir": dg.Field(dg.StringSource, is_required=False)}
 
 
-class LocalEventLog(SqliteEventLogStorage):
+class LocalEventLog(Batching, SqliteEventLogStorage):
     """The event log of one machine: `event_log_storage` in `dagster.yaml`.
 
     Its files are those of Dagster's default storage, in the default place unless `base_dir` is
@@ -63,14 +49,8 @@ class LocalEventLog(SqliteEventLogStorage):
     process; and what the tables' commits say, a run that is launched again restores.
     """
 
-    #: Whether `store_event_batch` takes evaluations of asset checks.
-    batches_take_checks = True
-
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
         self._engines: OrderedDict[str, Engine] = OrderedDict()
-        self._there: set[str] = set()
-        # Dagster makes no batches unless it is told to, and tells of each planned day by itself.
-        os.environ.setdefault(_BATCHES, "1000")
         super().__init__(base_dir, inst_data)
 
     @classmethod
@@ -125,109 +105,14 @@ class LocalEventLog(SqliteEventLogStorage):
             self._engines.popitem()[1].dispose()
         super().dispose()
 
-    def has_table(self, table_name: str) -> bool:
-        """Whether the index has a table; what was there once is not looked for again."""
-        if table_name not in self._there and super().has_table(table_name):
-            self._there.add(table_name)
-        return table_name in self._there
-
-    def _has_asset_key_index_cols_on_connection(self, conn: Connection) -> bool:
-        mark = f"{AssetKeyTable.name}: index columns"
-        if mark not in self._there and super()._has_asset_key_index_cols_on_connection(conn):
-            self._there.add(mark)
-        return mark in self._there
-
     def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
         """Store events of a run that are about assets and checks; if one cannot be, none is.
 
         As `store_event` of each, with one transaction for the run's database and one for the index.
         """
         (run_id,) = {event.run_id for event in events}
-        rows = [self._event_to_row(event) for event in events]
-        insert = SqlEventLogStorageTable.insert()
         with self._db_lock, self._begin(INDEX_SHARD_NAME) as index, self._begin(run_id) as run:
-            run.execute(insert, rows)
-            in_order = insert.returning(SqlEventLogStorageTable.c.id, sort_by_parameter_order=True)
-            ids = index.execute(in_order, rows).scalars().all()
-            told = [_Told(*one) for one in zip(events, ids, rows, strict=True)]
-            self._store_of_assets(
-                index, [one for one in told if one.event.dagster_event_type in ASSET_EVENTS]
-            )
-            _store_of_checks(index, run_id, told)
-
-    def _store_of_assets(self, index: Connection, told: Sequence[_Told]) -> None:
-        """What the index keeps of assets besides their events."""
-        self._store_asset_event_tags(index, [one.event for one in told], [one.id for one in told])
-        # Of an asset, only the last event of each kind.
-        last = {(one.row["asset_key"], one.event.dagster_event_type): one for one in told}
-        for one in sorted(last.values(), key=lambda one: one.id):
-            self._store_asset_event(index, one.event, one.id)
-
-
-@dataclass(frozen=True)
-class _Told:
-    """An event that is stored, with its id in the index and its row."""
-
-    event: EventLogEntry
-    id: int
-    row: Mapping[str, Any]
-
-    def of_check(self, data: Any, partition: str | None, **more: Any) -> dict[str, Any]:
-        """A row of the index's table of checks."""
-        return {
-            "asset_key": data.asset_key.to_string(),
-            "check_name": data.check_name,
-            "partition": partition,
-            "run_id": self.event.run_id,
-            "evaluation_event": self.row["event"],
-            "evaluation_event_timestamp": self.row["timestamp"],
-            "evaluation_event_storage_id": self.id,
-            **more,
-        }
-
-
-def _store_of_checks(index: Connection, run_id: str, told: Sequence[_Told]) -> None:
-    """What the index keeps of checks besides their events: of each day, the last of a run."""
-    table = AssetCheckExecutionsTable
-    status = AssetCheckExecutionRecordStatus
-    planned, evaluated = [], {}
-    for one in told:
-        data = one.event.get_dagster_event().event_specific_data
-        if isinstance(data, AssetCheckEvaluationPlanned):
-            subset = data.partitions_subset
-            planned += [
-                one.of_check(data, key, execution_status=status.PLANNED.value)
-                for key in (subset.get_partition_keys() if subset else [None])
-            ]
-        elif isinstance(data, dg.AssetCheckEvaluation):
-            target = data.target_materialization_data
-            row = one.of_check(
-                data,
-                data.partition,
-                execution_status=(status.SUCCEEDED if data.passed else status.FAILED).value,
-                materialization_event_storage_id=target.storage_id if target else None,
-            )
-            evaluated[tuple(row[name] for name in _CHECK)] = row
-    if planned:
-        index.execute(table.insert(), planned)
-    if not evaluated:
-        return
-    of_run = db.select(*(table.c[name] for name in _CHECK)).where(
-        table.c.run_id == run_id, table.c.asset_key.in_({key[0] for key in evaluated})
-    )
-    there = {tuple(row) for row in index.execute(of_run)} & evaluated.keys()
-    if new := [row for key, row in evaluated.items() if key not in there]:
-        index.execute(table.insert(), new)
-    if there:
-        same = [table.c[name].is_not_distinct_from(db.bindparam(f"its_{name}")) for name in _CHECK]
-        changes = [
-            {**evaluated[key], **{f"its_{name}": evaluated[key][name] for name in _CHECK}}
-            for key in there
-        ]
-        columns = next(iter(evaluated.values()))
-        values: dict[str, Any] = {name: db.bindparam(name) for name in columns}
-        update = table.update().where(table.c.run_id == run_id, *same).values(values)
-        index.execute(update, changes)
+            run.execute(SqlEventLogStorageTable.insert(), self._store_in(index, events))
 
 
 def _sync_at_checkpoints(connection: Any, _record: Any) -> None:

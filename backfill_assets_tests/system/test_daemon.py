@@ -22,7 +22,7 @@ from backfill_assets.staleness.backlog import backlog
 from backfill_assets_tests import conftest
 from backfill_assets_tests.killing import kill, processes
 from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order
-from backfill_assets_tests.places import BIN, PROJECT
+from backfill_assets_tests.places import BIN, dagster_yaml
 
 DAYS = 4
 KILLS = 6
@@ -81,7 +81,7 @@ def test_killed_during_ticks(engine, spark, tmp_path):
     pipeline = Pipeline(engine, tmp_path, end=day(DAYS + 1))
     home = tmp_path / "home"
     home.mkdir()
-    shutil.copy(PROJECT / "dagster.yaml", home)
+    shutil.copy(dagster_yaml(), home / "dagster.yaml")
     for n in range(1, DAYS + 1):
         pipeline.land(n, [order(f"o-{n}-{i}", n) for i in range(5)])
     moments = random.Random(3)

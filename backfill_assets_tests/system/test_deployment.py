@@ -28,7 +28,7 @@ from backfill_assets_tests import conftest
 from backfill_assets_tests.commands import refused
 from backfill_assets_tests.graphql import ask
 from backfill_assets_tests.killing import alive, kill, processes, wait_for
-from backfill_assets_tests.places import BIN, PROJECT
+from backfill_assets_tests.places import BIN, PROJECT, dagster_yaml
 
 TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 PER_RUN = "BACKFILL_ASSETS_PARTITIONS_PER_RUN"
@@ -507,7 +507,7 @@ def home(tmp_path) -> Iterator[Path]:
     """A Dagster home; whatever names it in its environment is ended with the test."""
     path = tmp_path / "home"
     path.mkdir()
-    shutil.copy(PROJECT / "dagster.yaml", path)
+    shutil.copy(dagster_yaml(), path / "dagster.yaml")
     yield path
     kill(path)
 

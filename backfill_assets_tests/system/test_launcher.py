@@ -47,7 +47,7 @@ from backfill_assets.monitoring.look import Look
 from backfill_assets.monitoring.night import LOAD, REBUILD
 from backfill_assets.monitoring.run_requests import Request
 from backfill_assets.settings import load_settings
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.places import dagster_yaml
 
 NIGHT = date(2024, 1, 3)
 #: A run's process: it works until its standard input ends.
@@ -75,7 +75,7 @@ def instance(tmp_path, monkeypatch) -> Iterator[dg.DagsterInstance]:
     """The instance of dagster.yaml, without the patience."""
     home = tmp_path / "home"
     home.mkdir()
-    text = (PROJECT / "dagster.yaml").read_text()
+    text = dagster_yaml().read_text()
     launcher = "class: WatchingRunLauncher\n"
     assert launcher in text
     impatient = text.replace(launcher, f"{launcher}  config:\n    grace_seconds: 0\n")
@@ -271,7 +271,7 @@ def test_what_goes_first_and_what_goes_alone():
         if assets.op.pool
     }
     assert pools == {"lateness_dashboard": "lateness_dashboard"}
-    text = yaml.safe_load((PROJECT / "dagster.yaml").read_text())
+    text = yaml.safe_load(dagster_yaml().read_text())
     limits = TagConcurrencyLimitsCounter(text["concurrency"]["runs"]["tag_concurrency_limits"], [])
     loads, rebuilds = (
         [SimpleNamespace(tags=tags[kind]) for _ in range(2)] for kind in (LOAD, REBUILD)

@@ -1,0 +1,111 @@
+"""Dagster's storage in Postgres, with connections that stay open and batches of events.
+
+Dagster's own opens a connection for each query, three for an event of a check: the server starts a
+process for it, and the two compute a password's digest some thousand times. What a run tells of a
+year of days took longer than Spark's part. Here a process keeps one connection, and a batch of
+events is one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dagster._core.events.log import EventLogEntry
+from dagster._serdes import ConfigurableClassData
+from dagster_postgres import (
+    DagsterPostgresStorage,
+    PostgresEventLogStorage,
+    PostgresRunStorage,
+    PostgresScheduleStorage,
+)
+from dagster_postgres.auth import PgTokenProvider
+from dagster_postgres.utils import (
+    create_pg_engine,
+    get_token_provider_from_config,
+    pg_url_from_config,
+)
+from sqlalchemy import make_url
+from sqlalchemy.engine import Engine
+
+from backfill_assets.dagster_ext.batches import Batching
+
+#: A process's threads share the connection that stays, and may open so many others for a while.
+_MORE = 20
+#: What SQLAlchemy 2.1 takes for `postgresql` is another driver than the one of Dagster.
+_DRIVER = "postgresql+psycopg2"
+
+
+class PooledEventLog(Batching, PostgresEventLogStorage):
+    """The event log of `PostgresStorage`."""
+
+    def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
+        """Store events of a run that are about assets and checks; if one cannot be, none is."""
+        with self.index_transaction() as connection:
+            self._store_in(connection, events)
+
+    def dispose(self) -> None:
+        """Close all connections."""
+        super().dispose()
+        self._engine.dispose()
+
+
+class PostgresStorage(DagsterPostgresStorage):
+    """All that Dagster keeps: `storage` in `dagster.yaml`, configured as Dagster's own.
+
+    Its tables are those of Dagster's own storage, so that one can be exchanged for the other.
+    """
+
+    def __init__(
+        self,
+        postgres_url: str,
+        should_autocreate_tables: bool = True,
+        inst_data: ConfigurableClassData | None = None,
+        token_provider: PgTokenProvider | None = None,
+    ) -> None:
+        url = _with_driver(postgres_url)
+        self.postgres_url = url
+        self.should_autocreate_tables = should_autocreate_tables
+        self._inst_data = inst_data
+        given: dict[str, Any] = {"token_provider": token_provider}
+        self._run_storage = PostgresRunStorage(url, should_autocreate_tables, **given)
+        self._event_log_storage = PooledEventLog(url, should_autocreate_tables, **given)
+        self._schedule_storage = PostgresScheduleStorage(url, should_autocreate_tables, **given)
+        engine = _engine(url, token_provider)
+        for storage in (self._run_storage, self._event_log_storage, self._schedule_storage):
+            storage._engine = engine
+        super(DagsterPostgresStorage, self).__init__()  # the parent's would open them once more
+
+    @classmethod
+    def from_config_value(
+        cls,
+        inst_data: ConfigurableClassData | None,
+        config_value: Mapping[str, Any],
+    ) -> PostgresStorage:
+        """The storage that the configuration asks for."""
+        return cls(
+            pg_url_from_config(config_value),
+            config_value.get("should_autocreate_tables", True),
+            inst_data,
+            get_token_provider_from_config(config_value),
+        )
+
+
+def _with_driver(url: str) -> str:
+    """A URL with the driver that Dagster has, where it names none."""
+    made = make_url(url)
+    if made.drivername in ("postgresql", "postgres"):
+        made = made.set(drivername=_DRIVER)
+    return made.render_as_string(hide_password=False)
+
+
+def _engine(url: str, token_provider: PgTokenProvider | None) -> Engine:
+    return create_pg_engine(
+        url,
+        token_provider,
+        isolation_level="AUTOCOMMIT",
+        pool_size=1,
+        max_overflow=_MORE,
+        # A server that was restarted meanwhile is asked again, at the cost of a question a query.
+        pool_pre_ping=True,
+    )

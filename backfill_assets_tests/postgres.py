@@ -1,0 +1,162 @@
+"""A Postgres server of one's own, on loopback, for Dagster's storage."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg2
+
+from backfill_assets_tests.places import free_port
+
+#: Where Debian and Homebrew put the server's programs.
+_PLACES = ("/usr/lib/postgresql/*/bin", "/opt/homebrew/opt/postgresql*/bin")
+#: It refuses to run as root.
+_USER = "postgres"
+_PASSWORD = "p&ss:w/rd %41'"
+
+
+def lacking() -> str | None:
+    """Why there can be no server here; none if there can."""
+    if _programs() is None:
+        return "there is no Postgres server: on Debian, apt-get install postgresql"
+    return None
+
+
+def _programs() -> Path | None:
+    found = shutil.which("initdb")
+    places = [Path(found).resolve().parent] if found else []
+    for place in _PLACES:
+        places += sorted(Path("/").glob(place.lstrip("/")))
+    return next((each for each in places if (each / "postgres").exists()), None)
+
+
+@dataclass(frozen=True)
+class Database:
+    """An empty database, and the variables by which `dagster.yaml` finds it."""
+
+    port: int
+    name: str
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {
+            "DAGSTER_PG_HOST": "127.0.0.1",
+            "DAGSTER_PG_PORT": str(self.port),
+            "DAGSTER_PG_USERNAME": _USER,
+            "DAGSTER_PG_PASSWORD": _PASSWORD,
+            "DAGSTER_PG_DB": self.name,
+        }
+
+    def ask(self, query: str, *values: object) -> list[tuple]:
+        """The rows that a query gives."""
+        with closing(_connect(self.port, self.name)) as connection:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute(query, values)
+                return cursor.fetchall() if cursor.description else []
+
+
+def _connect(port: int, name: str) -> psycopg2.extensions.connection:
+    return psycopg2.connect(
+        host="127.0.0.1", port=port, user=_USER, password=_PASSWORD, dbname=name
+    )
+
+
+class Server:
+    """A server with data of its own in a temporary folder."""
+
+    def __init__(self, *, durable: bool = False) -> None:
+        """Nothing is started yet.
+
+        Args:
+            durable: whether a commit waits for the disk, as it does unless turned off.
+        """
+        programs = _programs()
+        assert programs is not None, lacking()
+        self.port = free_port()
+        self._programs, self._durable = programs, durable
+        # Not in a folder of pytest's, which nobody but root may enter.
+        self._folder = Path(tempfile.mkdtemp(prefix="postgres-"))
+        self._as = {"user": _USER, "extra_groups": []} if os.geteuid() == 0 else {}
+        self._process: subprocess.Popen | None = None
+
+    def start(self) -> None:
+        """Start it, and make its data the first time."""
+        data = self._folder / "data"
+        if not data.exists():
+            password = self._folder / "password"
+            password.write_text(_PASSWORD)
+            if self._as:
+                shutil.chown(self._folder, _USER)
+                shutil.chown(password, _USER)
+            self._run("initdb", "-U", _USER, "-A", "scram-sha-256", f"--pwfile={password}", data)
+        options = {
+            "listen_addresses": "127.0.0.1",
+            "port": str(self.port),
+            "unix_socket_directories": str(self._folder),
+            "max_connections": "200",
+            **({} if self._durable else {"fsync": "off", "synchronous_commit": "off"}),
+        }
+        words = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._programs / "postgres", "-D", data, *words],
+                cwd=self._folder,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                **self._as,
+            )
+        while self._process.poll() is None:
+            with suppress(psycopg2.OperationalError), closing(_connect(self.port, "postgres")):
+                return
+            time.sleep(0.05)
+        raise AssertionError((self._folder / "log").read_text())
+
+    def _run(self, program: str, *words: str | Path) -> None:
+        subprocess.run(
+            [self._programs / program, "-D", words[-1], *words[:-1]],
+            cwd=self._folder,
+            check=True,
+            capture_output=True,
+            **self._as,
+        )
+
+    def database(self) -> Database:
+        """A new one."""
+        made = Database(self.port, f"dagster_{uuid4().hex}")
+        Database(self.port, "postgres").ask(f"CREATE DATABASE {made.name}")
+        return made
+
+    def stop(self) -> None:
+        """End all connections and the server."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGINT)
+            self._process.wait()
+            self._process = None
+
+    def remove(self) -> None:
+        """Stop it and take its data away."""
+        self.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@contextmanager
+def server(*, durable: bool = False) -> Iterator[Server]:
+    """A server that runs until the end."""
+    found = Server(durable=durable)
+    try:
+        found.start()
+        yield found
+    finally:
+        found.remove()

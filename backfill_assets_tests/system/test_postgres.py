@@ -1,0 +1,161 @@
+"""Dagster's storage in Postgres: what it keeps is what Dagster's own keeps, and how fast."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import dagster as dg
+import pytest
+import yaml
+from dagster._core.events import DagsterEventType
+from dagster._core.test_utils import instance_for_test
+from dagster_postgres import DagsterPostgresStorage
+
+from backfill_assets.dagster_ext.postgres import PooledEventLog, PostgresStorage
+from backfill_assets_tests.events import DAYS, OF_EVENTS, asset_event, planned_and_told
+from backfill_assets_tests.places import PROJECT, dagster_yaml
+from backfill_assets_tests.postgres import Database, Server
+
+CONFIG = PROJECT / "backfill_assets/deploy/dagster.postgres.yaml"
+
+
+def test_the_two_instances_differ_in_their_storage_alone():
+    ours, local = (yaml.safe_load(path.read_text()) for path in (CONFIG, PROJECT / "dagster.yaml"))
+    storage, _ = ours.pop("storage"), local.pop("storage")
+    assert ours == local
+    comments = [path.read_text().split("\n\n", 2)[2] for path in (CONFIG, PROJECT / "dagster.yaml")]
+    assert comments[0] == comments[1]
+    given = storage["custom"]["config"]["postgres_db"]
+    assert all(value.keys() == {"env"} for value in given.values()), "no credentials in the file"
+
+
+@contextmanager
+def stored(kind: type, database: Database) -> Iterator[DagsterPostgresStorage]:
+    """A storage on a database, without an instance."""
+    config = {name[11:].lower(): value for name, value in database.environment.items()}
+    given = {
+        "hostname": config["host"],
+        "port": int(config["port"]),
+        "db_name": config["db"],
+        "username": config["username"],
+        "password": config["password"],
+    }
+    # To Dagster's own, `postgresql` is a driver that it does not bring along.
+    scheme = {} if kind is PostgresStorage else {"scheme": "postgresql+psycopg2"}
+    found = kind.from_config_value(None, {"postgres_db": {**given, **scheme}})
+    try:
+        yield found
+    finally:
+        found.event_log_storage.dispose()
+
+
+def all_rows(database: Database) -> dict[str, list[str]]:
+    """Every row of the event log, without when it was stored."""
+    found = {}
+    for name in OF_EVENTS:
+        rows = database.ask(
+            "SELECT column_name FROM information_schema.columns WHERE table_name = %s ORDER BY 1",
+            name,
+        )
+        # An id of an asset is used up by each event that finds the asset there.
+        left_out = {"create_timestamp", "id" if name == "asset_keys" else ""}
+        columns = ", ".join(f'"{column}"' for (column,) in rows if column not in left_out)
+        found[name] = sorted(map(str, database.ask(f"SELECT {columns} FROM {name}")))
+    return found
+
+
+def test_a_batch_leaves_what_its_events_leave_one_by_one(postgres_server: Server):
+    left = []
+    for kind in (DagsterPostgresStorage, PostgresStorage):
+        database = postgres_server.database()
+        with stored(kind, database) as storage:
+            log = storage.event_log_storage
+            for events in planned_and_told():
+                if kind is PostgresStorage:
+                    log.store_event_batch(events)
+                else:
+                    for event in events:
+                        log.store_event(event)
+        left.append(all_rows(database))
+    theirs, ours = left
+    assert theirs == ours
+    assert len(ours["asset_check_executions"]) == 7
+
+
+def test_a_batch_that_fails_leaves_nothing(database):
+    with stored(PostgresStorage, database) as storage:
+        planned, _, said = planned_and_told()
+        storage.event_log_storage.store_event_batch(planned)
+        before = all_rows(database)
+        bad = asset_event(DagsterEventType.ASSET_OBSERVATION, None)
+        with pytest.raises(AttributeError):
+            storage.event_log_storage.store_event_batch([*said, bad])
+        assert all_rows(database) == before
+
+
+@pytest.fixture
+def instance(database, tmp_path, monkeypatch) -> Iterator[dg.DagsterInstance]:
+    """The project's instance on Postgres."""
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    (tmp_path / "dagster.yaml").write_text(dagster_yaml().read_text())
+    with dg.DagsterInstance.get() as found:
+        assert isinstance(found.event_log_storage, PooledEventLog)
+        yield found
+
+
+def connections(database: Database) -> int:
+    """How many the server has for this database, but for this one."""
+    ((count,),) = database.ask(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()",
+        database.name,
+    )
+    return count
+
+
+def test_a_process_keeps_one_connection(instance, database):
+    for key in DAYS.get_partition_keys()[:5]:
+        instance.report_runless_asset_event(dg.AssetMaterialization("numbers", partition=key))
+        instance.get_runs()
+        instance.all_instigator_state()
+    assert connections(database) == 1
+    instance.dispose()
+    assert connections(database) == 0
+
+
+def test_threads_and_instances_side_by_side_lose_nothing(instance):
+    keys = DAYS.get_partition_keys()
+    with dg.DagsterInstance.from_ref(instance.get_ref()) as two:
+
+        def work(of: dg.DagsterInstance, some: list[str]) -> None:
+            for key in some:
+                of.report_runless_asset_event(dg.AssetMaterialization("numbers", partition=key))
+
+        threads = [
+            threading.Thread(target=work, args=(of, keys[n::4]))
+            for n, of in enumerate((instance, instance, two, two))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert instance.get_materialized_partitions(dg.AssetKey("numbers")) == set(keys)
+
+
+def test_a_server_that_is_restarted_is_found_again(instance, postgres_server):
+    instance.report_runless_asset_event(dg.AssetMaterialization("numbers", partition="2024-01-01"))
+    postgres_server.stop()
+    postgres_server.start()
+    instance.report_runless_asset_event(dg.AssetMaterialization("numbers", partition="2024-01-02"))
+    assert len(instance.get_materialized_partitions(dg.AssetKey("numbers"))) == 2
+
+
+def test_without_the_variables_it_says_which(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("DAGSTER_PG_")]:
+        monkeypatch.delenv(name)
+    storage = yaml.safe_load(CONFIG.read_text())["storage"]
+    with pytest.raises(Exception, match="DAGSTER_PG_HOST"):  # noqa: SIM117
+        with instance_for_test(temp_dir=str(tmp_path), overrides={"storage": storage}):
+            pass
