@@ -43,7 +43,6 @@ from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 from pyspark.sql import functions as F
 
 from backfill_assets.dagster_ext.executor import one_process_executor
-from backfill_assets.dagster_ext.launcher import PROCESS_TAG
 from backfill_assets.dagster_ext.retries import (
     ATTEMPTS,
     LOST_TAG,
@@ -53,6 +52,7 @@ from backfill_assets.dagster_ext.retries import (
     launch_lost_retries,
     retry_later,
 )
+from backfill_assets.dagster_ext.run_locks import PROCESS_TAG
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.engine import spark as engines
 from backfill_assets.engine.jars import EngineError

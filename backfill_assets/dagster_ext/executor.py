@@ -22,8 +22,8 @@ from dagster._core.execution.step_dependency_config import (
     get_step_dependency_config_field,
 )
 
-from backfill_assets.dagster_ext.launcher import sign_on
 from backfill_assets.dagster_ext.retries import engine_lost, fresh_tags, retry_later
+from backfill_assets.dagster_ext.run_locks import sign_on
 from backfill_assets.dagster_ext.steps import in_threads
 
 

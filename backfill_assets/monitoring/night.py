@@ -22,7 +22,7 @@ from backfill_assets.dagster_ext.internals import (
     WILL_RETRY_TAG,
     BulkActionStatus,
 )
-from backfill_assets.dagster_ext.launcher import is_alive
+from backfill_assets.dagster_ext.run_locks import is_alive
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.reading import read_ledger, read_ledgers
 from backfill_assets.landing.listing import list_landing

@@ -34,13 +34,8 @@ from dagster._utils.tags import TagConcurrencyLimitsCounter
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.dagster_ext.coordinator import Interval
-from backfill_assets.dagster_ext.launcher import (
-    LOCKS,
-    PROCESS_TAG,
-    WatchingRunLauncher,
-    is_alive,
-    sign_on,
-)
+from backfill_assets.dagster_ext.launcher import WatchingRunLauncher
+from backfill_assets.dagster_ext.run_locks import LOCKS, PROCESS_TAG, is_alive, sign_on
 from backfill_assets.definitions import build_defs
 from backfill_assets.monitoring.automation import _run_request
 from backfill_assets.monitoring.look import Look
@@ -54,7 +49,7 @@ NIGHT = date(2024, 1, 3)
 WORKER = """
 import os, signal, subprocess, sys, time
 import dagster as dg
-from backfill_assets.dagster_ext.launcher import sign_on
+from backfill_assets.dagster_ext.run_locks import sign_on
 
 # As Dagster does in a run's process, whatever started it: a shell's background ignores it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
