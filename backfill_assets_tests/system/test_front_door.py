@@ -1,0 +1,123 @@
+"""The door of a whole deployment: Dagster's processes, without an engine."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import signal
+import socket
+import urllib.error
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+
+from backfill_assets.dagster_ext.claims import claimed_home
+from backfill_assets.dagster_ext.passwords import write_password
+from backfill_assets.settings import load_settings
+from backfill_assets_tests.deployed import Deployment
+from backfill_assets_tests.killing import alive, processes, wait_for
+
+ANNA = {"Authorization": "Basic " + base64.b64encode(b"anna:secret").decode()}
+MUTATION = "mutation{__typename}"
+_LISTENS = "0A"  # as the kernel writes it
+
+
+@pytest.fixture
+def deployment(tmp_path) -> Iterator[Deployment]:
+    found = Deployment(tmp_path, load_settings(landing=str(tmp_path), warehouse=str(tmp_path)))
+    write_password(tmp_path / "people", "anna", "secret")
+    found.environment |= {
+        "SPARK_REMOTE": "sc://127.0.0.1:9",  # none is needed
+        "BACKFILL_ASSETS_UI_PASSWORDS": str(tmp_path / "people"),
+    }
+    found.environment.pop("BACKFILL_ASSETS_END")
+    yield found
+    found.stop()
+
+
+def asked(deployment: Deployment, path: str, body: bytes | None = None, **headers: str) -> int:
+    """The status of an answer; 0 if nobody answers."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    request = Request(f"http://127.0.0.1:{deployment.port}{path}", body, named)
+    try:
+        with urlopen(request, timeout=120) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def listening(pids: list[int]) -> set[tuple[str, int]]:
+    """The addresses, as the kernel writes them, and ports that processes listen at."""
+    inodes = set()
+    for pid in pids:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            inodes |= set(re.findall(r"socket:\[(\d+)\]", str(entry.readlink())))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTENS and fields[9] in inodes:
+                address, port = fields[1].split(":")
+                found.add((address, int(port, 16)))
+    return found
+
+
+def test_the_door_is_the_only_way_in(deployment):
+    deployment.tend()
+    wait_for(lambda: asked(deployment, "/server_info", **ANNA) == 200)
+    query = json.dumps({"query": MUTATION}).encode()
+    typed = {"Content_Type": "application/json"}
+    assert asked(deployment, "/graphql", query, **typed, **ANNA) == 200
+    assert asked(deployment, "/graphql", query, **typed) == 401
+    assert (
+        asked(deployment, "/graphql", query, **typed, **ANNA, Origin="http://evil.example") == 403
+    )
+    assert asked(deployment, f"/graphql?query={MUTATION}", **ANNA) == 405
+    assert asked(deployment, "/", **ANNA, Host="evil.example") == 403
+
+    # Nothing of the deployment listens elsewhere: neither on another port nor to other machines.
+    wait_for(lambda: any("dagster._daemon" in said for said in processes(deployment.home).values()))
+    ours = [*processes(deployment.home), deployment.process.pid]
+    here = {"0100007F", "00000000000000000000000001000000"}
+    assert {port for _, port in listening(ours)} == {deployment.port}
+    assert {address for address, _ in listening(ours)} <= here
+    assert deployment.home.stat().st_mode & 0o777 == 0o700
+    assert "secret" not in (deployment.home / "deployment.log").read_text()
+
+    # A second one is refused at once, and the first one goes on.
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        other = str(free.getsockname()[1])
+    done = deployment.run("ui", "--port", other)
+    assert done.returncode == 3
+    assert f"process {deployment.process.pid}, its UI at http://127.0.0.1:{deployment.port}" in (
+        done.stderr
+    )
+    assert asked(deployment, "/server_info", **ANNA) == 200
+
+    # All end together, and say which of them was the first.
+    said = processes(deployment.home)
+    server = next(
+        pid
+        for pid, words in said.items()
+        if "backfill_assets.webserver" in words and "os.fork" not in words
+    )
+    os.kill(server, signal.SIGKILL)
+    assert deployment.process.wait(timeout=120) == 3
+    log = (deployment.home / "deployment.log").read_text()
+    assert "The web server ended with status -9: ending the deployment ..." in log
+    assert not any(alive(pid) for pid in said)
+
+    # A home whose deployment was killed is free.
+    deployment.tend()
+    wait_for(lambda: asked(deployment, "/server_info", **ANNA) == 200)
+    deployment.process.kill()
+    deployment.process.wait()
+    with claimed_home(deployment.home, 3000):
+        wait_for(lambda: not processes(deployment.home))
