@@ -97,6 +97,8 @@ FOREIGN = [
     ("GET", BY_LINK, None, {}, 405, "asked by POST"),
     ("GET", "/%67raphql?query=" + MUTATION, None, {}, 405, "asked by POST"),
     ("GET", BY_LINK.replace("?", "/?"), None, {}, 405, "asked by POST"),
+    ("GET", BY_LINK.replace("?", "%0A?"), None, {}, 405, "asked by POST"),
+    ("GET", "/" + BY_LINK, None, {}, 405, "asked by POST"),
     ("HEAD", BY_LINK, None, {}, 405, ""),
     ("GET", BY_LINK, None, {"Accept": "image/*"}, 405, "asked by POST"),
     # A name that leads here for a page of evil.example: DNS rebinding.
@@ -119,6 +121,7 @@ FOREIGN = [
     ("POST", "/report_asset_materialization/a", None, {"Origin": "http://e"}, 403, "foreign"),
     # What a form can send without asking.
     ("POST", BY_LINK, "", {"Content_Type": "text/plain"}, 415, "text/plain"),
+    ("POST", "/graphql", BODY, {"Content_Type": "text/plain; application/json"}, 415, "form"),
     ("POST", BY_LINK, "", {"Content_Type": "Multipart/Form-Data; boundary=x"}, 415, "form"),
     ("POST", BY_LINK, "", {"Content_Type": "application/x-www-form-urlencoded"}, 415, "form"),
     ("GET", "/graphql", None, {"Origin": "http://evil.example", **UPGRADE}, 403, "a foreign one"),
@@ -145,6 +148,7 @@ def test_dagsters_own_takes_all_of_that(bare):
     """If it did not, there would be no need for the door."""
     for path, headers in [
         (BY_LINK, {}),
+        (BY_LINK.replace("?", "%0A?"), {}),
         (BY_LINK, {"Host": "evil.example", "Sec_Fetch_Site": "cross-site"}),
     ]:
         status, text = bare.ask("GET", path, **headers)

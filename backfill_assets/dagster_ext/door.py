@@ -1,9 +1,9 @@
 """The door of the UI: which requests reach Dagster's web server, and which are refused.
 
 Dagster's web server takes mutations from any web page that its user looks at: by links, by forms,
-under any host name and by websockets. A page can forge neither the headers `Host`, `Origin` and
-`Sec-Fetch-Site` of its requests nor send JSON elsewhere without asking: the door goes by these, as
-the Fetch Metadata specification recommends. What is no browser sends none of them, and may come in.
+under any host name and by websockets. No page can choose the headers `Host`, `Origin` and
+`Sec-Fetch-Site` of its requests, or send JSON to another server unasked: the door goes by these, as
+W3C's Fetch Metadata has it. Programs that are no browsers send the first alone, and may come in.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ class Door:
             passwords: of those who may come in; none lets everybody in who can reach it.
         """
         url = urlsplit(ui_url)
+        host = url.netloc.rpartition("@")[2].lower()
         self._app, self._passwords = app, passwords
-        self._origin = f"{url.scheme}://{url.netloc}".lower()
-        self._names = dict.fromkeys([*_THIS_MACHINE, _name(url.netloc)])
+        self._origin = f"{url.scheme}://{host}"
+        self._names = dict.fromkeys([*_THIS_MACHINE, _name(host)])
         self._admitted: set[bytes] = set()
         self._one_at_a_time = asyncio.Lock()
 
@@ -73,7 +74,7 @@ class Door:
             return 403, f"This server is {known}, and not {_shown(host)}. {_MEND}"
         socket = asked.scope["type"] == "websocket"
         looks = not socket and asked.scope["method"] in _LOOKING
-        if looks and asked.url.path.rstrip("/") == "/graphql" and not _is_playground(asked):
+        if looks and _is_graphql(asked.scope["path"]) and not _is_playground(asked):
             return 405, "GraphQL is asked by POST: else a link could start something."
         site = headers.get("sec-fetch-site", "none")
         if looks:
@@ -114,6 +115,11 @@ class Door:
 def _name(host: str) -> str:
     """A host without its port."""
     return re.sub(r":\d+$", "", host.lower())
+
+
+def _is_graphql(path: str) -> bool:
+    """Whether a path may lead to GraphQL: to Starlette, one with a line's end behind it does."""
+    return any(part.strip() == "graphql" for part in path.split("/"))
 
 
 def _is_playground(asked: HTTPConnection) -> bool:
