@@ -241,3 +241,63 @@ def test_a_run_stores_its_events_in_batches(home, monkeypatch):
         assert len(instance.get_materialized_partitions(dg.AssetKey("numbers_of_many"))) == 9
     assert {"ASSET_MATERIALIZATION_PLANNED": 9} in batches
     assert {"ASSET_MATERIALIZATION": 9} in batches
+
+
+def told(instance: dg.DagsterInstance, key: str) -> None:
+    instance.report_runless_asset_event(dg.AssetMaterialization("numbers", partition=key))
+
+
+def known(instance: dg.DagsterInstance) -> set[str]:
+    return instance.get_materialized_partitions(dg.AssetKey("numbers"))
+
+
+@pytest.mark.parametrize("what", ["index.db*", "*"])
+def test_a_log_that_is_deleted_is_made_again(home, what):
+    """Connections that stay open would go on writing to files that nobody can read."""
+    runs = Path(home, "history", "runs")
+    with (
+        instance_for_test(temp_dir=home, overrides=OURS) as daemon,
+        dg.DagsterInstance.from_ref(daemon.get_ref()) as run,
+    ):
+        told(daemon, "2024-01-01")
+        assert known(run) == {"2024-01-01"}
+        for file in runs.glob(what):
+            file.unlink()
+        if what == "*":
+            runs.rmdir()
+        told(run, "2024-01-02")
+        assert known(daemon) == {"2024-01-02"}
+        told(daemon, "2024-01-03")
+        assert known(run) == {"2024-01-02", "2024-01-03"}
+        marks = ("asset_key_index_columns",)
+        assert all(run.event_log_storage.has_secondary_index(name) for name in marks)
+
+
+def test_a_log_that_is_restored_is_read(home, tmp_path_factory):
+    backup = tmp_path_factory.mktemp("backup") / "index.db"
+    index = Path(home, "history", "runs", "index.db")
+    with instance_for_test(temp_dir=home, overrides=OURS) as instance:
+        told(instance, "2024-01-01")
+        with closing(sqlite3.connect(index)) as database:
+            database.execute(f"VACUUM INTO '{backup}'")
+        told(instance, "2024-01-02")
+        for file in index.parent.glob("index.db*"):
+            file.unlink()
+        shutil.copy(backup, index)
+        assert known(instance) == {"2024-01-01"}
+        told(instance, "2024-01-03")
+        with dg.DagsterInstance.from_ref(instance.get_ref()) as other:
+            assert known(other) == {"2024-01-01", "2024-01-03"}
+
+
+def test_the_events_of_a_run_that_another_process_wiped(home):
+    with (
+        instance_for_test(temp_dir=home, overrides=OURS) as one,
+        dg.DagsterInstance.from_ref(one.get_ref()) as two,
+    ):
+        run = write(one, "2024-01-01")
+        assert two.all_logs(run.run_id)
+        one.event_log_storage.wipe()
+        assert two.all_logs(run.run_id) == []
+        one.report_engine_event("said after", run.dagster_run)
+        assert [log.user_message for log in two.all_logs(run.run_id)]

@@ -51,7 +51,10 @@ class LocalEventLog(Batching, SqliteEventLogStorage):
 
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
         self._engines: OrderedDict[str, Engine] = OrderedDict()
-        super().__init__(base_dir, inst_data)
+        #: The files of the databases that were made or found, as the system tells files apart.
+        self._files: dict[str, tuple[int, int] | None] = {}
+        with _alone(Path(base_dir)):
+            super().__init__(base_dir, inst_data)
 
     @classmethod
     def config_type(cls) -> Any:
@@ -72,15 +75,34 @@ class LocalEventLog(Batching, SqliteEventLogStorage):
 
     @contextmanager
     def _connect(self, shard: str) -> Iterator[Connection]:
+        self._make_again()
         with self._db_lock, self._begin(shard) as connection:
             yield connection
 
+    def _make_again(self) -> None:
+        """An index where there was one; somebody took it away, with all that it kept."""
+        if INDEX_SHARD_NAME in self._files and not self._file(INDEX_SHARD_NAME):
+            with _alone(Path(self._base_dir)):
+                SqliteEventLogStorage(self._base_dir).dispose()  # only to have it made
+
+    def _file(self, shard: str) -> tuple[int, int] | None:
+        """Which file is the database of a shard; none if there is none."""
+        try:
+            found = Path(self.path_for_shard(shard)).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
     @contextmanager
     def _begin(self, shard: str) -> Iterator[Connection]:
+        if shard in self._files and self._files[shard] != self._file(shard):
+            # Deleted, or restored from a backup: what an open connection writes nobody would read.
+            self._forget(shard)
         engine = self._engine(shard)
         if shard not in self._initialized_dbs:
             self._initdb(engine)
             self._initialized_dbs.add(shard)
+            self._files[shard] = self._file(shard)
         with engine.begin() as connection:
             yield connection
 
@@ -99,6 +121,14 @@ class LocalEventLog(Batching, SqliteEventLogStorage):
         self._engines.move_to_end(shard)
         return self._engines[shard]
 
+    def _forget(self, shard: str) -> None:
+        if engine := self._engines.pop(shard, None):
+            engine.dispose()
+        del self._files[shard]
+        self._initialized_dbs.discard(shard)
+        if shard == INDEX_SHARD_NAME:
+            self._there.clear()
+
     def dispose(self) -> None:
         """Close all connections."""
         while self._engines:
@@ -111,6 +141,7 @@ class LocalEventLog(Batching, SqliteEventLogStorage):
         As `store_event` of each, with one transaction for the run's database and one for the index.
         """
         (run_id,) = {event.run_id for event in events}
+        self._make_again()
         with self._db_lock, self._begin(INDEX_SHARD_NAME) as index, self._begin(run_id) as run:
             run.execute(SqlEventLogStorageTable.insert(), self._store_in(index, events))
 
@@ -127,9 +158,7 @@ class LocalStorage(DagsterSqliteStorage):
     """
 
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
-        Path(base_dir).mkdir(parents=True, exist_ok=True)
-        with Path(base_dir, LOCK).open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
+        with _alone(Path(base_dir)):
             history = Path(base_dir, "history")
             self.base_dir = base_dir
             self._run_storage = SqliteRunStorage.from_local(str(history))
@@ -157,8 +186,17 @@ class LocalStorage(DagsterSqliteStorage):
         return cls(config_value.get("base_dir") or str(_home("storage")), inst_data)
 
 
-#: In Dagster's home: who opens the databases holds it.
+#: Beside databases: who opens or makes them holds it.
 LOCK = "storage.lock"
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time, in a folder that is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
+        yield
 
 
 def _home(what: str) -> Path:
