@@ -39,6 +39,7 @@ from backfill_assets_tests.benchmarks.bench_backfills import (
     history,
     merging,
 )
+from backfill_assets_tests.benchmarks.bench_events import events
 from backfill_assets_tests.benchmarks.bench_history import long_history
 from backfill_assets_tests.benchmarks.bench_jobs import (
     Deployed,
@@ -69,6 +70,7 @@ PARTS = (
     "engines",
     "caps",
     "answers",
+    "events",
 )
 
 
@@ -201,6 +203,8 @@ def main() -> None:
             finding_late_lines(root / "late")
         if given.part in (None, "connect"):
             on_connect(root)
+        if given.part in (None, "events"):
+            events(root / "events")
         engine = Engine.of(load_settings(spark_conf=SPARK))
         for name, work in {
             "day": lambda at: one_day(engine, at, 2_000),

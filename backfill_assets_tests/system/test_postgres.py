@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import dagster as dg
@@ -14,8 +16,11 @@ from dagster._core.events import DagsterEventType
 from dagster._core.test_utils import instance_for_test
 from dagster_postgres import DagsterPostgresStorage
 
+from backfill_assets.calendar.partitions import Window
 from backfill_assets.dagster_ext.postgres import PooledEventLog, PostgresStorage
+from backfill_assets_tests.drills import drills
 from backfill_assets_tests.events import DAYS, OF_EVENTS, asset_event, planned_and_told
+from backfill_assets_tests.killing import kill_one, wait_for
 from backfill_assets_tests.places import PROJECT, dagster_yaml
 from backfill_assets_tests.postgres import Database, Server
 
@@ -159,3 +164,39 @@ def test_without_the_variables_it_says_which(tmp_path, monkeypatch):
     with pytest.raises(Exception, match="DAGSTER_PG_HOST"):  # noqa: SIM117
         with instance_for_test(temp_dir=str(tmp_path), overrides={"storage": storage}):
             pass
+
+
+@dg.asset(pool="alone")
+def pooled() -> None:
+    pass
+
+
+def test_pools_are_held_and_freed(instance):
+    assert dg.materialize([pooled], instance=instance).success
+    info = instance.event_log_storage.get_concurrency_info("alone")
+    assert (info.slot_count, info.active_slot_count) == (1, 0)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="starts an engine of its own")
+def test_a_deployment(database, tmp_path):
+    """Daemons, queue, planned backfills; a run whose process is killed; nothing left in files."""
+    with drills.Drill(tmp_path, Window.parse("2025-01-09...2025-01-12"), short=True) as drill:
+        drills.land(drill, drill.days, "more.jsonl", drills.RIGHT)
+        before = drills.revenue(drill.facts(), drill.days)
+        id_ = drill.plan(drill.days, "more orders")
+        home = drill.deployment.home
+        with ThreadPoolExecutor(1) as beside:
+            done = beside.submit(drill.backfill, id_)
+            wait_for(lambda: kill_one(home, "run worker", random.Random(0)) or done.done())
+            done.result()
+        more = drills.revenue(drill.facts(), drill.days) - before
+        assert more == len(drill.days) * drills.RIGHT
+        drill.reconcile(id_)
+        drill.verify(drill.days)
+        with drill.deployment.instance() as instance:
+            assert isinstance(instance.event_log_storage, PooledEventLog)
+            retried = [run for run in instance.get_runs() if "dagster/retry_number" in run.tags]
+            assert retried and retried[0].is_success
+        assert not list(home.rglob("*.db"))
+        assert database.ask("SELECT count(*) > 100 FROM event_logs") == [(True,)]

@@ -1,0 +1,61 @@
+"""From Dagster's storage in SQLite to an empty one in Postgres: the tables say what they hold."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import dagster as dg
+
+from backfill_assets.dagster_ext.eventlog import LocalEventLog
+from backfill_assets.dagster_ext.postgres import PooledEventLog
+from backfill_assets.orders.tables import TABLES
+from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order, planned
+from backfill_assets_tests.places import PROJECT
+
+DAYS = 3
+
+
+@contextmanager
+def moved_to(pipeline: Pipeline, config: str) -> Iterator[dg.DagsterInstance]:
+    """The pipeline on an instance of such a `dagster.yaml`."""
+    home = pipeline.root / "home"
+    home.mkdir(exist_ok=True)
+    shutil.copy(PROJECT / config, home / "dagster.yaml")
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        pipeline.instance = instance
+        yield instance
+
+
+def versions(pipeline: Pipeline) -> dict[str, int]:
+    return {name: pipeline.log(name).version() for name in TABLES}
+
+
+def test_the_tables_need_no_history_and_a_replay_tells_dagster_of_them(pipeline, database):
+    for n in range(1, DAYS + 1):
+        pipeline.land(n, [order(f"o-{n}-{i}", n) for i in range(3)])
+    with moved_to(pipeline, "dagster.yaml") as instance:
+        assert isinstance(instance.event_log_storage, LocalEventLog)
+        pipeline.run(1, DAYS, EVERYTHING)
+    before, digests = versions(pipeline), pipeline.digests()
+    with moved_to(pipeline, "backfill_assets/deploy/dagster.postgres.yaml") as instance:
+        assert isinstance(instance.event_log_storage, PooledEventLog)
+        assert pipeline.materialized("fact_daily_orders") == set()
+        # What is behind is asked of the tables' logs, not of Dagster.
+        plan = planned(pipeline, f"{day(1)}...{day(DAYS)}")
+        assert not any(table.computed or table.lacking for table in plan.tables.values())
+        # Every day is told of once more, and none is computed.
+        pipeline.run(1, DAYS, EVERYTHING)
+        assert versions(pipeline) == before
+        days = {str(day(n)) for n in range(1, DAYS + 1)}
+        assert all(pipeline.materialized(name) == days for name in TABLES)
+        checks = database.ask(
+            "SELECT count(DISTINCT partition) FROM asset_check_executions "
+            "WHERE execution_status = 'SUCCEEDED' AND asset_key = %s",
+            '["fact_daily_orders"]',
+        )
+        assert checks == [(DAYS,)]
+        pipeline.land(2, [order("one-more", 2)], "more.jsonl")
+        pipeline.run(2, 2, EVERYTHING)
+        assert pipeline.digests() != digests
