@@ -17,7 +17,14 @@ from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 from zoneinfo import ZoneInfo, available_timezones
 
-from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    ByteSize,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as PydanticSettingsError
 
@@ -58,6 +65,10 @@ class Settings(BaseSettings):
         rejected_hold: a share from which on the day is not published unless a person agrees.
         absent_days: an arrival day without a folder keeps the windows open that it belongs to until
             a folder of so many days later was loaded; then nothing came on it.
+        max_line: bytes that a line of a landing file may have, or a row of a Parquet file: the
+            engine holds it in memory as a whole, several times over.
+        max_expanded: bytes that a compressed landing file may expand to.
+        max_control: bytes that a control file may have.
         undo_days: for so many days the files that a backfill replaced are kept, so that it can be
             undone.
         webhook: where alerts are posted; none means that there are no alerts.
@@ -94,6 +105,9 @@ class Settings(BaseSettings):
     rejected_alert: float = Field(default=0.2, gt=0, le=1)
     rejected_hold: float = Field(default=0.5, gt=0, le=1)
     absent_days: int = Field(default=30, ge=1, le=36500)
+    max_line: ByteSize = Field(default=ByteSize(4 << 20), ge=1 << 10, le=1 << 30)
+    max_expanded: ByteSize = Field(default=ByteSize(16 << 30), ge=1 << 20)
+    max_control: ByteSize = Field(default=ByteSize(1 << 20), ge=1 << 10, le=1 << 30)
     # No longer than the commits themselves, which is what Delta asks for.
     undo_days: int = Field(default=UNDO_DAYS, ge=1, le=36500)
     webhook: str | None = None

@@ -1,9 +1,13 @@
-"""Listings of a landing, made by hand."""
+"""Listings of a landing, made by hand, and folders that cannot be listed."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
 
 from backfill_assets.landing.listing import Entry, Folder, Listing
 from backfill_assets_tests.pipeline import day
@@ -44,3 +48,15 @@ def landing(*folders: str | None, at: int = 1) -> Made:
 
 def file(n: int, name: str = "part-0.jsonl") -> str:
     return f"arrival_date={day(n)}/{name}"
+
+
+def close_folder(patch: pytest.MonkeyPatch, path: Path) -> None:
+    """As if the folder had mode 000, which does not keep root out."""
+    scandir = os.scandir
+
+    def refuse(folder):
+        if str(folder) == str(path):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    patch.setattr(os, "scandir", refuse)

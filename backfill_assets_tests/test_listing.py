@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import pyarrow.fs as pafs
 import pytest
 
 from backfill_assets.landing import listing
+from backfill_assets.landing.folders import NAMELESS
 from backfill_assets.landing.listing import LandingError, list_landing
 from backfill_assets_tests.pipeline import day
 
@@ -120,10 +126,162 @@ def test_a_name_that_is_not_utf_8(orders):
     put(orders, "part-0.jsonl")
     put(orders, "part-0.jsonl", 2)
     put(orders, os.fsdecode(b"\xff.jsonl"))
-    seen = found(orders).folders
-    assert seen[day(1)].nameless
-    assert list(seen[day(1)].files) == [f"{NAME}/part-0.jsonl"]
-    assert not seen[day(2)].nameless
+    put(orders, os.fsdecode(b"\xfe.jsonl"))
+    assert refused(orders) == {NAMELESS: "rename it"}
+    assert list(found(orders).files(day(2))) == [f"arrival_date={day(2)}/part-0.jsonl"]
+
+
+# --- what is not opened ---------------------------------------------------------------------------
+
+
+def refused(orders: Path, n: int = 1) -> dict[str, str]:
+    """What is refused of a day, by one listing of all and by one of the day alike."""
+    seen = found(orders)
+    assert seen.folders == found(orders, days=seen.folders).folders
+    entries = seen.files(day(n)).values()
+    no = {entry for entry in entries if entry.refused}
+    assert all(not text for entry, text in seen.digests(entries).items() if entry in no)
+    return {entry.name: entry.refused for entry in no}
+
+
+OUT = "a link that leads out of the landing: land the file itself"
+NOWHERE = "a link that leads nowhere: remove it, or land the file itself"
+
+
+def test_links_may_not_lead_out_of_the_landing(orders, tmp_path_factory):
+    secret = tmp_path_factory.mktemp("outside") / "secret.jsonl"
+    secret.write_text("secret")
+    here = put(orders, "a.jsonl").parent
+    other = orders.parent / "visits"
+    other.mkdir()
+    (other / "of-another-source.jsonl").write_text("xyz")
+    # By way of a link within.
+    (here / "hop").symlink_to(secret.parent)
+    links = {
+        "absolute.jsonl": secret,
+        "relative.jsonl": os.path.relpath(secret, here),
+        "hop.jsonl": "hop/secret.jsonl",
+        "_control.json": secret,
+        "folder.jsonl": "/etc",
+        "dangling.jsonl": "nothing",
+        "through-a-file.jsonl": "a.jsonl/x",
+        "loop.jsonl": "loop.jsonl",
+        "fine.jsonl": "a.jsonl",
+        "other.jsonl": "../../visits/of-another-source.jsonl",
+    }
+    for name, target in links.items():
+        (here / name).symlink_to(target)
+    assert refused(orders) == {
+        **dict.fromkeys(["absolute.jsonl", "relative.jsonl", "hop.jsonl", "_control.json"], OUT),
+        "folder.jsonl": OUT,
+        **dict.fromkeys(["dangling.jsonl", "through-a-file.jsonl"], NOWHERE),
+        "loop.jsonl": "a link that leads to itself: remove it",
+    }
+    folder = found(orders).folders[day(1)]
+    assert folder.files[f"{NAME}/other.jsonl"].size == 3
+    assert digests(orders)["fine.jsonl"] == digests(orders)["a.jsonl"]
+    assert folder.unknown == (f"{NAME}/hop",)
+
+
+def test_links_of_the_deployment_itself_are_fine(orders, tmp_path_factory):
+    """The landing may be a link, and so may the folder of a source in it."""
+    put(orders, "a.jsonl")
+    (orders / NAME / "link.jsonl").symlink_to("a.jsonl")
+    place = tmp_path_factory.mktemp("elsewhere")
+    (place / "landing").mkdir()
+    (place / "landing" / "orders").symlink_to(orders)
+    (place / "link").symlink_to("landing")
+    for root in (place / "landing", place / "link"):
+        seen = list_landing(str(root), "orders")
+        assert seen.folders == list_landing(str(root), "orders", [day(1)]).folders
+        assert [entry.refused for entry in seen.files(day(1)).values()] == ["", ""]
+
+
+def test_folders_that_are_links(orders, tmp_path_factory):
+    outside = tmp_path_factory.mktemp("outside")
+    (outside / "a.jsonl").write_text("secret")
+    put(orders, "a.jsonl", 4)
+    for n, target in enumerate([outside, "nothing", f"arrival_date={day(4)}", "/etc/passwd"], 1):
+        link = orders / f"arrival_date={day(n if n < 4 else 5)}"
+        link.symlink_to(target)
+    assert refused(orders, 1) == {"": OUT}
+    assert refused(orders, 2) == {"": NOWHERE}
+    assert list(found(orders).files(day(3))) == [f"arrival_date={day(3)}/a.jsonl"]
+    assert refused(orders, 5) == {"": OUT}
+
+
+def test_a_file_in_the_place_of_a_folder(orders):
+    (orders / NAME).write_text("x")
+    put(orders, "a.jsonl", 2)
+    assert refused(orders) == {"": "NotADirectoryError: Not a directory"}
+    assert refused(orders, 2) == {}
+
+
+def test_pipes_and_sockets_are_not_opened(orders):
+    here = put(orders, "a.jsonl").parent
+    os.mkfifo(here / "pipe.jsonl")
+    os.mkfifo(here / "_control.json")
+    (here / "link.jsonl").symlink_to("pipe.jsonl")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(orders / "s"))
+        (orders / "s").rename(here / "socket.jsonl")
+    assert refused(orders) == {"_control.json": "not a file"}
+    names = ("link.jsonl", "pipe.jsonl", "socket.jsonl")
+    assert found(orders).folders[day(1)].unknown == tuple(f"{NAME}/{name}" for name in names)
+    assert digests(orders).keys() == {"_control.json", "a.jsonl"}
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Root may list everything."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def open_to_all() -> Iterator[Path]:
+    """A folder of orders that another user may list."""
+    with TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        folder = Path(name) / "orders"
+        folder.mkdir()
+        yield folder
+
+
+def test_a_folder_that_may_not_be_listed_is_its_days_problem(open_to_all):
+    orders = open_to_all
+    for n in (1, 2, 3):
+        put(orders, "a.jsonl", n)
+    (orders / NAME).chmod(0)
+    # Its names may be listed, but nothing else.
+    (orders / f"arrival_date={day(2)}").chmod(0o444)
+    try:
+        with as_nobody():
+            assert refused(orders, 1) == {"": "PermissionError: Permission denied"}
+            assert refused(orders, 2) == {"a.jsonl": "PermissionError: Permission denied"}
+            assert refused(orders, 3) == {}
+    finally:
+        for n in (1, 2):
+            (orders / f"arrival_date={day(n)}").chmod(0o755)
+
+
+def test_a_landing_that_may_not_be_listed_says_so(open_to_all):
+    put(open_to_all, "a.jsonl")
+    open_to_all.chmod(0)
+    try:
+        with (
+            as_nobody(),
+            pytest.raises(LandingError, match=r"orders cannot be listed \(Permission"),
+        ):
+            found(open_to_all)
+    finally:
+        open_to_all.chmod(0o755)
 
 
 # --- folders --------------------------------------------------------------------------------------
@@ -152,6 +310,32 @@ def test_one_listing_of_all_says_what_one_of_each_day_does(orders):
     assert seen.folders == found(orders).folders
     assert seen.asked == {*asked}
     assert found(orders, days=[day(2)]).folders.keys() == {day(2)}
+
+
+def test_a_store_that_is_no_local_folder_says_the_same(orders, monkeypatch):
+    for n in (1, 2, 4):
+        put(orders, "a.jsonl", n)
+        put(orders, "b.txt", n)
+    (orders / f"arrival_date={day(5)}").mkdir()
+    (orders / NAME / "more.jsonl").mkdir()
+    put(orders, "_control.json", 2)
+    local = found(orders)
+    root = orders.parent
+    store = pafs.SubTreeFileSystem(str(root.parent), pafs.LocalFileSystem())
+    monkeypatch.setattr(listing, "open_store", lambda _url: (store, root.name))
+    for how in ({}, {"days": [day(n) for n in range(1, 7)]}):
+        other = found(orders, **how)
+        assert [*other.folders] == [*local.folders]
+        for n, folder in other.folders.items():
+            assert folder.unknown == local.folders[n].unknown
+            mine = local.files(n).values()
+            assert [*map(known, folder.files.values())] == [*map(known, mine)]
+            digests = other.digests(folder.files.values()).values()
+            assert {*digests} == {hashlib.sha256(b"x").hexdigest()[:32]} or not mine
+
+
+def known(entry: listing.Entry) -> tuple:
+    return entry.source_file, entry.size, entry.mtime, entry.refused
 
 
 @pytest.mark.parametrize(

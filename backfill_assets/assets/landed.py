@@ -37,6 +37,7 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.snapshots import rows_as_of
 from backfill_assets.engine.spark import Cache, Engine
+from backfill_assets.landing.caps import Caps
 from backfill_assets.landing.files import Landing
 from backfill_assets.landing.lines import read_lines, readable, survey
 from backfill_assets.landing.listing import Entry, Listing, list_landing
@@ -132,7 +133,8 @@ class Work:
 
     def _reading(self, folders: Window, listing: Listing, entries: Mapping[str, Entry]) -> Reading:
         spark, source = self.engine.spark_session, self.source
-        found = survey(spark, self.settings.landing, source, folders, listing)
+        caps = Caps.of(self.settings)
+        found = survey(spark, self.settings.landing, source, folders, listing, caps)
 
         def parse(part: Landing) -> tuple[DataFrame, dict[str, Lines]]:
             # No filter before this: Spark would push it down and parse all once more.

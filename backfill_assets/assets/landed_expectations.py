@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import date
 from statistics import median
@@ -28,6 +28,8 @@ from backfill_assets.tables.sources import Source
 FEWER_ROWS, MANY_REJECTED = "rows", "rejected"
 #: A smaller share of the rows that a day had is not published unless a person agrees.
 _ROW_SHARE = 0.5
+#: So many files of a day are named one by one.
+_MOST_NAMES = 20
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def raw_expectations(
         }
         rows = own.landed - own.rejected - own.early + early + stays
         problems = [
-            *(f"cannot be read: {text}" for text in reading.found.broken_on(day)),
+            *_broken(reading, day),
             *_control_problems(source, reading.found, day, own, wanted),
             *_fewer_rows(log, day, rows, wanted, accepted),
         ]
@@ -121,7 +123,7 @@ def rejected_expectations(
                 "kept": stays,
             },
             rows=own.landed - own.accepted + stays,
-            problems=[f"cannot be read: {text}" for text in reading.found.broken_on(day)],
+            problems=_broken(reading, day),
             warnings=_unknown(reading.found, day),
         )
     return found
@@ -131,8 +133,19 @@ def _within(names: Collection[str], day: date) -> list[str]:
     return [name for name in names if folder_of(name) == folder_name(day)]
 
 
+def _broken(reading: Reading, day: date) -> list[str]:
+    return _some("cannot be read: {}", reading.broken.get(day, ()))
+
+
 def _unknown(found: Landing, day: date) -> list[str]:
-    return [f"not read, unknown kind of file: {name}" for name in found.unknown.get(day, ())]
+    return _some("not read, unknown kind of file: {}", found.unknown.get(day, ()))
+
+
+def _some(text: str, names: Sequence[str]) -> list[str]:
+    """A sentence for each of the first names: a folder may hold any number of files."""
+    more = len(names) - _MOST_NAMES
+    said = [text.format(name) for name in names[:_MOST_NAMES]]
+    return [*said, text.format(f"{more} more")] if more > 0 else said
 
 
 def _early_gone(log: Ledger, day: date, reading: Reading) -> int:
@@ -141,17 +154,17 @@ def _early_gone(log: Ledger, day: date, reading: Reading) -> int:
     if before is None or day in log.published:
         return 0
     had = int(before.days[day - DAY].entries.get("early", 0))
-    return max(0, had - reading.of(_within(reading.counts, day - DAY)).early)
+    return max(0, had - reading.of(reading.counted.get(folder_name(day - DAY), ())).early)
 
 
 def _warnings(
     source: Source, reading: Reading, day: date, wanted: Target, log: Ledger
 ) -> list[str]:
     """What is published nevertheless."""
-    said = [
-        f"early lines may be missing, the day before has a file that cannot be read: {text}"
-        for text in reading.found.broken_on(day - DAY)
-    ]
+    said = _some(
+        "early lines may be missing, the day before has a file that cannot be read: {}",
+        reading.broken.get(day - DAY, ()),
+    )
     said += [
         f"{name} was replaced and lacks {source.name} that were loaded from it: the rows stay as "
         f"they were until a person accepts the file (tag {ACCEPT_TAG})"
@@ -167,7 +180,7 @@ def _warnings(
             f"{len(fine)} file(s) were replaced and have all {source.name} that were loaded from "
             "them: " + ", ".join(fine[:5])
         )
-    if moving := sorted(name for d in (day - DAY, day) for name in _within(reading.moving, d)):
+    if moving := sorted(n for d in (day - DAY, day) for n in reading.moved.get(folder_name(d), ())):
         said.append(f"still being written, so not loaded by this run: {', '.join(moving[:5])}")
     return said
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
+from functools import cached_property
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -13,6 +15,7 @@ from pyspark.sql import functions as F
 from backfill_assets.assets.lines import REASON, accepted, rejected
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.landing.files import Landing
+from backfill_assets.landing.listing import folder_of
 from backfill_assets.landing.manifests import Target
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Table
@@ -67,6 +70,21 @@ class Reading:
     lines: DataFrame
     counts: Mapping[str, Lines]
 
+    @cached_property
+    def broken(self) -> Mapping[date, list[str]]:
+        """By arrival day, the files that cannot be read, each with its reason."""
+        return self.found.broken_by_day()
+
+    @cached_property
+    def counted(self) -> Mapping[str, list[str]]:
+        """By folder, the files that have counts."""
+        return _by_folder(self.counts)
+
+    @cached_property
+    def moved(self) -> Mapping[str, list[str]]:
+        """By folder, the files that are not at rest."""
+        return _by_folder(self.moving)
+
     def of(self, names: Collection[str]) -> Lines:
         """What some files brought together."""
         return sum((self.counts.get(name, Lines()) for name in names), Lines())
@@ -85,6 +103,13 @@ class Kept:
     rows: DataFrame | None = None
     counts: Mapping[date, int] = field(default_factory=dict)
     elsewhere: Mapping[date, int] = field(default_factory=dict)
+
+
+def _by_folder(names: Collection[str]) -> Mapping[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        found[folder_of(name)].append(name)
+    return found
 
 
 def count_lines(read: DataFrame, source: Source, landed: Mapping[str, int]) -> dict[str, Lines]:

@@ -25,6 +25,8 @@ _TIMESTAMP = (
 _PLAIN_TIMESTAMP = r"^[1-8]\d{3}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(?:\.\d+)?(?:Z|[+-]\d{2}:\d{2})?\z"
 _DATE = r"^(?!0000)\d{4}-\d{2}-\d{2}\z"
 _WHOLE = r"^[+-]?\d{1,19}\z"
+#: A longer number takes minutes to match or to convert; it is none that anybody pays.
+_LONGEST_NUMBER = 1000
 _ANY_DECIMAL = r"^[+-]?(?=\.?\d)(\d*)\.?(\d*)(?:[eE]([+-]?\d+))?\z"
 
 
@@ -57,11 +59,12 @@ def decimal(text: Column, kind: T.DecimalType) -> Column:
     """A number as a decimal of a type, null unless it is one exactly.
 
     Plain or exponent notation. It is the value that counts: as decimal(18,2), `12.500` is fine,
-    `12.345` is not.
+    `12.345` is not. One of more than a thousand characters is none.
     """
     digits = max(kind.precision - kind.scale, 1)
     plain = rf"^[+-]?\d{{1,{digits}}}(\.\d{{0,{kind.scale}}})?\z"
-    return F.when(text.rlike(plain), text.try_cast(kind)).otherwise(_odd_decimal(text, kind))
+    short = F.when(F.length(text) <= _LONGEST_NUMBER, text)
+    return F.when(text.rlike(plain), text.try_cast(kind)).otherwise(_odd_decimal(short, kind))
 
 
 def _odd_decimal(text: Column, kind: T.DecimalType) -> Column:

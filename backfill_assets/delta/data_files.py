@@ -141,6 +141,9 @@ def statistics(filesystem: pafs.FileSystem, path: str) -> dict[str, Any]:
         parts = [footer.row_group(g).column(n) for g in range(footer.num_row_groups)]
         if name.partition(".")[0] in nested or not all(part.is_stats_set for part in parts):
             continue
+        # Parquet's writer keeps none of them of texts that are long.
+        if not all(part.statistics.has_null_count for part in parts):
+            continue
         nulls[name] = sum(part.statistics.null_count for part in parts)
         if bounds := _bounds([part.statistics for part in parts]):
             least[name], most[name] = bounds

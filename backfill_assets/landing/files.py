@@ -13,10 +13,24 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
-from backfill_assets.landing.listing import CONTROL_FILE, folder_name
+from backfill_assets.landing.caps import Caps
+from backfill_assets.landing.listing import CONTROL_FILE, Entry, LandingError, folder_name
 from backfill_assets.landing.parquet import Columns
 from backfill_assets.tables.sources import Source
 
+_UNUSABLE = (
+    OSError,
+    LandingError,
+    ValueError,
+    KeyError,
+    TypeError,
+    ArithmeticError,
+    RecursionError,
+)
+#: Characters of the reason why a control file cannot be used.
+_MOST_SAID = 200
+#: Digits of a total.
+_MOST_DIGITS = 38
 _GLOB = re.compile(r"[\\{}\[\]*?]")
 
 
@@ -74,6 +88,7 @@ class Landing:
         counts: non-blank data lines found, headers not counted, by the file's name in the tables.
         headers: the first line of CSV files.
         columns: what is read of Parquet files.
+        caps: what a file may be at most.
     """
 
     files: list[LandingFile] = field(default_factory=list)
@@ -84,17 +99,23 @@ class Landing:
     counts: Mapping[str, int] = field(default_factory=dict)
     headers: dict[LandingFile, str] = field(default_factory=dict)
     columns: dict[LandingFile, Columns] = field(default_factory=dict)
+    caps: Caps = field(default_factory=Caps.usual)
 
     @property
     def unreadable(self) -> set[str]:
         """The names in the tables of the files that cannot be read."""
         return {file.source_file for file in self.broken}
 
+    def broken_by_day(self) -> Mapping[date, list[str]]:
+        """The unreadable files of each arrival day that has any, each with its reason."""
+        found: dict[date, list[str]] = defaultdict(list)
+        for file, why in self.broken.items():
+            found[file.arrival_date].append(f"{file.source_file} ({why})")
+        return found
+
     def broken_on(self, day: date) -> list[str]:
-        """The unreadable files of an arrival day, each with its reason."""
-        return [
-            f"{f.source_file} ({why})" for f, why in self.broken.items() if f.arrival_date == day
-        ]
+        """The unreadable files of one arrival day."""
+        return self.broken_by_day().get(day, [])
 
     def leave_out(self, names: Collection[str]) -> bool:
         """Take out files that are not at rest, readable or not; whether any would have been read.
@@ -131,18 +152,20 @@ def literal(url: str) -> str:
 
 
 def read_control(
-    filesystem: pafs.FileSystem, path: str, source: Source, day: date, found: Landing
+    filesystem: pafs.FileSystem, entry: Entry, source: Source, day: date, found: Landing
 ) -> None:
     """What the source says that it delivered on a day, or why that cannot be used."""
+    if entry.refused:
+        found.bad_controls[day] = f"{CONTROL_FILE} cannot be used: {entry.refused}"
+        return
     try:
-        with filesystem.open_input_stream(path) as stream:
-            said = json.loads(stream.read(), parse_float=Decimal, parse_int=Decimal)
+        text = found.caps.whole_control(filesystem, entry)
+        said = json.loads(text, parse_float=Decimal, parse_int=Decimal)
         found.controls[day] = _control_of(said, source)
-    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
+    except _UNUSABLE as error:
         amount = ", 'amount': '0.00'" if source.amount else ""
-        found.bad_controls[day] = (
-            f"{CONTROL_FILE} is not {{'rows': N{amount}}} ({type(error).__name__}: {error})"
-        )
+        why = f"{type(error).__name__}: {error}"[:_MOST_SAID]
+        found.bad_controls[day] = f"{CONTROL_FILE} is not {{'rows': N{amount}}} ({why})"
 
 
 def _control_of(said: Any, source: Source) -> Control:
@@ -153,6 +176,15 @@ def _control_of(said: Any, source: Source) -> Control:
     # Size before value: the whole number of `1e999999999` would never be done.
     if not rows.is_finite() or rows.adjusted() > 18 or rows != int(rows):
         raise ValueError("rows must be a whole number")
-    if amount is not None and not amount.is_finite():
-        raise ValueError("amount must be a finite number")
+    if amount is not None and not _is_a_sum(amount):
+        raise ValueError("amount must be a finite number of at most 38 digits")
     return Control(int(rows), amount)
+
+
+def _is_a_sum(amount: Decimal) -> bool:
+    """Whether a number is none that only an attacker, or a fault, would send as a total."""
+    if not amount.is_finite():
+        return False
+    # Zeros at the end do no harm, but for the time that it takes to print millions of them.
+    digits = len(amount.as_tuple().digits)
+    return digits <= _MOST_DIGITS and abs(amount.adjusted()) <= _MOST_DIGITS

@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import reduce
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import date
+from functools import partial, reduce
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -24,12 +25,12 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.dagster_ext.retries import engine_lost
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.engine.stores import open_store
+from backfill_assets.landing.caps import Caps
 from backfill_assets.landing.csv import csv_records, header_of
 from backfill_assets.landing.files import Landing, LandingFile, literal, read_control
 from backfill_assets.landing.json import json_lines
 from backfill_assets.landing.listing import (
     CONTROL_FILE,
-    NAMELESS,
     Entry,
     LandingError,
     Listing,
@@ -47,6 +48,9 @@ from backfill_assets.landing.text import lines_schema, origin, text_lines
 from backfill_assets.tables.sources import Source
 
 Result = TypeVar("Result")
+Kind = TypeVar("Kind")
+#: Of the CSV and Parquet files of one folder.
+_MOST_KINDS = 100
 
 
 def survey(
@@ -55,6 +59,7 @@ def survey(
     source: Source,
     days: Window,
     listing: Listing | None = None,
+    caps: Caps | None = None,
 ) -> Landing:
     """See that each file of the arrival days can be read to its end, and count its lines.
 
@@ -64,12 +69,13 @@ def survey(
         source: whose files they are.
         days: the arrival days.
         listing: of these days at least; made now if not given.
+        caps: what a file may be at most; the usual ones if not given.
 
     Raises:
         LandingError: the source has no folder at all: a wrong setting, not an empty day.
     """
     listing = listing or list_landing(landing, source.name, days)
-    found = _look(landing, source, days, listing)
+    found = _look(landing, source, days, listing, caps or Caps.usual())
     found.counts = readable(found, lambda part: _count(spark, part))
     return found
 
@@ -123,44 +129,86 @@ def _poisoned(found: Landing, work: Callable[[Landing], Any]) -> LandingFile | N
     return files[0] if alone or fails(files) else None
 
 
-def _look(landing: str, source: Source, days: Window, listing: Listing) -> Landing:
+def _look(landing: str, source: Source, days: Window, listing: Listing, caps: Caps) -> Landing:
     filesystem, _ = open_store(landing)
-    found = Landing()
+    found = Landing(caps=caps)
+    opened: list[tuple[Entry, LandingFile]] = []
     for day in days:
         folder = listing.folders.get(day)
         if folder is None:
             continue
         within = f"{landing}/{source.name}/{folder_name(day)}"
-        if folder.nameless:
-            url = f"{within}/{NAMELESS}"
-            found.broken[LandingFile(day, NAMELESS, url, 0)] = "rename it"
         if folder.unknown:
             found.unknown[day] += folder.unknown
         for entry in folder.files.values():
+            file = LandingFile(day, entry.name, literal(f"{within}/{entry.name}"), entry.size)
             if entry.name == CONTROL_FILE:
-                read_control(filesystem, entry.path, source, day, found)
+                read_control(filesystem, entry, source, day, found)
+            elif entry.refused:
+                found.broken[file] = entry.refused
             elif entry.size:
-                file = LandingFile(day, entry.name, literal(f"{within}/{entry.name}"), entry.size)
-                _look_into(filesystem, entry, file, source, found)
+                opened.append((entry, file))
+    with ThreadPoolExecutor(4) as pool:
+        looks = pool.map(partial(_look_into, filesystem, source, caps), opened)
+        for (_, file), seen in zip(opened, looks, strict=True):
+            _take_in(found, file, seen)
+    _limit_kinds(found)
     return found
 
 
+def _limit_kinds(found: Landing) -> None:
+    """Take out the files of a folder beyond so many headers, or sets of columns.
+
+    Spark plans a reading of its own for each; thousands of them are more than it can.
+    """
+    kinds: dict[date, set[str | Columns]] = defaultdict(set)
+    for file, kind in sorted(
+        (found.headers | found.columns).items(), key=lambda pair: pair[0].source_file
+    ):
+        of_day = kinds[file.arrival_date]
+        if kind in of_day or len(of_day) < _MOST_KINDS:
+            of_day.add(kind)
+        else:
+            found.broken[file] = f"LandingError: its folder has more than {_MOST_KINDS} headers"
+    found.files = [file for file in found.files if file not in found.broken]
+
+
+@dataclass(frozen=True)
+class _Unreadable:
+    """Why a file cannot be read at all."""
+
+    why: str
+
+
+#: What must be known before Spark reads a file: Parquet types, the CSV header (none if there is no
+#: line); nothing of JSON.
+_Seen = Columns | str | None | _Unreadable
+
+
 def _look_into(
-    filesystem: pafs.FileSystem, entry: Entry, file: LandingFile, source: Source, found: Landing
-) -> None:
-    """Read what must be known before Spark reads the file: Parquet types, the CSV header."""
+    filesystem: pafs.FileSystem, source: Source, caps: Caps, opened: tuple[Entry, LandingFile]
+) -> _Seen:
+    entry, file = opened
     try:
         if file.format == "parquet":
-            footer = pq.read_metadata(entry.path, filesystem=filesystem)
-            found.columns[file] = columns_of(footer, source)
-        elif file.format == "csv":
-            header = header_of(filesystem, entry.path, source)
-            if header is None:
-                return
-            found.headers[file] = header
+            return columns_of(caps.footer_of(filesystem, entry), source)
+        caps.check_text(filesystem, entry)
+        return header_of(filesystem, entry.path, source) if file.format == "csv" else None
     except (OSError, pa.ArrowException, EOFError, LandingError) as error:
-        found.broken[file] = f"{type(error).__name__}: {(str(error) or '?').splitlines()[0][:200]}"
+        why = (str(error) or "?").splitlines()[0][:200]
+        return _Unreadable(f"{type(error).__name__}: {why}")
+
+
+def _take_in(found: Landing, file: LandingFile, seen: _Seen) -> None:
+    if isinstance(seen, _Unreadable):
+        found.broken[file] = seen.why
         return
+    if isinstance(seen, Columns):
+        found.columns[file] = seen
+    elif file.format == "csv":
+        if seen is None:
+            return  # nothing but blank lines
+        found.headers[file] = seen
     found.files.append(file)
 
 
@@ -188,18 +236,20 @@ def _json_files(found: Landing) -> list[LandingFile]:
 
 
 def _by_header(found: Landing) -> Mapping[str, list[LandingFile]]:
-    grouped: dict[str, list[LandingFile]] = defaultdict(list)
-    for file, header in found.headers.items():
-        if file in found.files:
-            grouped[header].append(file)
-    return grouped
+    return _grouped(found.headers, found.files)
 
 
 def _by_columns(found: Landing) -> Mapping[Columns, list[LandingFile]]:
-    grouped: dict[Columns, list[LandingFile]] = defaultdict(list)
-    for file, columns in found.columns.items():
-        if file in found.files:
-            grouped[columns].append(file)
+    return _grouped(found.columns, found.files)
+
+
+def _grouped(
+    kinds: Mapping[LandingFile, Kind], files: Iterable[LandingFile]
+) -> Mapping[Kind, list[LandingFile]]:
+    grouped: dict[Kind, list[LandingFile]] = defaultdict(list)
+    for file in files:
+        if file in kinds:
+            grouped[kinds[file]].append(file)
     return grouped
 
 
@@ -215,10 +265,10 @@ def _count(spark: SparkSession, found: Landing) -> dict[str, int]:
     """
     frames = []
     if json_files := _json_files(found):
-        lines = text_lines(spark, _urls(json_files))
+        lines = text_lines(spark, _urls(json_files), found.caps.line)
         frames.append(lines.select("source_file", F.lit(0).alias("touched")))
     for header, files in _by_header(found).items():
-        lines = text_lines(spark, _urls(files), header)
+        lines = text_lines(spark, _urls(files), found.caps.line, header)
         frames.append(lines.select("source_file", F.lit(0).alias("touched")))
     for columns, files in _by_columns(found).items():
         rows = parquet_rows(spark, _urls(files), columns)
@@ -238,9 +288,11 @@ def read_lines(spark: SparkSession, found: Landing, source: Source) -> DataFrame
     """
     frames = []
     if json_files := _json_files(found):
-        frames.append(json_lines(text_lines(spark, _urls(json_files)), source))
+        frames.append(json_lines(text_lines(spark, _urls(json_files), found.caps.line), source))
     for header, files in _by_header(found).items():
-        frames.append(csv_records(text_lines(spark, _urls(files), header), header, source))
+        frames.append(
+            csv_records(text_lines(spark, _urls(files), found.caps.line, header), header, source)
+        )
     for columns, files in _by_columns(found).items():
         frames.append(parquet_fields(parquet_rows(spark, _urls(files), columns), columns, source))
     if not frames:

@@ -12,17 +12,17 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 
 import pyarrow.fs as pafs
 
 from backfill_assets.engine.stores import open_store
+from backfill_assets.landing.folders import NAMELESS, Item, local_items, misled, said
 
 CONTROL_FILE = "_control.json"
 _KNOWN = re.compile(r".*\.((jsonl|json|csv)(\.gz)?|parquet)", re.DOTALL)
 #: Names that writers give to what they have not finished.
 _UNFINISHED = (".tmp", ".part")
-#: Stands for a name that is not UTF-8: neither Python nor Spark could open it.
-NAMELESS = "(a file whose name is not UTF-8)"
 
 
 def folder_name(day: date) -> str:
@@ -48,16 +48,19 @@ class Entry:
         path: for Arrow's file system.
         size: bytes.
         mtime: when it was last changed, in nanoseconds since 1970; 0 where the store does not say.
+        refused: why it must not be opened; empty if it may be. So is a link that leads out of the
+            landing, and a folder that cannot be listed, which stands here without a name.
     """
 
     source_file: str
     path: str
     size: int
     mtime: int
+    refused: str = ""
 
     @property
     def name(self) -> str:
-        """The file's own name."""
+        """The file's own name; empty for the folder as a whole."""
         return self.source_file.partition("/")[2]
 
 
@@ -66,14 +69,13 @@ class Folder:
     """What an arrival day's folder holds, hidden and unfinished files left out.
 
     Attributes:
-        files: those of a known format, and the control file, by `Entry.source_file`.
+        files: those of a known format, the control file, and what is refused, by
+            `Entry.source_file`.
         unknown: names of others; they are not read, which is worth a warning.
-        nameless: whether a file's name is not UTF-8.
     """
 
     files: Mapping[str, Entry]
     unknown: tuple[str, ...] = ()
-    nameless: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ class Listing:
         A file that cannot be read has an empty digest, which equals none on record.
         """
         wanted = set(entries)
-        known = {entry: _digests[key] for entry in wanted if (key := self._key(entry)) in _digests}
+        known = dict.fromkeys((entry for entry in wanted if entry.refused), "")
+        known |= {entry: _digests[key] for entry in wanted if (key := self._key(entry)) in _digests}
         missing = wanted - known.keys()
         if missing:
             filesystem, _ = open_store(self.landing)
@@ -137,50 +140,79 @@ def _digest(filesystem: pafs.FileSystem, path: str) -> str:
 def list_landing(landing: str, name: str, days: Iterable[date] | None = None) -> Listing:
     """List the folders of arrival days of a source; no file is opened.
 
+    What cannot be listed of one day, or must not be followed, is refused by name: it is that day's
+    problem, and no other's.
+
     Args:
         landing: the landing folder.
         name: of the source.
         days: the arrival days; all of them, in one listing, if not given.
 
     Raises:
-        LandingError: the source has no folder at all: a wrong setting, not an empty day.
+        LandingError: the source has no folder at all, or one that cannot be listed: a wrong
+            setting, not an empty day.
     """
-    filesystem, base = _folder_of_source(landing, name)
-    if days is None:
-        whole = filesystem.get_file_info(pafs.FileSelector(base, recursive=True))
-        try:
-            return Listing(landing, _by_day(base, whole), name=name)
-        except UnicodeDecodeError:  # a name whose folder cannot be told: one listing for each
-            top = filesystem.get_file_info(pafs.FileSelector(base))
-            days = sorted(filter(None, map(_arrival_day, map(_name, top))))
-    listed = {day: _listed(filesystem, base, day) for day in days}
-    folders = {day: _folder(day, infos) for day, infos in listed.items() if infos is not None}
-    return Listing(landing, folders, frozenset(listed), name)
-
-
-def _folder_of_source(landing: str, name: str) -> tuple[pafs.FileSystem, str]:
     filesystem, root = open_store(landing)
     base = f"{root}/{name}"
-    if filesystem.get_file_info(base).type != pafs.FileType.Directory:
+    try:
+        if filesystem.get_file_info(base).type != pafs.FileType.Directory:
+            raise LandingError(
+                f"there is no folder {landing}/{name}: set BACKFILL_ASSETS_LANDING to the folder "
+                f"that holds {name}/arrival_date=YYYY-MM-DD/. Nothing was written."
+            )
+        local = isinstance(filesystem, pafs.LocalFileSystem)
+        asked = None if days is None else frozenset(days)
+        listed = _local(root, base, asked) if local else _stored(filesystem, base, asked)
+    except PermissionError as error:
         raise LandingError(
-            f"there is no folder {landing}/{name}: set BACKFILL_ASSETS_LANDING to the folder that "
-            f"holds {name}/arrival_date=YYYY-MM-DD/. Nothing was written."
-        )
-    return filesystem, base
+            f"the folder {landing}/{name} cannot be listed ({said(error)}): let the user that this "
+            "runs as list it. Nothing was written."
+        ) from error
+    folders = {day: _folder(day, items) for day, items in sorted(listed.items())}
+    return Listing(landing, folders, asked or frozenset(), name)
 
 
-def _by_day(base: str, whole: Iterable[pafs.FileInfo]) -> dict[date, Folder]:
-    """A listing of all folders, by arrival day."""
-    folders: dict[date, list[pafs.FileInfo]] = {}
-    for info in whole:
-        day, *within = info.path.removeprefix(f"{base}/").split("/")
-        arrival = _arrival_day(day)
+#: What lies in each folder of an arrival day, or why that cannot be told.
+_Listed = dict[date, Iterable[Item] | str]
+
+
+def _local(root: str, base: str, days: Iterable[date] | None) -> _Listed:
+    """The folders of a local landing; those of some days, or all."""
+    if days is None:
+        days = filter(None, (_arrival_day(path.name) for path in Path(base).iterdir()))
+    # The folder of the source is the deployment's own; what lies in it comes from others.
+    real = str(Path(base).resolve()), str(Path(root).resolve())
+    found: _Listed = {}
+    for day in days:
+        path = f"{base}/{folder_name(day)}"
+        try:
+            refused = misled(path, *real) if Path(path).is_symlink() else ""
+            found[day] = refused or list(local_items(path, *real))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            found[day] = said(error)
+    return found
+
+
+def _stored(filesystem: pafs.FileSystem, base: str, days: Iterable[date] | None) -> _Listed:
+    """The same of a store that has no links; what it refuses, it refuses for all."""
+    found: dict[date, list[Item]] = {}
+    if days is not None:
+        for day in days:
+            listed = _listed(filesystem, base, day)
+            if listed is not None:
+                found[day] = [_item(info) for info in listed]
+        return {**found}
+    for info in filesystem.get_file_info(pafs.FileSelector(base, recursive=True)):
+        name, *within = info.path.removeprefix(f"{base}/").split("/")
+        arrival = _arrival_day(name)
         if arrival is None or len(within) > 1:
             continue
-        inside = folders.setdefault(arrival, [])
+        inside = found.setdefault(arrival, [])
         if within:
-            inside.append(info)
-    return {day: _folder(day, infos) for day, infos in folders.items()}
+            inside.append(_item(info))
+    return {**found}
 
 
 def _listed(filesystem: pafs.FileSystem, base: str, day: date) -> list[pafs.FileInfo] | None:
@@ -193,6 +225,11 @@ def _listed(filesystem: pafs.FileSystem, base: str, day: date) -> list[pafs.File
     return listed if there else None
 
 
+def _item(info: pafs.FileInfo) -> Item:
+    file = info.type == pafs.FileType.File
+    return Item(info.base_name, info.path, file, info.size or 0, info.mtime_ns or 0)
+
+
 def _arrival_day(folder: str) -> date | None:
     try:
         day = date.fromisoformat(folder.removeprefix("arrival_date="))
@@ -202,24 +239,19 @@ def _arrival_day(folder: str) -> date | None:
     return day if folder == folder_name(day) else None
 
 
-def _folder(day: date, infos: Iterable[pafs.FileInfo]) -> Folder:
-    files, unknown, nameless = {}, [], False
-    for name, info in sorted(((_name(info), info) for info in infos), key=lambda named: named[0]):
-        source_file = f"{folder_name(day)}/{name}"
-        hidden = name.startswith(("_", ".")) or name.endswith(_UNFINISHED)
-        if name == NAMELESS:
-            nameless = True
-        elif name == CONTROL_FILE or (
-            not hidden and info.type == pafs.FileType.File and _KNOWN.fullmatch(name)
+def _folder(day: date, items: Iterable[Item] | str) -> Folder:
+    within = f"{folder_name(day)}/"
+    if isinstance(items, str):
+        return Folder({within: Entry(within, "", 0, 0, items)})
+    files, unknown = {}, []
+    for item in sorted(items, key=lambda item: item.name):
+        source_file = within + item.name
+        hidden = item.name.startswith(("_", ".")) or item.name.endswith(_UNFINISHED)
+        if item.name in (CONTROL_FILE, NAMELESS) or (
+            not hidden and item.file and _KNOWN.fullmatch(item.name)
         ):
-            files[source_file] = Entry(source_file, info.path, info.size or 0, info.mtime_ns or 0)
+            refused = item.refused or ("" if item.file else "not a file")
+            files[source_file] = Entry(source_file, item.path, item.size, item.mtime, refused)
         elif not hidden:
             unknown.append(source_file)
-    return Folder(files, tuple(unknown), nameless)
-
-
-def _name(info: pafs.FileInfo) -> str:
-    try:
-        return info.base_name
-    except UnicodeDecodeError:
-        return NAMELESS
+    return Folder(files, tuple(unknown))

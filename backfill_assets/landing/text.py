@@ -39,9 +39,21 @@ def origin() -> tuple[Column, Column]:
     return F.substring(tail, 14, 10).cast("date").alias("arrival_date"), name.alias("source_file")
 
 
-def text_lines(spark: SparkSession, urls: Sequence[str], header: str | None = None) -> DataFrame:
-    """The non-blank lines of text files; a line equal to the header is not data."""
-    lines = spark.read.text([*urls])
+def text_lines(
+    spark: SparkSession, urls: Sequence[str], longest: int, header: str | None = None
+) -> DataFrame:
+    """The non-blank lines of text files; a line equal to the header is not data.
+
+    Args:
+        spark: the session.
+        urls: the files.
+        longest: no line has more bytes. Of a file that was put in the place of the one which was
+            looked at, longer lines are skipped rather than held in memory.
+        header: the first line of the files.
+    """
+    # Hadoop's reader counts the end of a line, and takes what is shorter than this.
+    reader = spark.read.option("mapreduce.input.linerecordreader.line.maxlength", longest + 3)
+    lines = reader.text([*urls])
     value, text = F.col("value"), F.col(TEXT)
     # Files that were put together from several have a byte-order mark within. (Not `ltrim`, which
     # takes the bytes of half a mark for a whole one.)

@@ -138,7 +138,8 @@ def _nightly(job: Any, look: Look) -> dg.ScheduleDefinition:
     )
     def nightly(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest | dg.SkipReason]:
         today = context.scheduled_execution_time.astimezone(look.settings.zone).date()
-        kind, requests = look.night.wave(today, busy(context.instance, look.tables), list)
+        with look.turn():
+            kind, requests = look.night.wave(today, busy(context.instance, look.tables), list)
         if kind == REBUILD and waves_under_way(context.instance):
             yield dg.SkipReason("the wave before is under way; the sensor touched_days goes on")
             return
@@ -161,7 +162,8 @@ def _landed_files(job: Any, look: Look) -> dg.SensorDefinition:
     def landed_files(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         if running := waves_under_way(context.instance, [LOAD]):
             return dg.SkipReason(f"{len(running)} load(s) before are under way")
-        requests = look.night.loads(look.today)
+        with look.turn():
+            requests = look.night.loads(look.today)
         rest = "nothing has landed that is not loaded or being loaded"
         return _ask_once(context, look, LOAD, requests, rest)
 
@@ -183,7 +185,8 @@ def _touched_days(job: Any, look: Look) -> dg.SensorDefinition:
         under_way = busy(context.instance, look.tables)
         if running := waves_under_way(context.instance):
             return dg.SkipReason(f"{len(running)} run(s) of the wave before are under way")
-        requests = look.night.rebuilds(look.today, under_way)
+        with look.turn():
+            requests = look.night.rebuilds(look.today, under_way)
         rest = "every open day is up to date or being brought up to date"
         return _ask_once(context, look, REBUILD, requests, rest)
 

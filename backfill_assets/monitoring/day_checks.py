@@ -190,7 +190,9 @@ def sensor_of_days(look: Look) -> dg.SensorDefinition:
     def watch_days(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         before = json.loads(context.cursor or "{}")
         after, events = {}, []
-        for found in _evaluations(look.situation(context.instance)):
+        with look.turn():
+            now = look.situation(context.instance)
+        for found in _evaluations(now):
             name = found.asset_check_key.to_user_string()
             after[name] = _digest([str(found.description), repr(found.metadata)])
             if before.get(name) != after[name]:

@@ -1,7 +1,9 @@
 """Tables, landing and Dagster's instance as of now: what all automation starts from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import date, datetime
+from threading import Lock
 
 import dagster as dg
 from dagster import AssetKey
@@ -25,16 +27,48 @@ from backfill_assets.tables.graph import graph_of
 from backfill_assets.tables.table import Table
 
 Clock = Callable[[], datetime]
+#: Well below the 60 s after which Dagster gives up a tick, whose thread goes on.
+TURN_SECONDS = 15.0
+
+
+class LookError(RuntimeError):
+    """Tables and landing cannot be looked at now, as somebody else has not come back from there."""
 
 
 class Look:
-    """Looks at tables, landing and Dagster's instance, as of now."""
+    """Looks at tables, landing and Dagster's instance, as of now.
+
+    A look at a dead mount does not come back, and nobody can end it. Ticks take turns: those that
+    come meanwhile fail, instead of losing one thread of the code server after another.
+    """
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self.settings = settings
         self.tables = tables_of(settings)
         self.clock = clock
         self.night = Night(settings)
+        self._turn = Lock()
+        self._since: datetime | None = None
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """For a tick: nobody else looks meanwhile.
+
+        Raises:
+            LookError: another look does not come back.
+        """
+        if not self._turn.acquire(timeout=TURN_SECONDS):
+            since = f"{self._since:%Y-%m-%d %H:%M:%S %Z}" if self._since else "a moment ago"
+            raise LookError(
+                f"a look at tables and landing that began at {since} has not come back: the "
+                "storage may hang (a dead mount). Nothing was asked for; the next tick looks "
+                "again. If the storage is well, restart the code server."
+            )
+        self._since = datetime.now(self.settings.zone)
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     @property
     def today(self) -> date:
@@ -46,8 +80,13 @@ class Look:
         return situation(self.settings, instance, self.clock())
 
     def incidents(self, context: dg.SensorEvaluationContext) -> list[Incident]:
-        """What a person must be told."""
-        return incidents(self.situation(context.instance))
+        """What a person must be told.
+
+        Raises:
+            LookError: another look does not come back.
+        """
+        with self.turn():
+            return incidents(self.situation(context.instance))
 
 
 def situation(settings: Settings, instance: dg.DagsterInstance, now: datetime) -> Situation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from threading import Thread
+from threading import BoundedSemaphore, Thread
 from typing import TypeVar
 
 import requests
@@ -13,6 +13,8 @@ import requests
 from backfill_assets.escaping import chat
 
 TIMEOUT = 5.0  # seconds
+#: So many posts may hang; then there are no new ones until one has come back.
+_TURNS = BoundedSemaphore(5)
 T = TypeVar("T")
 
 
@@ -26,6 +28,15 @@ def post(url: str, text: str, timeout: float = TIMEOUT) -> str | None:
     logging.getLogger("urllib3.connectionpool").setLevel(logging.INFO)
 
     def status() -> int:
+        # A server that drips its answer holds up a few threads, not one more with each tick.
+        if not _TURNS.acquire(timeout=timeout):
+            raise TimeoutError
+        try:
+            return answered()
+        finally:
+            _TURNS.release()
+
+    def answered() -> int:
         # The body is not read, and a redirect not followed: it may lead anywhere.
         with requests.post(
             url, json={"text": chat(text)}, timeout=timeout, allow_redirects=False, stream=True

@@ -49,6 +49,7 @@ from backfill_assets_tests.benchmarks.bench_jobs import (
     timed,
     write_landing,
 )
+from backfill_assets_tests.benchmarks.bench_listing import looking_through, many_files
 from backfill_assets_tests.benchmarks.bench_profile import heavy_days, profile, small_days
 from backfill_assets_tests.benchmarks.bench_served import chunked, one_day, planned
 from backfill_assets_tests.connect_server import connect_server
@@ -62,6 +63,7 @@ PARTS = (
     "memory",
     "load",
     "late",
+    "files",
     "connect",
     "planned",
     "chunks",
@@ -201,6 +203,9 @@ def main() -> None:
             embedded(root, given.days, given.orders, given.rounds)
         if given.part in (None, "late"):
             finding_late_lines(root / "late")
+        if given.part in (None, "files"):
+            many_files(root / "files", (1_000, 10_000, 100_000))
+            looking_through(root / "packed", given.days, given.orders)
         if given.part in (None, "connect"):
             on_connect(root)
         if given.part in (None, "events"):

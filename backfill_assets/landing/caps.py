@@ -1,0 +1,187 @@
+"""Files that would be too much for the engine, told before it opens them.
+
+Spark holds a line in memory as a whole, several times over. One line of a gigabyte, which fits into
+a megabyte of gzip, would end the engine, and the runs beside it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from backfill_assets.landing.listing import Entry, LandingError
+from backfill_assets.settings import PREFIX, Settings
+
+#: Bytes that are looked at together.
+_PIECE = 1 << 20
+#: So much of the end of a line's reach is looked at first: it holds a line end, nearly always.
+_TAIL = 1 << 14
+#: The last bytes of a Parquet file: the length of its footer, and a mark.
+_MARK = 8
+_MOST_FOOTER = 64 << 20
+_MOST_COLUMNS = 20_000
+#: Spark holds what a row group has of a column in memory: at most as much as so many longest lines.
+_LINES_OF_A_CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Caps:
+    """What a landing file may be at most, in bytes.
+
+    Attributes:
+        line: a line, or a row of a Parquet file.
+        expanded: what a compressed file expands to.
+        control: a control file.
+    """
+
+    line: int
+    expanded: int
+    control: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> Caps:
+        """The caps that the settings ask for."""
+        return cls(settings.max_line, settings.max_expanded, settings.max_control)
+
+    @classmethod
+    def usual(cls) -> Caps:
+        """The caps of a deployment that sets none."""
+        return cls.of(Settings.model_construct())
+
+    def check_text(self, filesystem: pafs.FileSystem, entry: Entry) -> None:
+        """See that no line of a text file is too long, and that it does not expand to too much.
+
+        A plain file that is no longer than a line is not opened; of a larger one, a small part is
+        read. A compressed file is expanded in constant memory: a broken one is told here, as Spark
+        would read all files once more for each that it fails on.
+
+        Raises:
+            LandingError: it has too long a line, expands to too much, or is no whole gzip.
+            OSError: it cannot be read.
+        """
+        if entry.path.endswith(".gz"):
+            with filesystem.open_input_stream(entry.path, compression=None) as stream:
+                self._check_expanded(_expanded(stream, min(_PIECE, self.line)))
+        elif entry.size > self.line:
+            with filesystem.open_input_file(entry.path) as file:
+                self._check_plain(file)
+
+    def _check_plain(self, file: pafs.NativeFile) -> None:
+        """Look for a line end within the reach of each line, from its far end backwards."""
+        begin, size = 0, file.size()
+        while size - begin > self.line:
+            end, length = begin + self.line + 1, _TAIL
+            while True:
+                start = max(begin, end - length)
+                # A line end at the far end is one of the last read; what is before was read before.
+                found = _last_line_end(file.read_at(end - start, start))
+                if found >= 0:
+                    begin = start + found + 1
+                    break
+                if start == begin:
+                    raise self._too_long()
+                length *= 4
+
+    def _check_expanded(self, pieces: Iterator[bytes]) -> None:
+        line = total = 0
+        for piece in pieces:
+            total += len(piece)
+            if total > self.expanded:
+                raise LandingError(
+                    f"it expands to more than {self.expanded:,} bytes ({PREFIX}MAX_EXPANDED)"
+                )
+            last = _last_line_end(piece)
+            line += len(piece) if last < 0 else _first_line_end(piece)
+            if line > self.line:
+                raise self._too_long()
+            if last >= 0:
+                line = len(piece) - last - 1
+
+    def _too_long(self) -> LandingError:
+        return LandingError(f"a line is longer than {self.line:,} bytes ({PREFIX}MAX_LINE)")
+
+    def whole_control(self, filesystem: pafs.FileSystem, entry: Entry) -> bytes:
+        """What a control file holds.
+
+        Raises:
+            LandingError: it is too large.
+            OSError: it cannot be read.
+        """
+        with filesystem.open_input_stream(entry.path) as stream:
+            # However large it was when it was listed.
+            text: bytes = stream.read(self.control + 1)
+        if len(text) > self.control:
+            raise LandingError(f"it is larger than {self.control:,} bytes ({PREFIX}MAX_CONTROL)")
+        return text
+
+    def footer_of(self, filesystem: pafs.FileSystem, entry: Entry) -> pq.FileMetaData:
+        """The footer of a Parquet file, which tells how much the file expands to.
+
+        Raises:
+            LandingError: it expands to too much, has too large rows, or too large a footer.
+            OSError: it cannot be read.
+            pyarrow.ArrowException: it is no Parquet file.
+        """
+        with filesystem.open_input_file(entry.path) as file:
+            if (size := file.size()) > _MOST_FOOTER:
+                length = int.from_bytes(file.read_at(_MARK, size - _MARK)[:4], "little")
+                if length > _MOST_FOOTER:
+                    raise LandingError(
+                        f"its footer has {length:,} bytes, more than {_MOST_FOOTER:,}"
+                    )
+            footer = pq.read_metadata(file)
+        if footer.num_columns > _MOST_COLUMNS:
+            raise LandingError(f"it has {footer.num_columns} columns, more than {_MOST_COLUMNS}")
+        total = 0
+        for group in map(footer.row_group, range(footer.num_row_groups)):
+            chunks = [group.column(n).total_uncompressed_size for n in range(group.num_columns)]
+            total += sum(chunks)
+            if sum(chunks) > self.line * max(group.num_rows, 1):
+                raise LandingError(
+                    f"its rows have more than {self.line:,} bytes on average ({PREFIX}MAX_LINE)"
+                )
+            if max(chunks, default=0) > (most := self.line * _LINES_OF_A_CHUNK):
+                raise LandingError(
+                    f"a column of a row group expands to more than {most:,} bytes "
+                    f"({_LINES_OF_A_CHUNK} times {PREFIX}MAX_LINE): write smaller row groups"
+                )
+        if total > self.expanded:
+            raise LandingError(
+                f"it expands to {total:,} bytes, more than {self.expanded:,} ({PREFIX}MAX_EXPANDED)"
+            )
+        return footer
+
+
+def _expanded(stream: pafs.NativeFile, most: int) -> Iterator[bytes]:
+    """What a gzip file holds, its members one after another, in pieces of so many bytes at most.
+
+    Raises:
+        LandingError: it is no whole gzip.
+    """
+    member, begun = zlib.decompressobj(wbits=31), False
+    try:
+        while data := stream.read(_PIECE):
+            while data:
+                begun = True
+                yield member.decompress(data, most)
+                data = member.unconsumed_tail
+                if member.eof:
+                    data, member, begun = member.unused_data, zlib.decompressobj(wbits=31), False
+    except zlib.error as error:
+        raise LandingError(f"broken gzip: {error}") from None
+    if begun:
+        raise LandingError("broken gzip: it ends in the middle")
+
+
+def _last_line_end(data: bytes) -> int:
+    """Where the last line of a text ends, as Spark's reader tells lines; -1 if none does."""
+    return max(data.rfind(b"\n"), data.rfind(b"\r"))
+
+
+def _first_line_end(data: bytes) -> int:
+    ends = (data.find(b"\n"), data.find(b"\r"))
+    return min(end for end in ends if end >= 0)

@@ -1,0 +1,95 @@
+"""What lies in one local folder: files, other things, and where links lead; nothing is opened."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Stands for a name that is not UTF-8: neither Python nor Spark could open it.
+NAMELESS = "(a file whose name is not UTF-8)"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing in a folder.
+
+    Attributes:
+        name: its own name, or `NAMELESS`.
+        path: for Arrow's file system.
+        file: whether it is a file that can be opened: no folder, pipe, socket or device.
+        size: bytes.
+        mtime: when it was last changed, in nanoseconds since 1970.
+        refused: why it must not be opened; empty if it may be.
+    """
+
+    name: str
+    path: str
+    file: bool = True
+    size: int = 0
+    mtime: int = 0
+    refused: str = ""
+
+
+def local_items(folder: str, *roots: str) -> Iterator[Item]:
+    """What lies in a local folder.
+
+    Arrow's own listing follows links to wherever they lead, folders included.
+
+    Args:
+        folder: the folder.
+        roots: the folders that no link may lead out of, without links themselves.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not _is_text(entry.name):
+                yield Item(NAMELESS, "", refused="rename it")
+                continue
+            refused = misled(entry.path, *roots) if entry.is_symlink() else ""
+            try:
+                found = entry.stat()
+            except FileNotFoundError:
+                if refused:
+                    yield Item(entry.name, entry.path, refused=refused)
+                continue  # it has gone meanwhile
+            except OSError as error:
+                yield Item(entry.name, entry.path, refused=refused or said(error))
+                continue
+            if refused:
+                yield Item(entry.name, entry.path, refused=refused)
+            else:
+                regular = stat.S_ISREG(found.st_mode)
+                yield Item(entry.name, entry.path, regular, found.st_size, found.st_mtime_ns)
+
+
+def misled(link: str, *roots: str) -> str:
+    """Why a link must not be followed; empty if it leads to something below one of the roots."""
+    try:
+        target = Path(link).resolve(strict=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return "a link that leads nowhere: remove it, or land the file itself"
+    except RuntimeError:  # how Python before 3.13 says that links lead to each other
+        return "a link that leads to itself: remove it"
+    except OSError as error:
+        return said(error)
+    if not any(map(target.is_relative_to, roots)):
+        return "a link that leads out of the landing: land the file itself"
+    return ""
+
+
+def said(error: OSError) -> str:
+    """An error of the file system in words, without the path."""
+    return f"{type(error).__name__}: {error.strerror or error}"
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

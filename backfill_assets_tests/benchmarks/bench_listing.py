@@ -1,0 +1,92 @@
+"""The part of `make bench` about many files, and files to look through: without Spark."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from time import perf_counter
+from typing import TypeVar
+
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.landing.caps import Caps
+from backfill_assets.landing.lines import _by_header, _look
+from backfill_assets.landing.listing import list_landing
+from backfill_assets.landing.manifests import Manifest
+from backfill_assets.orders.lines import ORDER_LINES
+from backfill_assets.settings import load_settings
+from backfill_assets.staleness.arrivals import targets
+from backfill_assets_tests.benchmarks.bench_jobs import result
+from backfill_assets_tests.pipeline import START, order
+
+T = TypeVar("T")
+DAYS = Window(START, START + timedelta(days=100))
+
+
+def many_files(root: Path, counts: tuple[int, ...]) -> None:
+    """Seconds of a first look at so many CSV files of 100 days, and of the next one."""
+    taken = {count: _seconds(root / str(count), count) for count in counts}
+    for what in taken[counts[0]]:
+        said = " : ".join(f"{taken[count][what]:.2f}" for count in counts)
+        print(f"  {what:44} {said} s", flush=True)
+    first, last = (sum(taken[count].values()) / count for count in (counts[-2], counts[-1]))
+    what = f"a file among {counts[-1]:,} : one among {counts[-2]:,}, listed and looked into"
+    result(what, f"{last / first:.2f}", "1.2")
+
+
+def _seconds(root: Path, count: int) -> dict[str, float]:
+    header = ",".join(order("o", 1)) + "\n"
+    days = list(DAYS)
+    for day in days:
+        (root / "orders" / f"arrival_date={day}").mkdir(parents=True)
+    for n in range(count):
+        folder = root / "orders" / f"arrival_date={days[n % len(days)]}"
+        line = ",".join(order(f"o-{n}", n % len(days) + 1).values())
+        (folder / f"part-{n:06}.csv").write_text(header + line + "\n")
+    taken: dict[str, float] = {}
+
+    def timed(what: str, work: Callable[[], T]) -> T:
+        began = perf_counter()
+        found = work()
+        taken[what] = perf_counter() - began
+        return found
+
+    policy = Policy.of(load_settings(start=DAYS.start))
+    listing = timed("list all folders", lambda: list_landing(str(root), "orders"))
+    timed("list them day by day", lambda: list_landing(str(root), "orders", days))
+    wanted = timed(
+        "digests, what each day is to be made of", lambda: targets({}, listing, days, policy)
+    )
+    recorded = {day: Manifest.of(one.manifest.as_json) for day, one in wanted.items()}
+    timed("the same, nothing changed", lambda: targets(recorded, listing, days, policy))
+    found = timed(
+        "headers and caps",
+        lambda: _look(str(root), ORDER_LINES, DAYS, listing, Caps.usual()),
+    )
+    timed("by header", lambda: _by_header(found))
+    return taken
+
+
+def looking_through(root: Path, days: int, orders: int) -> None:
+    """Seconds of looking through compressed files, and how many bytes they expand to."""
+    lines = [
+        json.dumps(order(f"o-{n * 7919 % 1_000_003:07}", 1, f"{n % 977}.{n % 97:02}"))
+        for n in range(orders)
+    ]
+    packed = gzip.compress(("\n".join(lines) + "\n").encode(), 6)
+    for n in range(days):
+        folder = root / "orders" / f"arrival_date={START + timedelta(days=n)}"
+        folder.mkdir(parents=True)
+        (folder / "part-0.jsonl.gz").write_bytes(packed)
+    listing = list_landing(str(root), "orders")
+    began = perf_counter()
+    found = _look(str(root), ORDER_LINES, DAYS, listing, Caps.usual())
+    seconds = perf_counter() - began
+    assert len(found.files) == days
+    size = days * sum(len(line) + 1 for line in lines) / 1e6
+    print(
+        f"  {days} gz files of {orders:,} lines ({size:,.0f} MB) looked through in {seconds:.2f} s"
+    )

@@ -1,0 +1,88 @@
+"""A landing as an attacker, or an unlucky user, leaves it: through nights, states and alerts."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from backfill_assets.monitoring.incidents import incidents
+from backfill_assets.monitoring.look import Look
+from backfill_assets.monitoring.states import Situation, State, day_states
+from backfill_assets_tests.invented_listings import close_folder
+from backfill_assets_tests.pipeline import Pipeline, day, order
+
+FINE = (1, 2, 7)
+
+
+def spoil(pipeline: Pipeline, secret: Path) -> None:
+    """A day of each kind between days that are fine."""
+    for n in range(1, 8):
+        if n != 5:
+            pipeline.land(n, [order(f"o{n}", n)])
+    bomb = gzip.compress(b"x" * (16 << 20)) * 100
+    (pipeline.folder(3) / "bomb.jsonl.gz").write_bytes(bomb)
+    (pipeline.folder(4) / "link.jsonl").symlink_to(secret)
+    (pipeline.landing / "orders" / f"arrival_date={day(5)}").write_text("no folder")
+    # Day 6 may not be listed: see `close_folder`.
+
+
+def mend(pipeline: Pipeline) -> None:
+    (pipeline.folder(3) / "bomb.jsonl.gz").unlink()
+    (pipeline.folder(4) / "link.jsonl").unlink()
+    (pipeline.landing / "orders" / f"arrival_date={day(5)}").unlink()
+    pipeline.land(5, [order("o5", 5)])
+
+
+def test_one_bad_day_is_no_other_days_problem(pipeline: Pipeline, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.jsonl"
+    secret.write_text("secret")
+    spoil(pipeline, secret)
+    why = {
+        3: f"arrival_date={day(3)}/bomb.jsonl.gz (LandingError: a line is longer than",
+        4: f"arrival_date={day(4)}/link.jsonl (a link that leads out of the landing",
+        5: f"arrival_date={day(5)}/ (NotADirectoryError",
+        6: f"arrival_date={day(6)}/ (PermissionError",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        close_folder(patch, pipeline.folder(6))
+        pipeline.night(day(8))
+        now = situation(pipeline)
+        states = day_states("raw_orders", now)
+        told = {i.item: i for i in incidents(now) if i.subject == "raw_orders"}
+        # Nothing that is as it was is asked for again in the same night.
+        assert pipeline.launch(pipeline.tick_schedule()) == []
+    assert pipeline.materialized("raw_orders") == {str(day(n)) for n in FINE}
+    assert {n for n in why if states[day(n)] is State.CHECK_FAILED} == {*why}
+    assert {told[str(day(n))].kind for n in why} == {"check failed"}
+    said = reasons(pipeline)
+    for n, text in why.items():
+        assert any(f"cannot be read: {text}" in reason for reason in said[str(day(n))])
+        assert secret.read_text() not in str(said)
+
+    mend(pipeline)
+    pipeline.night(day(9))
+    assert pipeline.materialized("raw_orders") >= {str(day(n)) for n in range(1, 8)}
+    assert {row["order_id"] for row in pipeline.rows("raw_orders")} == {
+        f"o{n}" for n in range(1, 8)
+    }
+    assert State.CHECK_FAILED not in day_states("raw_orders", situation(pipeline)).values()
+
+
+def situation(pipeline: Pipeline) -> Situation:
+    return Look(pipeline.settings, lambda: pipeline.now).situation(pipeline.instance)
+
+
+def reasons(pipeline: Pipeline) -> dict[str, list[str]]:
+    """By day, what the checks of the raw log said."""
+    found: dict[str, list[str]] = {}
+    for run in pipeline.instance.get_runs():
+        for entry in pipeline.instance.all_logs(
+            run.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION
+        ):
+            said = entry.get_dagster_event().asset_check_evaluation_data
+            if said.partition and not said.passed:
+                found.setdefault(said.partition, []).append(str(said.description))
+    return found

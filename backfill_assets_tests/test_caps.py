@@ -1,0 +1,184 @@
+"""What a landing file may be at most: caps on lines, on what expands, and on control files."""
+
+from __future__ import annotations
+
+import gzip
+import tracemalloc
+import zlib
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backfill_assets.landing import caps
+from backfill_assets.landing.caps import Caps
+from backfill_assets.landing.listing import Entry, LandingError
+
+KB, MB = 1 << 10, 1 << 20
+LINE = 4 * KB
+SMALL = Caps(line=LINE, expanded=MB, control=KB)
+STORE = pafs.LocalFileSystem()
+
+
+def entry(path: Path) -> Entry:
+    return Entry(path.name, str(path), path.stat().st_size, 1)
+
+
+def check(path: Path, data: bytes, limits: Caps = SMALL) -> None:
+    path.write_bytes(data)
+    limits.check_text(STORE, entry(path))
+
+
+def longest(data: bytes) -> int:
+    return max(map(len, data.replace(b"\r", b"\n").split(b"\n")))
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
+@pytest.mark.parametrize("before", [0, 1, 100, 5 * LINE])
+@pytest.mark.parametrize("last", [False, True])
+def test_the_longest_line(tmp_path, monkeypatch, end, before, last):
+    """Wherever it lies: of as many bytes as there may be it is fine, with a byte more it is not."""
+    monkeypatch.setattr(caps, "_TAIL", 64)
+    lines = (b"x" * 70 + end) * (before // 70)
+    after = b"" if last else end + b"y" * 2000 + end + b"z" * 2000
+    for name, packed in (("a.jsonl", bytes), ("a.jsonl.gz", gzip.compress)):
+        check(tmp_path / name, packed(lines + b"x" * LINE + after))
+        with pytest.raises(LandingError, match=r"a line is longer than 4,096 bytes .*MAX_LINE"):
+            check(tmp_path / name, packed(lines + b"x" * (LINE + 1) + after))
+
+
+@given(
+    parts=st.lists(
+        st.tuples(st.integers(0, 40), st.sampled_from([b"\n", b"\r", b"\r\n", b""])), max_size=40
+    ),
+    line=st.integers(1, 60),
+    tail=st.integers(1, 20),
+    piece=st.integers(1, 50),
+)
+def test_lines_of_any_lengths(tmp_path_factory, parts, line, tail, piece):
+    data = b"".join(b"x" * length + end for length, end in parts)
+    limits = Caps(line, MB, KB)
+    folder = tmp_path_factory.mktemp("any")
+    for name, packed in (("a.csv", bytes), ("a.csv.gz", gzip.compress)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(caps, "_TAIL", tail)
+            patch.setattr(caps, "_PIECE", piece)
+            if longest(data) > line:
+                with pytest.raises(LandingError, match="a line is longer"):
+                    check(folder / name, packed(data), limits)
+            else:
+                check(folder / name, packed(data), limits)
+
+
+def test_what_a_file_expands_to(tmp_path):
+    lines = b"x" * 1023 + b"\n"
+    check(tmp_path / "a.json.gz", gzip.compress(lines * KB))
+    # Of a plain file, the size says nothing of what the engine must hold.
+    check(tmp_path / "a.json", lines * 2 * KB)
+    with pytest.raises(LandingError, match=r"expands to more than 1,048,576 bytes .*MAX_EXPANDED"):
+        check(tmp_path / "a.json.gz", gzip.compress(lines * KB + b"\n"))
+    # As members of one file.
+    with pytest.raises(LandingError, match="MAX_EXPANDED"):
+        check(tmp_path / "a.json.gz", gzip.compress(lines) * (KB + 1))
+
+
+def test_a_line_over_members_of_a_gzip(tmp_path):
+    half = gzip.compress(b"x" * (LINE // 2))
+    check(tmp_path / "a.json.gz", half * 2 + gzip.compress(b"\n") + half)
+    with pytest.raises(LandingError, match="MAX_LINE"):
+        check(tmp_path / "a.json.gz", half * 2 + gzip.compress(b"x\n") + half)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"not gzip", gzip.compress(b"x")[:-3], gzip.compress(b"x") + b"garbage", zlib.compress(b"x")],
+)
+def test_what_is_no_gzip(tmp_path, data):
+    """Whatever our own reading does not understand is not given to another."""
+    with pytest.raises(LandingError, match="broken gzip"):
+        check(tmp_path / "a.json.gz", data)
+
+
+def test_plain_files_that_are_too_small_are_not_opened(tmp_path):
+    gone = str(tmp_path / "gone.jsonl")
+    SMALL.check_text(STORE, Entry("gone.jsonl", gone, LINE, 1))
+    with pytest.raises(FileNotFoundError):
+        SMALL.check_text(STORE, Entry("gone.jsonl", gone, LINE + 1, 1))
+
+
+def test_a_line_of_gigabytes_is_told_in_little_memory_and_time(tmp_path):
+    usual = Caps.usual()
+    bomb = gzip.compress(b"x" * 16 * MB) * 100
+    assert len(bomb) < 2 * MB
+    tracemalloc.start()
+    try:
+        with pytest.raises(LandingError, match="MAX_LINE"):
+            check(tmp_path / "bomb.jsonl.gz", bomb, usual)
+        assert tracemalloc.get_traced_memory()[1] < 16 * MB
+    finally:
+        tracemalloc.stop()
+
+
+class Counted:
+    """A file of orderly lines that is larger than any disk; it counts what is read."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self.read = size, 0
+
+    def size(self) -> int:
+        return self._size
+
+    def read_at(self, count: int, start: int) -> bytes:
+        self.read += count
+        return (b"x" * 99 + b"\n") * (count // 100 + 2)
+
+
+def test_of_a_large_plain_file_little_is_read():
+    """So it is on object storage as well."""
+    file = Counted(1 << 40)
+    Caps.usual()._check_plain(file)
+    assert file.read < file.size() / 200
+
+
+def test_control_files(tmp_path):
+    path = tmp_path / "_control.json"
+    path.write_bytes(b" " * KB)
+    assert len(SMALL.whole_control(STORE, entry(path))) == KB
+    path.write_bytes(b" " * (KB + 1))
+    with pytest.raises(LandingError, match=r"larger than 1,024 bytes .*MAX_CONTROL"):
+        SMALL.whole_control(STORE, entry(path))
+
+
+def parquet(path: Path, texts: list[str], **how) -> Entry:
+    pq.write_table(pa.table({"note": texts}), path, use_dictionary=False, **how)
+    return entry(path)
+
+
+@pytest.mark.parametrize(
+    ("texts", "why"),
+    [
+        (["x" * 10 * LINE], r"rows have more than 4,096 bytes on average .*MAX_LINE"),
+        (["x" * 64 * LINE, *["y"] * 99], r"262,144 bytes \(64 times \w*MAX_LINE\)"),
+        (["x" * (LINE // 2)] * 600, r"expands to 1,\d+,\d+ bytes, more than 1,048,576 .*EXPANDED"),
+    ],
+)
+def test_parquet_files(tmp_path, texts, why):
+    found = parquet(tmp_path / "a.parquet", texts, compression="zstd", row_group_size=100)
+    assert found.size < 64 * KB
+    with pytest.raises(LandingError, match=why):
+        SMALL.footer_of(STORE, found)
+    assert Caps.usual().footer_of(STORE, found).num_rows == len(texts)
+
+
+def test_a_parquet_footer(tmp_path, monkeypatch):
+    found = parquet(tmp_path / "a.parquet", ["x"] * 1000)
+    monkeypatch.setattr(caps, "_MOST_COLUMNS", 0)
+    with pytest.raises(LandingError, match="it has 1 columns, more than 0"):
+        SMALL.footer_of(STORE, found)
+    monkeypatch.setattr(caps, "_MOST_FOOTER", 100)
+    with pytest.raises(LandingError, match=r"its footer has \d+ bytes, more than 100"):
+        SMALL.footer_of(STORE, found)

@@ -1,0 +1,113 @@
+"""A landing as an attacker, or an unlucky user, leaves it: what a run and a tick make of it."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from backfill_assets.landing.text import text_lines
+from backfill_assets.monitoring import look, night
+from backfill_assets.monitoring.look import Look
+from backfill_assets.monitoring.states import State, day_states
+from backfill_assets_tests.invented_listings import close_folder
+from backfill_assets_tests.pipeline import Pipeline, day, order
+from backfill_assets_tests.places import PROJECT
+
+RAW_STEP = ("raw_orders", "raw_orders_rejected")
+
+
+def test_a_loaded_day_whose_folder_is_closed_stays_as_it_is(pipeline: Pipeline) -> None:
+    for n in (1, 2):
+        pipeline.land(n, [order(f"o{n}", n)])
+    pipeline.run(1, 2, RAW_STEP)
+    with pytest.MonkeyPatch.context() as patch:
+        close_folder(patch, pipeline.folder(1))
+        assert f"arrival_date={day(1)}/ (Permission" in pipeline.failure(
+            pipeline.run(1, 2, RAW_STEP, fails=True)
+        )
+        assert states_of(pipeline)[day(1)] is State.CHECK_FAILED
+    assert [row["order_id"] for row in pipeline.rows("raw_orders")] == ["o1", "o2"]
+    pipeline.run(1, 2, RAW_STEP)
+    assert states_of(pipeline)[day(1)].good
+
+
+def test_long_lines_are_kept_whole(pipeline: Pipeline) -> None:
+    """Of a data file with long texts, the footer counts no nulls."""
+    texts = ["x" * 5000, "y" * 300_000]
+    long = order("long" * 5000, 1)
+    pipeline.land(1, [order("fine", 1), long, *texts])
+    assert pipeline.run(1, 1, RAW_STEP)
+    assert {row["text"] for row in pipeline.rows("raw_orders_rejected")} == {*texts}
+    found = {row["order_id"] for row in pipeline.rows("raw_orders")}
+    assert found == {"fine", long["order_id"]}
+
+
+def test_any_number_of_files_is_a_short_message(pipeline: Pipeline) -> None:
+    here = pipeline.folder(1)
+    for n in range(200):
+        (here / f"{n}.txt").write_text("x")
+        (here / f"{n}.jsonl").symlink_to("nothing")
+    result = pipeline.run(1, 1, RAW_STEP, fails=True)
+    said = pipeline.failure(result)
+    assert "cannot be read: 180 more" in said
+    assert len(said) < 10_000
+
+
+def states_of(pipeline: Pipeline) -> dict:
+    now = Look(pipeline.settings, lambda: pipeline.now).situation(pipeline.instance)
+    return day_states("raw_orders", now)
+
+
+def test_a_longer_line_that_was_put_in_afterwards_is_not_held_in_memory(spark, tmp_path):
+    """The file is another when it is listed again, so that run does not load it."""
+    path = tmp_path / "arrival_date=2024-01-01" / "a.jsonl"
+    path.parent.mkdir()
+    for end in ("\n", "\r\n"):
+        path.write_bytes(f"{end}".join(["a", "x" * 100, "y" * 101, "z" * 5000, "b", ""]).encode())
+        rows = text_lines(spark, [str(path)], 100).select("_text").collect()
+        # One that is too long by no more than a line end gets through.
+        assert [row[0] for row in rows if len(row[0]) != 101] == ["a", "x" * 100, "b"]
+
+
+# --- looks that hang ------------------------------------------------------------------------------
+
+
+def test_of_looks_that_hang_one_is_in_flight(pipeline: Pipeline, monkeypatch) -> None:
+    """Dagster gives up a tick after a minute; its thread stays where it is."""
+    monkeypatch.setattr(look, "TURN_SECONDS", 0.05)
+    hangs, mended = threading.Event(), threading.Event()
+
+    def listing(*given):
+        hangs.set()
+        mended.wait(60)
+        return real(*given)
+
+    real = night.list_landing
+    monkeypatch.setattr(night, "list_landing", listing)
+    with ThreadPoolExecutor(8) as ticks:
+        stuck = ticks.submit(pipeline.tick, "landed_files")
+        assert hangs.wait(60)
+        for tick in (
+            *(ticks.submit(pipeline.tick, name) for name in ("landed_files", "touched_days")),
+            *(ticks.submit(pipeline.tick, "watch_days") for _ in range(3)),
+            ticks.submit(pipeline.tick_schedule),
+        ):
+            error = tick.exception(timeout=60)
+            told = f"{error} {error and error.__cause__}"
+            assert "has not come back: the storage may hang" in told
+        assert not stuck.done()
+        mended.set()
+        assert stuck.exception(timeout=60) is None
+    pipeline.tick("watch_days")
+
+
+def test_the_nightly_tick_is_tried_again(tmp_path: Path, monkeypatch) -> None:
+    """With the instance that is copied into DAGSTER_HOME."""
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    (tmp_path / "dagster.yaml").write_text((PROJECT / "dagster.yaml").read_text())
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        assert instance.scheduler.max_tick_retries >= 10
