@@ -11,9 +11,11 @@ from functools import cached_property
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from backfill_assets.assets.lines import REASON, accepted, rejected
 from backfill_assets.calendar.partitions import Window
+from backfill_assets.engine.frames import frame_of
 from backfill_assets.landing.files import Landing
 from backfill_assets.landing.listing import folder_of
 from backfill_assets.landing.manifests import Target
@@ -176,8 +178,9 @@ def kept_rows(
             on another day by it.
     """
     spark = before.sparkSession
+    struct = T.StructType().add(table.partition, T.DateType()).add("source_file", T.StringType())
     kept = [(day, name) for day in days for name in targets[day].kept]
-    files = spark.createDataFrame(kept, f"{table.partition} DATE, source_file STRING")
+    files = frame_of(spark, struct, kept)
     rows = before.where(F.col(table.partition).isin(list(days))).join(
         F.broadcast(files), [table.partition, "source_file"], "left_semi"
     )

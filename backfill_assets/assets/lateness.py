@@ -7,12 +7,14 @@ from typing import Any
 import dagster as dg
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 from pyspark.sql.window import Window as SqlWindow
 
 from backfill_assets.assets.making import Read, made_asset
 from backfill_assets.assets.sums import sums_by_day
 from backfill_assets.calendar.delays import COMPARED, lines_within
 from backfill_assets.calendar.partitions import Window
+from backfill_assets.engine.frames import frame_of
 from backfill_assets.engine.spark import Cache
 from backfill_assets.publish.candidates import Built
 from backfill_assets.quality.audit import Expectation
@@ -40,7 +42,8 @@ def lateness_figures(
     unread = rejected.groupBy(F.col("arrival_date").alias("log_date")).agg(
         F.count(F.lit(1)).alias("rejected_lines")
     )
-    days = raw.sparkSession.createDataFrame([(day,) for day in window], "log_date DATE")
+    struct = T.StructType().add("log_date", T.DateType())
+    days = frame_of(raw.sparkSession, struct, [(day,) for day in window])
     parts = (
         _by_delay(logged, source, window_days),
         _percentiles(logged, source),

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.calendar.partitions import any_of, windows
 from backfill_assets.delta.logs import delta_log
+from backfill_assets.engine.frames import frame_of
 from backfill_assets.tables.table import Table
 
 #: Spark looks for each file that it is given. With more than these, Delta's state costs less.
@@ -58,7 +59,7 @@ def rows_as_of(
     log = delta_log(url, version).load()
     files = _files(log, table, days).to_pylist()
     if not files:
-        return spark.createDataFrame([], table.struct)
+        return frame_of(spark, table.struct)
     if len(files) > _FEW or not _is_plain(log, table, files):
         rows = spark.read.format("delta").option("versionAsOf", version).load(url)
         if days is not None:

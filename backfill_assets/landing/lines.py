@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.dagster_ext.retries import engine_lost
+from backfill_assets.engine.frames import frame_of
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.engine.stores import open_store
 from backfill_assets.landing.caps import Caps
@@ -296,5 +297,5 @@ def read_lines(spark: SparkSession, found: Landing, source: Source) -> DataFrame
     for columns, files in _by_columns(found).items():
         frames.append(parquet_fields(parquet_rows(spark, _urls(files), columns), columns, source))
     if not frames:
-        return spark.createDataFrame([], lines_schema(source))
+        return frame_of(spark, lines_schema(source))
     return _union(frames)

@@ -1,0 +1,29 @@
+"""Rows of this process as frames of Spark's, which need no Python where Spark computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
+
+
+def frame_of(
+    spark: SparkSession, struct: T.StructType, rows: Iterable[Sequence[Any]] = ()
+) -> DataFrame:
+    """A frame of a few rows.
+
+    From rows, even from none, Spark itself makes a frame by a process of Python's on its executors:
+    a second on each of them, and there may be none on a cluster. From Arrow it does not.
+
+    Args:
+        spark: the session.
+        struct: the columns.
+        rows: their values, row by row.
+    """
+    dicts = [dict(zip(struct.names, row, strict=True)) for row in rows]
+    table = pa.Table.from_pylist(dicts, schema=to_arrow_schema(struct, timezone="UTC"))
+    return spark.createDataFrame(table, struct)

@@ -1,0 +1,47 @@
+"""Rows of this process as frames, without Python where Spark computes."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+
+import pytest
+from pyspark.sql import types as T
+
+from backfill_assets.engine.frames import frame_of
+from backfill_assets.orders.tables import TABLES
+
+STRUCT = T.StructType().add("day", T.DateType()).add("amount", T.DecimalType(18, 2))
+
+
+def plan(spark, frame) -> str:
+    if not hasattr(frame, "_jdf"):
+        pytest.skip("only an embedded session shows its plan")
+    return frame._jdf.queryExecution().executedPlan().toString()
+
+
+def test_rows_are_those_given(spark):
+    rows = [(date(2024, 1, 1), Decimal("1.50")), (None, None)]
+    frame = frame_of(spark, STRUCT, rows)
+    assert frame.schema == STRUCT
+    assert [tuple(row) for row in frame.collect()] == rows
+    assert "LocalTableScan" in plan(spark, frame)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_no_rows_of_any_table(spark, name):
+    frame = frame_of(spark, TABLES[name].struct)
+    assert frame.schema == TABLES[name].struct
+    assert "LocalTableScan" in plan(spark, frame)
+
+
+def test_no_rows_are_none_to_spark(spark):
+    assert frame_of(spark, STRUCT).count() == 0
+
+
+def test_times_are_those_given(spark):
+    struct = T.StructType().add("at", T.TimestampType())
+    at = datetime(2024, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
+    assert frame_of(spark, struct, [(at,)]).selectExpr("string(at)").first()[0] == (
+        "2024-01-01 10:00:00"
+    )
