@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install jars sample demo ui test test-system torture check bench drill soak docs lock clean
+.PHONY: help install jars sample demo ui test test-system s3-server torture check bench drill soak docs lock clean
 
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
@@ -67,6 +67,9 @@ test: $(VENV)/.installed-dev ## install what the tests need and run those of cod
 test-system: $(VENV)/.installed-dev ## the tests of whole deployments: kills, nights, commands, servers
 	@$(BIN)/backfill-assets jars
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'system and not slow' $(ARGS)
+
+s3-server: ## build the S3 server that the tests of object storage need, once; needs Go
+	@.ci/s3-server
 
 torture: $(VENV)/.installed-dev ## the long tests (hours): everything killed, 100 races, 120 nights of CDNOW
 	@$(BIN)/backfill-assets jars

@@ -139,7 +139,7 @@ class Settings(BaseSettings):
                     "must be a URL without a password: Dagster shows it with each day. Give the "
                     "password where the store's client looks for credentials"
                 )
-            return value.rstrip("/")
+            return _on_s3(value)
         return str(Path(value).expanduser().resolve())
 
     @field_validator("start", "end", mode="before")
@@ -246,6 +246,17 @@ class Settings(BaseSettings):
         if sql := {k: v for k, v in self.spark_conf.items() if may_decide_rows(k)}:
             deciding["spark_sql"] = sql
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _on_s3(value: str) -> str:
+    """A URL of S3 as Spark has it; no other store has been tried."""
+    found = re.fullmatch(r"s3[an]?://([a-z0-9][a-z0-9.-]+(/[^?#]*)?)", value)
+    if not found:
+        raise ValueError(
+            "must be a path or s3a://bucket/folder, with keys, region and endpoint in Amazon's "
+            "environment variables; other stores (gs://, abfss://, hdfs://) are not supported"
+        )
+    return f"s3a://{found[1].rstrip('/')}"
 
 
 def load_settings(**overrides: Any) -> Settings:

@@ -12,6 +12,7 @@ from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import load_settings
 from backfill_assets_tests import postgres
 from backfill_assets_tests.pipeline import Pipeline
+from backfill_assets_tests.s3_server import url_of
 
 # Of many tiny jobs, most of the time goes into planning, and into compiling code for a few rows:
 # what Spark would generate is interpreted, and the JVM compiles but lightly.
@@ -79,11 +80,13 @@ def _on_postgres(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="session")
-def engine() -> Engine:
+def engine(tmp_path_factory) -> Engine:
     """The suite's engine: embedded, or the Connect server that SPARK_REMOTE names."""
     # A server has its static settings already, and would warn of each.
     conf = {} if "SPARK_REMOTE" in os.environ else LASTING
-    return Engine.of(load_settings(spark_master="local[2]", spark_conf=conf))
+    # Where the tests run on object storage, so does the engine.
+    url = url_of(tmp_path_factory.getbasetemp())
+    return Engine.of(load_settings(spark_master="local[2]", spark_conf=conf, warehouse=url))
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from backfill_assets.engine.configuration import connect_server_command
 from backfill_assets.engine.servers import SparkServer
-from backfill_assets.settings import load_settings
+from backfill_assets.settings import Settings, load_settings
 
 
 @contextmanager
@@ -24,3 +25,14 @@ def connect_server(folder: Path, conf: dict[str, str]) -> Iterator[str]:
         yield f"{server.url};token={server.token}"
     finally:
         server.end()
+
+
+def of_server(settings: Settings, folder: Path) -> dict[str, str]:
+    """The settings that a Connect server's command gives it by file, none by argument."""
+    command = connect_server_command(settings, 15099, folder)
+    assert Path(command[0]).is_file()
+    assert "--conf" not in command
+    file = Path(command[command.index("--properties-file") + 1])
+    lines = (line.split("=", 1) for line in file.read_text().splitlines())
+    read = lambda text: re.sub(r"\\u(....)", lambda found: chr(int(found[1], 16)), text)  # noqa: E731
+    return {read(name): read(value) for name, value in lines}

@@ -23,6 +23,7 @@ from backfill_assets.publish.plain import DataFrameIOManager
 from backfill_assets.quality.audit import measure
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.tables.codes import Code
+from backfill_assets_tests.s3_server import url_of
 
 #: What a test runs unless it says otherwise: the layers themselves, without what is about them.
 LAYERS = ("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders", "fact_daily_orders")
@@ -70,8 +71,8 @@ class Pipeline:
         if land:
             (self.landing / "orders").mkdir(parents=True, exist_ok=True)
         values = {
-            "landing": str(self.landing),
-            "warehouse": str(self.warehouse),
+            "landing": url_of(self.landing),
+            "warehouse": url_of(self.warehouse),
             "start": START,
             "end": END,
         }
@@ -188,7 +189,7 @@ class Pipeline:
             if not (self.warehouse / name).exists():
                 continue
             frame = self.io_manager.engine.spark_session.read.format("delta").load(
-                str(self.warehouse / name)
+                self.settings.table(name)
             )
             found[name] = {str(d): m.digest for d, m in measure(frame, table).items()}
         return found

@@ -68,7 +68,8 @@ GOOD = [
     ("BACKFILL_ASSETS_LANDING", "s3a://bucket/in/", "landing", "s3a://bucket/in"),
     ("BACKFILL_ASSETS_WAREHOUSE", "/w", "warehouse", "/w"),
     ("BACKFILL_ASSETS_WAREHOUSE", "file:///w/x", "warehouse", "/w/x"),
-    ("BACKFILL_ASSETS_WAREHOUSE", "hdfs://nn:8020/w", "warehouse", "hdfs://nn:8020/w"),
+    ("BACKFILL_ASSETS_WAREHOUSE", "s3://bucket", "warehouse", "s3a://bucket"),
+    ("BACKFILL_ASSETS_WAREHOUSE", "s3n://a.b-c/d e/", "warehouse", "s3a://a.b-c/d e"),
     ("BACKFILL_ASSETS_START", "1997-01-01", "start", date(1997, 1, 1)),
     ("BACKFILL_ASSETS_END", "2024-02-29", "end", date(2024, 2, 29)),
     ("BACKFILL_ASSETS_TIMEZONE", "Asia/Tokyo", "timezone", "Asia/Tokyo"),
@@ -114,6 +115,19 @@ def test_every_variable_has_a_good_value_here():
         ("BACKFILL_ASSETS_LANDING", "s3a://passwd:x@bucket/in", "a URL without a password"),
         ("BACKFILL_ASSETS_WAREHOUSE", "\t", "must be a path or a URL, not empty"),
         ("BACKFILL_ASSETS_WAREHOUSE", "file://w", "three slashes"),
+        *(
+            ("BACKFILL_ASSETS_WAREHOUSE", url, "must be a path or s3a://bucket/folder")
+            for url in (
+                "gs://bucket/w",
+                "abfss://container@account.dfs.core.windows.net/w",
+                "hdfs://nn:8020/w",
+                "https://bucket.s3.amazonaws.com/w",
+                "s3a://",
+                "s3a:///w",
+                "s3a://Bucket/w",
+                "s3a://bucket/w?endpoint_override=elsewhere",
+            )
+        ),
         ("BACKFILL_ASSETS_START", "20240101", "must be a day as YYYY-MM-DD"),
         ("BACKFILL_ASSETS_START", "1704067200", "must be a day as YYYY-MM-DD"),
         ("BACKFILL_ASSETS_START", "2024-1-1", "must be a day as YYYY-MM-DD"),
@@ -223,6 +237,7 @@ def test_an_unknown_variable_is_refused(monkeypatch):
     ("variable", "text"),
     [
         ("SPARK_REMOTE", "http://host/;token=hush"),
+        ("BACKFILL_ASSETS_WAREHOUSE", "s3a://AKIA:hush@bucket/w"),
         ("BACKFILL_ASSETS_SPARK_CONF", '{"spark.hadoop.fs.s3a.secret.key": hush}'),
         ("BACKFILL_ASSETS_SPARK_CONF", '{"spark.hadoop.fs.s3a.secret.key": ["hush"]}'),
         ("BACKFILL_ASSETS_SPARK_CONF", '{"spark.hadoop.fs.azure.sas.box": hush}'),
@@ -241,7 +256,10 @@ def test_a_refused_secret_is_not_shown(monkeypatch, variable, text):
 
 def test_tables_lie_below_the_warehouse():
     assert load_settings(warehouse="/w").table("raw_orders") == "/w/raw_orders"
-    assert load_settings(warehouse="s3a://b/w/").table("raw_orders") == "s3a://b/w/raw_orders"
+    assert (
+        load_settings(warehouse="s3a://bucket/w/").table("raw_orders")
+        == "s3a://bucket/w/raw_orders"
+    )
 
 
 def test_digest_knows_only_what_decides_the_rows():

@@ -46,7 +46,8 @@ from backfill_assets.engine.jars import (
     refuse_unknown_jars,
 )
 from backfill_assets.engine.spark import Engine
-from backfill_assets.settings import Settings, load_settings
+from backfill_assets.settings import load_settings
+from backfill_assets_tests.connect_server import of_server
 from backfill_assets_tests.pipeline import Pipeline, day, order
 
 
@@ -199,9 +200,23 @@ def test_a_session_is_told_of_the_library_for_local_files_if_it_has_it(tmp_path)
     assert config["spark.jars"] == f"{folder / NAMES[0]},{library / LOCAL_JAR}"
     assert config[LOCAL_FILES] == told
     assert of_server(load_settings(jars=tmp_path), tmp_path)[LOCAL_FILES] == told
-    own = load_settings(jars=tmp_path, spark_conf={"spark.jars": "/opt/delta.jar"})
-    assert LOCAL_FILES not in spark_config(own)
-    assert LOCAL_FILES not in of_server(own, tmp_path)
+
+
+@pytest.mark.usefixtures("_these_are_known")
+def test_jars_of_the_deployment_are_added_to_ours(tmp_path):
+    folder = jars_module._folder(tmp_path, delta_coordinate())
+    folder.mkdir()
+    ours = folder / NAMES[0]
+    ours.touch()
+    own = {"spark.jars": f"/opt/a.jar,{ours},/opt/b.jar", "spark.jars.packages": "org.x:y:1"}
+    settings = load_settings(jars=tmp_path, spark_conf=own)
+    config = spark_config(settings)
+    assert config["spark.jars"] == f"{ours},/opt/a.jar,/opt/b.jar"
+    assert config["spark.jars.packages"] == "org.x:y:1"
+    assert of_server(settings, tmp_path)["spark.jars"] == config["spark.jars"]
+    # Before ours are there, too: they are when the session starts.
+    folder.rename(tmp_path / "away")
+    assert spark_config(settings)["spark.jars"] == f"/opt/a.jar,{ours},/opt/b.jar"
 
 
 def test_files_have_the_rights_that_hadoop_gives_them(spark, tmp_path):
@@ -443,17 +458,6 @@ def test_an_archive_that_cannot_be_made_is_none(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def of_server(settings: Settings, folder: Path) -> dict[str, str]:
-    """The settings that a Connect server's command gives it by file, none by argument."""
-    command = connect_server_command(settings, 15099, folder)
-    assert Path(command[0]).is_file()
-    assert "--conf" not in command
-    file = Path(command[command.index("--properties-file") + 1])
-    lines = (line.split("=", 1) for line in file.read_text().splitlines())
-    read = lambda text: re.sub(r"\\u(....)", lambda found: chr(int(found[1], 16)), text)  # noqa: E731
-    return {read(name): read(value) for name, value in lines}
-
-
 @pytest.mark.usefixtures("_these_are_known")
 def test_the_server_listens_on_loopback_only(tmp_path):
     folder = jars_module._folder(tmp_path, delta_coordinate())
@@ -494,8 +498,10 @@ def test_an_empty_spark_remote_is_no_server(monkeypatch):
     monkeypatch.setattr(module, "check_java", lambda: None)
     start = lambda self: setattr(self, "_spark_session", "a session")  # noqa: E731
     monkeypatch.setattr(Engine, "_init_session", start)
+    monkeypatch.setattr(module, "fetch_delta_jars", lambda cache: [])
     engine = Engine(spark_config={"spark.jars": "x.jar"}, jars="/j")
     assert engine.spark_session == "a session"
+    assert engine.spark_config["spark.jars"] == "x.jar"
     assert "SPARK_REMOTE" not in os.environ
 
 

@@ -73,21 +73,36 @@ def password(out: Output, name: str) -> None:
 
 
 @command("jars")
-def jars(out: Output) -> None:
-    """Download the Delta jars into their cache and prepare the engine's start, once."""
-    _fetch_jars(out, load_settings())
+@click.option("--s3", is_flag=True, help="Also those of s3a://, though no setting names it.")
+def jars(out: Output, s3: bool) -> None:
+    """Download the Delta jars into their cache and prepare the engine's start, once.
+
+    And the jars of s3a://, where the landing or the warehouse is there.
+    """
+    _fetch_jars(out, load_settings(), s3=s3)
 
 
-def _fetch_jars(out: Output, settings: Settings) -> None:
+def _fetch_jars(out: Output, settings: Settings, *, s3: bool = False) -> None:
     if settings.spark_remote:
         out.note("SPARK_REMOTE is set: the server has the Delta jars, none are needed here.")
         return
     from backfill_assets.engine.class_archive import class_archive, make_class_archive
-    from backfill_assets.engine.jars import delta_coordinate, delta_jars, fetch_delta_jars
+    from backfill_assets.engine.configuration import uses_s3
+    from backfill_assets.engine.jars import (
+        delta_coordinate,
+        delta_jars,
+        fetch_delta_jars,
+        fetch_s3_jars,
+        s3_jars,
+    )
 
     if not delta_jars(settings.jars):
         out.note(f"Downloading the Delta jars ({delta_coordinate()}) ...")
     fetch_delta_jars(settings.jars)
+    if s3 or uses_s3(settings):
+        if not s3_jars(settings.jars):
+            out.note("Downloading the jars of s3a:// ...")
+        fetch_s3_jars(settings.jars)
     archive = class_archive(settings.jars)
     if archive and not archive.exists():
         out.note("Putting the engine's classes together, once, so that it starts faster ...")

@@ -50,6 +50,7 @@ _CONFLICTS = (
     "DELTA_PROTOCOL_CHANGED",
     "DELTA_CONSTRAINT_ALREADY_EXISTS",
     "FileAlreadyExistsException",
+    "RemoteFileChangedException",  # a conditional PUT of Hadoop's S3A that came second
 )
 #: How long Delta keeps the commits. They are the record of what was published, and when; it would
 #: drop them after a month.

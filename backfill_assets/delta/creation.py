@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 
 from backfill_assets.delta import evolution
 from backfill_assets.delta.ledgers import Ledger, Metadata
-from backfill_assets.delta.logs import delta_log, load_log
+from backfill_assets.delta.logs import delta_log, load_log, storage_options
+from backfill_assets.delta.store_check import refuse_unsafe_store
 from backfill_assets.engine.sharing import alone
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.tables.table import Table
@@ -40,7 +41,12 @@ def _own_rules(table: Table) -> dict[str, str]:
 
 
 def create(spark: SparkSession, url: str, table: Table, properties: Mapping[str, str]) -> None:
-    """Create the empty table, constraints included; harmless if somebody else just did."""
+    """Create the empty table, constraints included; harmless if somebody else just did.
+
+    Raises:
+        UnsafeStoreError: it would be on a store on which commits can be lost.
+    """
+    refuse_unsafe_store(url.rpartition("/")[0])
     columns = T.StructType(
         [
             T.StructField(
@@ -59,7 +65,7 @@ def create(spark: SparkSession, url: str, table: Table, properties: Mapping[str,
             mode="ignore",
             partition_by=[table.partition],
             configuration={**properties},
-            storage_options=delta_log(url).storage_options.str_dict(),
+            storage_options=storage_options(url),
         )
     except DeltaError:
         if load_log(url) is None:

@@ -25,7 +25,7 @@ from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame
 
 from backfill_assets.engine.jars import LOCAL_FILES, RAW_LOCAL_FILES
-from backfill_assets.engine.stores import open_store
+from backfill_assets.engine.stores import on_s3, open_store
 
 #: How the folder of a write begins. What a killed run leaves there is removed by maintenance.
 STAGING = "writing-"
@@ -65,9 +65,9 @@ def write_files(rows: DataFrame, url: str, partition: str) -> DataFiles:
         # Not what an attempt has left that was given up.
         if re.search(rf"/{staging}/[^/]+=[^/]+/[^/]+\.parquet$", info.path)
     ]
-    places = {info.path.split("/")[-2] for info in written}
-    for place in places:
-        filesystem.create_dir(f"{root}/{place}")
+    if not on_s3(url):  # where there are no folders
+        for place in {info.path.split("/")[-2] for info in written}:
+            filesystem.create_dir(f"{root}/{place}")
 
     def placed(info: pafs.FileInfo) -> tuple[date, AddAction]:
         place = info.path.split("/")[-2]

@@ -11,11 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyspark.sql.types as T
 from dagster_deltalake import DeltaTableResource
-from dagster_deltalake.config import AzureConfig, GcsConfig, LocalConfig, S3Config
+from dagster_deltalake.config import ClientConfig, LocalConfig, S3Config
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from backfill_assets.delta.ledgers import Metadata, Stored
+from backfill_assets.engine.stores import S3, on_s3
 from backfill_assets.quality.audit import Measured
 from backfill_assets.tables.table import Table
 
@@ -33,15 +34,22 @@ def load_log(url: str) -> DeltaTable | None:
 
 def delta_log(url: str, version: int | None = None) -> DeltaTableResource:
     """dagster-deltalake's handle on a table's log, with credentials from the environment."""
-    scheme = url.partition("://")[0] if "://" in url else ""
-    options: Any = LocalConfig()
-    if scheme in ("s3", "s3a"):
-        options = S3Config()
-    elif scheme in ("abfs", "abfss", "az"):
-        options = AzureConfig(account_name="")
-    elif scheme == "gs":
-        options = GcsConfig()
-    return DeltaTableResource(url=url, storage_options=options, version=version)
+    if not on_s3(url):
+        return DeltaTableResource(url=url, storage_options=LocalConfig(), version=version)
+    place = S3.of_environment()
+    return DeltaTableResource(
+        url=url,
+        storage_options=S3Config(endpoint=place.endpoint or None, region=place.region or None),
+        client_options=ClientConfig(allow_http=place.is_plain),
+        version=version,
+    )
+
+
+def storage_options(url: str) -> dict[str, str]:
+    """What delta-rs is told of the store that a table lies on, as its handle tells it."""
+    log = delta_log(url)
+    client = log.client_options.str_dict() if log.client_options else {}
+    return {**log.storage_options.str_dict(), **client}
 
 
 def metadata_of(log: DeltaTable) -> Metadata:

@@ -8,12 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from backfill_assets.engine.class_archive import with_archive
-from backfill_assets.engine.jars import (
-    jars_of_session,
-    refuse_unknown_jars,
-    spark_home,
-    with_local_files,
-)
+from backfill_assets.engine.jars import refuse_unknown_jars, spark_home, with_jars
+from backfill_assets.engine.stores import S3, on_s3
 from backfill_assets.engine.submitting import submit_options
 from backfill_assets.settings import Settings
 from backfill_assets.spark_rules import PINNED
@@ -58,16 +54,25 @@ def spark_config(settings: Settings) -> dict[str, Any]:
         # The master is the server's affair, and Spark refuses to be told both.
         own = {name: x for name, x in settings.spark_conf.items() if name != "spark.master"}
         return {"spark.remote": settings.spark_remote, **_RUNTIME, **own}
-    return with_local_files(
-        {
-            "spark.master": settings.spark_master,
-            "spark.app.name": "backfill_assets",
-            "spark.jars": jars_of_session(settings.jars),
-            **static_config(),
-            **_RUNTIME,
-            **settings.spark_conf,
-        }
-    )
+    config = {
+        "spark.master": settings.spark_master,
+        "spark.app.name": "backfill_assets",
+        **static_config(),
+        **_RUNTIME,
+        **settings.spark_conf,
+    }
+    return _on_this_machine(config, settings)
+
+
+def _on_this_machine(config: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """The configuration of a JVM that is to start here: with its jars, and where S3 is."""
+    told = S3.of_environment().with_spark(config) if uses_s3(settings) else config
+    return with_jars(told, settings.jars)
+
+
+def uses_s3(settings: Settings) -> bool:
+    """Whether landing or warehouse lie on S3."""
+    return on_s3(settings.landing) or on_s3(settings.warehouse)
 
 
 def static_config() -> dict[str, str]:
@@ -118,11 +123,11 @@ def connect_server_command(settings: Settings, port: int, folder: Path) -> list[
         "spark.connect.grpc.binding.port": str(port),
         # The runs of a deployment share a session, which is to outlast a quiet weekend.
         "spark.connect.session.manager.defaultSessionTimeout": "7d",
-        "spark.jars": jars_of_session(settings.jars),
         **settings.spark_conf,
     }
+    conf = _on_this_machine(conf, settings)
     refuse_unknown_jars(conf, settings.jars)
-    conf = with_archive(with_local_files(conf), settings.jars)
+    conf = with_archive(conf, settings.jars)
     return [
         str(spark_home() / "bin" / "spark-submit"),
         *submit_options(conf, folder),

@@ -7,13 +7,14 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from backfill_assets.engine.known_jars import unknown_jars
+from backfill_assets.engine.stores import S3_FLAGS
 
 _SCALA = "2.13"
 _JAVA = (17, 21)
@@ -30,6 +31,20 @@ _LOCAL_FILES_CLASS = "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem"
 #: keeps files with checksums, which take a fifth of the time to write a small one.
 LOCAL_FILES = "spark.backfill_assets.localFiles"
 RAW_LOCAL_FILES = "org.apache.hadoop.fs.RawLocalFileSystem"
+#: Hadoop's file system for S3, of the Hadoop that is in Spark, and what it uses of Amazon's SDK: 13
+#: MB. Hadoop itself asks for all services of Amazon in one jar of 690 MB.
+_SDK = ("s3", "s3-transfer-manager", "sts", "sso")
+_S3 = (
+    "org.apache.hadoop:hadoop-aws:3.5.0",
+    *(f"software.amazon.awssdk:{name}:2.35.4" for name in _SDK),
+    "software.amazon.eventstream:eventstream:1.0.1",
+    "software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3:1.3.1",
+    "org.reactivestreams:reactive-streams:1.0.4",
+)
+_NOT_FOR_S3 = (
+    "software.amazon.awssdk:bundle,org.wildfly*:*,io.netty:*,org.apache.httpcomponents*:*,"
+    "commons*:*,org.slf4j:*"
+)
 
 
 class EngineError(RuntimeError):
@@ -77,16 +92,28 @@ def delta_jars(cache: Path) -> list[Path]:
     return sorted(_folder(cache, delta_coordinate()).glob("*.jar"))
 
 
-def jars_of_session(cache: Path) -> str:
-    """The jars in the cache as `spark.jars` has them; empty while Delta's are not there."""
-    found = delta_jars(cache)
-    return ",".join(map(str, found and [*found, *_folder(cache, _LOCAL_FILES).glob("*.jar")]))
+def s3_jars(cache: Path) -> list[Path]:
+    """The jars of S3's file system in the cache; empty while they have not been downloaded."""
+    return sorted(_folder(cache, _S3[0]).glob("*.jar"))
 
 
-def with_local_files(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A session's configuration, which tells of the library for local files if it has that."""
-    has = _LOCAL_FILES.split(":")[1] in config.get("spark.jars", "")
-    return {**config, LOCAL_FILES: _LOCAL_FILES_CLASS} if has else dict(config)
+def with_jars(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
+    """A session's configuration with the jars that are in the cache, and the deployment's own.
+
+    Args:
+        config: of a JVM that is to start; its `spark.jars`, if any, are added to ours.
+        cache: the folder of the jars.
+    """
+    # Delta's alone will do, copied there by hand; and without them the others are of no use.
+    ours = delta_jars(cache)
+    if ours:
+        ours += sorted(_folder(cache, _LOCAL_FILES).glob("*.jar"))
+    if S3_FLAGS in config:
+        ours += s3_jars(cache)
+    jars = dict.fromkeys([*map(str, ours), *filter(None, config.get("spark.jars", "").split(","))])
+    known = {**config, "spark.jars": ",".join(jars)}
+    has = any(_LOCAL_FILES.split(":")[1] in jar for jar in jars)
+    return {**known, LOCAL_FILES: _LOCAL_FILES_CLASS} if has else known
 
 
 def refuse_unknown_jars(config: Mapping[str, Any], cache: Path) -> None:
@@ -117,41 +144,65 @@ def fetch_delta_jars(cache: Path) -> list[Path]:
         EngineError: there is no Java, or the registry cannot be reached, or it sent other jars.
     """
     if not delta_jars(cache):
-        check_java()
-        said = _download(delta_coordinate(), cache)
-        if not delta_jars(cache):
-            raise EngineError(
-                f"the Delta jars ({delta_coordinate()}) could not be downloaded: check that this "
-                "machine reaches Maven Central (or the mirror that your Ivy settings name), or "
-                f"copy the io.delta jars of a machine that does into "
-                f"{_folder(cache, delta_coordinate())}. Last words: {_last_words(said)}"
-            )
+        _fetch("the Delta jars", [delta_coordinate()], cache)
     if find_java() and not _folder(cache, _LOCAL_FILES).exists():
-        _download(_LOCAL_FILES, cache)
+        _download([_LOCAL_FILES], cache, _IN_SPARK_ALREADY)
     return delta_jars(cache)
 
 
-def _download(coordinate: str, cache: Path) -> str:
-    """Try to download an artifact with its own kind, and say what was said.
+def fetch_s3_jars(cache: Path) -> list[Path]:
+    """Download the jars of S3's file system into the cache, once.
+
+    Raises:
+        EngineError: there is no Java, or the registry cannot be reached.
+    """
+    if not s3_jars(cache):
+        _fetch("the jars of s3a://", _S3, cache, _NOT_FOR_S3)
+    return s3_jars(cache)
+
+
+def _fetch(
+    what: str, coordinates: Sequence[str], cache: Path, without: str = _IN_SPARK_ALREADY
+) -> None:
+    check_java()
+    said = _download(coordinates, cache, without)
+    folder = _folder(cache, coordinates[0])
+    if not any(folder.glob("*.jar")):
+        raise EngineError(
+            f"{what} ({coordinates[0]}) could not be downloaded: check that this machine reaches "
+            "Maven Central (or the mirror that your Ivy settings name), or copy the jars of a "
+            f"machine that does into {folder}. Last words: {_last_words(said)}"
+        )
+
+
+def _download(coordinates: Sequence[str], cache: Path, without: str) -> str:
+    """Try to download artifacts, and what they need of their own kinds, and say what was said.
 
     The jars appear under their final name all at once, so a broken download is never used.
+
+    Args:
+        coordinates: the artifacts; the folder is named for the first.
+        cache: the folder of the jars.
+        without: what is not to be downloaded with them.
     """
     cache.mkdir(parents=True, exist_ok=True)
+    kinds = tuple({coordinate.split(":")[0] for coordinate in coordinates})
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         command = [
             str(spark_home() / "bin" / "spark-submit"),
-            *("--packages", coordinate, "--exclude-packages", _IN_SPARK_ALREADY),
+            *("--packages", ",".join(coordinates), "--exclude-packages", without),
             *("--conf", f"spark.jars.ivy={scratch}/ivy", "--master", "local[1]"),
             *("--class", "org.apache.spark.deploy.PythonRunner", "spark-internal"),
         ]
         # Resolution comes before the main class, which has nothing to run and fails: the jars tell.
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        jars = [*Path(scratch, "ivy", "jars").glob(f"{coordinate.split(':')[0]}_*.jar")]
+        found = Path(scratch, "ivy", "jars").glob("*.jar")
+        jars = [jar for jar in found if jar.name.startswith(kinds)]
         if unknown := unknown_jars(jars):
             raise EngineError(
-                f"{', '.join(jar.name for jar in unknown)}, as downloaded for {coordinate}, is not "
-                "what Maven Central has (another SHA-256): look at the mirror or proxy that your "
-                "Ivy settings name. Nothing was kept of it."
+                f"{', '.join(jar.name for jar in unknown)}, as downloaded for {coordinates[0]}, is "
+                "not what Maven Central has (another SHA-256): look at the mirror or proxy that "
+                "your Ivy settings name. Nothing was kept of it."
             )
         ready = Path(scratch, "ready")
         ready.mkdir()
@@ -159,7 +210,7 @@ def _download(coordinate: str, cache: Path) -> str:
             shutil.move(jar, ready / jar.name)
         if jars:
             with suppress(OSError):  # another process was first
-                ready.rename(_folder(cache, coordinate))
+                ready.rename(_folder(cache, coordinates[0]))
     return done.stderr
 
 

@@ -31,9 +31,9 @@ from backfill_assets.engine.jars import (
     EngineError,
     check_java,
     fetch_delta_jars,
-    jars_of_session,
+    fetch_s3_jars,
     refuse_unknown_jars,
-    with_local_files,
+    with_jars,
 )
 from backfill_assets.engine.sharing import (
     interrupt_at_exit,
@@ -42,6 +42,7 @@ from backfill_assets.engine.sharing import (
     number_plans_apart,
     session_url,
 )
+from backfill_assets.engine.stores import S3_FLAGS
 from backfill_assets.engine.submitting import start_driver
 from backfill_assets.settings import Settings
 from backfill_assets.spark_rules import is_secret, may_decide_rows
@@ -94,12 +95,13 @@ class Engine(LazyPySparkResource):
             self._connect()
             return
         check_java()
-        if not self.spark_config["spark.jars"]:
-            fetch_delta_jars(Path(self.jars))
-            self.spark_config["spark.jars"] = jars_of_session(Path(self.jars))
-            self.spark_config.update(with_local_files(self.spark_config))
-        refuse_unknown_jars(self.spark_config, Path(self.jars))
-        self.spark_config.update(with_archive(self.spark_config, Path(self.jars)))
+        cache = Path(self.jars)
+        fetch_delta_jars(cache)
+        if S3_FLAGS in self.spark_config:
+            fetch_s3_jars(cache)
+        self.spark_config.update(with_jars(self.spark_config, cache))
+        refuse_unknown_jars(self.spark_config, cache)
+        self.spark_config.update(with_archive(self.spark_config, cache))
         if not os.environ.get("SPARK_REMOTE"):
             # To Spark an empty variable is a server without a name; to us it is none.
             os.environ.pop("SPARK_REMOTE", None)

@@ -1,20 +1,104 @@
-"""Folders and URLs as Arrow file systems, for what is listed, read or written without Spark."""
+"""Folders and URLs as Arrow file systems, for what is listed, read or written without Spark.
+
+And where S3 is: Arrow, delta-rs and Spark are told the same, from Amazon's environment variables.
+"""
 
 from __future__ import annotations
 
-import re
+import os
+from collections.abc import Mapping
+from functools import cache
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import pyarrow.fs as pafs
+
+_S3 = "s3a://"
+#: The SDK's own chain: the environment, web identity, profiles, the container, the machine. Before
+#: it, keys that the Spark settings of a deployment have.
+_CREDENTIALS = (
+    "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider",
+    "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+    "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider",
+)
+#: With `create`, Hadoop's S3A makes a file that may not be there by a conditional PUT. Delta's log
+#: store for S3 asks whether a commit is there and then creates its file: else the later of two
+#: drivers overwrites the commit of the other.
+S3_FLAGS = "spark.hadoop.fs.s3a.performance.flags"
+
+
+class S3(NamedTuple):
+    """Where S3 is, as Amazon's SDKs are told; credentials are found by each of them.
+
+    Attributes:
+        endpoint: URL of a store that is not Amazon's; empty if it is.
+        region: empty if it is found otherwise, as in a profile.
+    """
+
+    endpoint: str
+    region: str
+
+    @classmethod
+    def of_environment(cls) -> S3:
+        """As `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, `AWS_REGION` and so on have it."""
+        endpoint = _first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+        # A store that is not Amazon's has no regions, and its clients want one.
+        region = _first("AWS_REGION", "AWS_DEFAULT_REGION") or ("us-east-1" if endpoint else "")
+        return cls(endpoint, region)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is spoken to without TLS."""
+        return self.endpoint.startswith("http:")
+
+    def with_spark(self, config: Mapping[str, str]) -> dict[str, str]:
+        """Spark's configuration with what Hadoop's S3A is told; there is no secret in that.
+
+        Args:
+            config: of a JVM that is to start; it goes first, but not where commits would be lost.
+        """
+        said = {
+            "endpoint": self.endpoint,
+            "endpoint.region": self.region,
+            "path.style.access": "true" if self.endpoint else "",
+            "aws.credentials.provider": ",".join(_CREDENTIALS),
+            # Hadoop's newer one remembers what an object was, and an engine lives for weeks: of a
+            # file that has been replaced it would go on reading the old one.
+            "input.stream.type": "classic",
+        }
+        found = {f"spark.hadoop.fs.s3a.{name}": value for name, value in said.items() if value}
+        flags = dict.fromkeys(["create", *filter(None, config.get(S3_FLAGS, "").split(","))])
+        safe = {S3_FLAGS: ",".join(flags), "spark.hadoop.fs.s3a.create.conditional.enabled": "true"}
+        return {**found, **config, **safe}
+
+
+def _first(*names: str) -> str:
+    return next(filter(None, map(os.environ.get, names)), "")
+
+
+def on_s3(url: str) -> bool:
+    """Whether a folder lies on S3."""
+    return url.startswith(_S3)
 
 
 def open_store(url: str) -> tuple[pafs.FileSystem, str]:
     """The file system of a local path or a URL, and the path in it."""
-    # Hadoop's names of the schemes; Arrow has its own for the same stores.
-    url = re.sub(r"^s3[an]://", "s3://", url)
-    if "://" not in url:
-        return pafs.LocalFileSystem(), url
-    filesystem, path = pafs.FileSystem.from_uri(url)
-    return filesystem, path
+    if on_s3(url):
+        # Not by the URL, in which a name with a space or a percent sign would be another.
+        return _s3(S3.of_environment()), url.removeprefix(_S3)
+    return pafs.LocalFileSystem(), url
+
+
+@cache
+def _s3(place: S3) -> pafs.S3FileSystem:
+    url = urlsplit(place.endpoint)
+    return pafs.S3FileSystem(
+        region=place.region or None,
+        scheme=url.scheme or None,
+        endpoint_override=url.netloc or None,
+        # A small file is one request, and not the three of an upload in parts.
+        allow_delayed_open=True,
+    )
 
 
 def folder_of(url: str) -> pafs.FileSystem:

@@ -348,7 +348,7 @@ def test_only_what_changed_is_written_again(pipeline):
         pipeline.io_manager.engine,
         pipeline.root / "clean",
         land=False,
-        landing=str(pipeline.landing),
+        landing=pipeline.settings.landing,
     )
     clean.run(1, 10, names)
     assert pipeline.digests() == clean.digests()
@@ -375,7 +375,7 @@ def test_a_run_that_died_between_commit_and_events_is_recognized(pipeline, monke
         pipeline.io_manager.engine,
         pipeline.root / "clean",
         land=False,
-        landing=str(pipeline.landing),
+        landing=pipeline.settings.landing,
     )
     clean.run(1, 3, ["raw_orders"])
     told = events(clean, "raw_orders")

@@ -78,7 +78,7 @@ def check(nightly: Pipeline, races: int) -> None:
                 assert all(a <= b for a, b in newer), f"{name}[{d}]: an older listing on a newer"
     nightly.run(1, DAYS)
     engine = nightly.io_manager.engine
-    clean = Pipeline(engine, nightly.root / "clean", land=False, landing=str(nightly.landing))
+    clean = Pipeline(engine, nightly.root / "clean", land=False, landing=nightly.settings.landing)
     clean.run(1, DAYS)
     assert nightly.digests() == clean.digests()
     assert {str(r["order_id"]) for r in nightly.rows("stg_orders")} == {

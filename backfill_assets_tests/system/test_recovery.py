@@ -34,8 +34,8 @@ def launch(pipeline: Pipeline) -> subprocess.Popen:
     environment = {
         **os.environ,
         "DAGSTER_HOME": str(pipeline.root / "home"),
-        "BACKFILL_ASSETS_LANDING": str(pipeline.landing),
-        "BACKFILL_ASSETS_WAREHOUSE": str(pipeline.warehouse),
+        "BACKFILL_ASSETS_LANDING": pipeline.settings.landing,
+        "BACKFILL_ASSETS_WAREHOUSE": pipeline.settings.warehouse,
         "BACKFILL_ASSETS_START": str(START),
         "BACKFILL_ASSETS_END": str(END),
         "BACKFILL_ASSETS_SPARK_CONF": '{"spark.sql.shuffle.partitions": "2"}',
@@ -102,7 +102,7 @@ def test_killed_at_random_moments(pipeline):
         pipeline.io_manager.engine,
         pipeline.root / "clean",
         land=False,
-        landing=str(pipeline.landing),
+        landing=pipeline.settings.landing,
     )
     clean.run(1, DAYS)
     assert pipeline.digests() == clean.digests()
