@@ -14,9 +14,15 @@ from backfill_assets.settings import Settings, load_settings
 
 
 @contextmanager
-def connect_server(folder: Path, conf: dict[str, str]) -> Iterator[str]:
-    """The URL, with its token, of a server that runs in `folder` with these Spark settings."""
-    settings = load_settings(spark_master="local[2]", spark_conf=conf)
+def connect_server(folder: Path, conf: dict[str, str], **more: str) -> Iterator[str]:
+    """The URL, with its token, of a server that runs in `folder` with these Spark settings.
+
+    Args:
+        folder: its own.
+        conf: the settings of Spark.
+        more: other settings, such as the warehouse.
+    """
+    settings = load_settings(spark_master="local[2]", spark_conf=conf, **more)
     command = partial(connect_server_command, settings, folder=folder)
     server = SparkServer(command, folder / "connect-server.log", print)
     try:

@@ -26,7 +26,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.engine.class_archive import with_archive
-from backfill_assets.engine.configuration import spark_config
+from backfill_assets.engine.configuration import spark_config, uses_s3
 from backfill_assets.engine.jars import (
     EngineError,
     check_java,
@@ -64,15 +64,19 @@ class Engine(LazyPySparkResource):
     Attributes:
         spark_config: Spark's settings, some of which may be secrets.
         jars: where the Delta jars are kept, and fetched to when they are missing.
+        uses_s3: whether landing or warehouse are there.
     """
 
     spark_config: dict[str, Any] = Field(repr=False)
     jars: str
+    uses_s3: bool = False
 
     @classmethod
     def of(cls, settings: Settings) -> Engine:
         """The engine that the settings ask for; nothing is started yet."""
-        return cls(spark_config=spark_config(settings), jars=str(settings.jars))
+        return cls(
+            spark_config=spark_config(settings), jars=str(settings.jars), uses_s3=uses_s3(settings)
+        )
 
     @property
     def spark_session(self) -> SparkSession:
@@ -97,7 +101,7 @@ class Engine(LazyPySparkResource):
         check_java()
         cache = Path(self.jars)
         fetch_delta_jars(cache)
-        if S3_FLAGS in self.spark_config:
+        if self.uses_s3:
             fetch_s3_jars(cache)
         self.spark_config.update(with_jars(self.spark_config, cache))
         refuse_unknown_jars(self.spark_config, cache)
@@ -112,6 +116,8 @@ class Engine(LazyPySparkResource):
             if "spark.remote" in config:
                 session = _attached(config)
                 _refuse_other_server(session, config)
+                if self.uses_s3:
+                    _refuse_unsafe_server(session, config)
             else:
                 start_driver(config)
                 session = spark_session_from_config(config)
@@ -180,6 +186,20 @@ def _refuse_other_server(session: SparkSession, config: Mapping[str, str]) -> No
         raise EngineError(
             f"{where} runs with other settings than it must, and a session cannot change them: "
             f"{'; '.join(unlike)}. Set them where the server is started; nothing was written."
+        )
+
+
+def _refuse_unsafe_server(session: SparkSession, config: Mapping[str, str]) -> None:
+    """Refuse a server that would overwrite the commits of others on S3.
+
+    Raises:
+        EngineError: it was started without the setting.
+    """
+    if not {"create", "*"}.intersection((session.conf.get(S3_FLAGS, "") or "").split(",")):
+        raise EngineError(
+            f"the Spark Connect server at SPARK_REMOTE={_shown(config['spark.remote'])} would "
+            f"overwrite commits of others on s3a://: {S3_FLAGS} must have create. Set it where the "
+            "server is started; nothing was written."
         )
 
 

@@ -6,11 +6,25 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
-from backfill_assets_tests.s3_server import FOLDER, MISSING, PROGRAM, S3Server, s3_server
+from backfill_assets.delta.logs import delta_log, storage_options
+from backfill_assets.engine.jars import EngineError, fetch_s3_jars
+from backfill_assets.engine.spark import Engine
+from backfill_assets.engine.stores import S3_FLAGS, folder_of
+from backfill_assets.settings import load_settings
+from backfill_assets_tests.conftest import LASTING, SMALL
+from backfill_assets_tests.connect_server import connect_server
+from backfill_assets_tests.places import CDNOW
+from backfill_assets_tests.s3_server import BUCKET, FOLDER, MISSING, PROGRAM, S3Server, s3_server
+
+#: Commits of each driver that races.
+COMMITS = 12
 
 HERE = Path(__file__).parents[1]
 #: Runs, what is refused, late data, undo, races and kills: once more, on S3.
@@ -53,3 +67,82 @@ def run_on(server: S3Server, choice: str, *names: str, **more: str) -> str:
 
 def test_the_core_of_the_suite_passes_on_s3(server):
     assert " passed" in run_on(server, CHOICE, *CORE)
+
+
+@pytest.mark.skipif(not CDNOW.exists(), reason="the CDNOW file is not beside the project")
+def test_a_connect_server_has_the_totals_of_cdnow_on_s3(server, tmp_path, monkeypatch):
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    fetch_s3_jars(load_settings().jars)
+    with connect_server(tmp_path, LASTING, warehouse=f"s3a://{BUCKET}/w") as url:
+        assert "1 passed" in run_on(server, "whole", "system/test_cdnow.py", SPARK_REMOTE=url)
+        log = (tmp_path / "connect-server.log").read_text()
+    assert server.environment["AWS_SECRET_ACCESS_KEY"] not in log
+
+
+def test_a_server_that_would_lose_commits_is_refused(server, tmp_path, monkeypatch):
+    """Of a Connect server that somebody else has started, without what keeps commits apart."""
+    with connect_server(tmp_path, SMALL) as url:
+        monkeypatch.setenv("SPARK_REMOTE", url)
+        settings = load_settings(warehouse=f"s3a://{BUCKET}/w")
+        with pytest.raises(EngineError, match=f"{S3_FLAGS} must have create") as caught:
+            Engine.of(settings).spark_session  # noqa: B018
+    assert "nothing was written" in str(caught.value)
+
+
+#: Commits one row after the other, and prints those of which it was told that they are there.
+SPARK = """
+import sys
+from backfill_assets.delta.commits import is_conflict
+from backfill_assets.engine.spark import SPARK_ERRORS, Engine
+from backfill_assets.settings import load_settings
+url, name, count = sys.argv[1:]
+spark = Engine.of(load_settings(spark_master="local[1]", warehouse=url)).spark_session
+print("ready", flush=True)
+sys.stdin.readline()
+for n in range(int(count)):
+    try:
+        spark.sql(f"INSERT INTO delta.`{url}` VALUES ('{name}-{n}')")
+    except SPARK_ERRORS as error:
+        if not is_conflict(error):
+            raise
+        print("refused", flush=True)
+    else:
+        print(f"{name}-{n}", flush=True)
+"""
+
+
+def test_no_commit_of_several_drivers_is_lost(server, monkeypatch):
+    """Two drivers of Spark and delta-rs, each of which knows nothing of the others."""
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    url = f"s3a://{BUCKET}/contested"
+    write = partial(write_deltalake, url, mode="append", storage_options=storage_options(url))
+    write(pa.table({"row": ["first"]}))
+    drivers = [
+        subprocess.Popen(
+            [sys.executable, "-c", SPARK, url, name, str(COMMITS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("a", "b")
+    ]
+    for driver in drivers:
+        assert driver.stdout.readline() == "ready\n"
+    for driver in drivers:
+        driver.stdin.write("go\n")
+        driver.stdin.flush()
+    told, n = ["first"], 0
+    while any(driver.poll() is None for driver in drivers):
+        write(pa.table({"row": [f"c-{n}"]}))
+        told.append(f"c-{n}")
+        n += 1
+    for driver in drivers:
+        told += driver.communicate()[0].split()
+        assert driver.returncode == 0
+    there = delta_log(url).load()
+    rows = there.to_pyarrow_table(filesystem=folder_of(url))["row"].to_pylist()
+    assert sorted(rows) == sorted(row for row in told if row != "refused")
+    assert n > 1 and {row[:1] for row in rows} == {"f", "a", "b", "c"}
+    assert there.version() == len(rows) - 1
