@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import unquote
 from uuid import uuid4
 
 import pyarrow as pa
@@ -51,33 +52,18 @@ def write_files(rows: DataFrame, url: str, partition: str) -> DataFiles:
     """
     filesystem, root = open_store(url)
     staging = f"{STAGING}{uuid4().hex}"
-    # Only the Parquet files stay: no mark of success is needed beside them.
-    options = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
-    if isinstance(filesystem, pafs.LocalFileSystem):
-        own = rows.sparkSession.conf.get(LOCAL_FILES, None)
-        options["fs.file.impl"] = own or RAW_LOCAL_FILES
-        options["fs.file.impl.disable.cache"] = "true"
-    rows.write.options(**options).partitionBy(partition).parquet(f"{url}/{staging}")
-    listing = pafs.FileSelector(f"{root}/{staging}", allow_not_found=True, recursive=True)
-    written = [
-        info
-        for info in filesystem.get_file_info(listing)
-        # Not what an attempt has left that was given up.
-        if re.search(rf"/{staging}/[^/]+=[^/]+/[^/]+\.parquet$", info.path)
-    ]
+    write = _write_directly if on_s3(url) else _write_parquet
+    written = write(rows, f"{url}/{staging}", partition)
     if not on_s3(url):  # where there are no folders
-        for place in {info.path.split("/")[-2] for info in written}:
+        for place in {file.path.partition("/")[0] for file in written}:
             filesystem.create_dir(f"{root}/{place}")
 
-    def placed(info: pafs.FileInfo) -> tuple[date, AddAction]:
-        place = info.path.split("/")[-2]
-        day = place.partition("=")[2]
-        path = f"{place}/{info.base_name}"
-        stats = statistics(filesystem, info.path)
-        filesystem.move(info.path, f"{root}/{path}")
-        at = int(info.mtime.timestamp() * 1000)
+    def placed(file: _Written) -> tuple[date, AddAction]:
+        day = file.path.partition("/")[0].partition("=")[2]
+        stats = statistics(filesystem, f"{root}/{staging}/{file.path}")
+        filesystem.move(f"{root}/{staging}/{file.path}", f"{root}/{file.path}")
         return date.fromisoformat(day), AddAction(
-            path, info.size, {partition: day}, at, True, json.dumps(stats)
+            file.path, file.size, {partition: day}, file.at, True, json.dumps(stats)
         )
 
     found: dict[date, list[AddAction]] = defaultdict(list)
@@ -87,6 +73,55 @@ def write_files(rows: DataFrame, url: str, partition: str) -> DataFiles:
     with suppress(OSError):  # maintenance removes what is left
         filesystem.delete_dir(f"{root}/{staging}")
     return dict(found)
+
+
+class _Written(NamedTuple):
+    """A file in the folder of a write.
+
+    Attributes:
+        path: its folder, of a day, and its name.
+        size: bytes.
+        at: when it was written, in milliseconds since 1970.
+    """
+
+    path: str
+    size: int
+    at: int
+
+
+def _write_parquet(rows: DataFrame, folder: str, partition: str) -> list[_Written]:
+    """Write rows by Spark's own committer, which renames each file twice."""
+    # Only the Parquet files stay: no mark of success is needed beside them.
+    options = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
+    own = rows.sparkSession.conf.get(LOCAL_FILES, None)
+    options["fs.file.impl"] = own or RAW_LOCAL_FILES
+    options["fs.file.impl.disable.cache"] = "true"
+    rows.write.options(**options).partitionBy(partition).parquet(folder)
+    filesystem, root = open_store(folder)
+    listing = pafs.FileSelector(root, allow_not_found=True, recursive=True)
+    found = (
+        (info, info.path.removeprefix(f"{root}/")) for info in filesystem.get_file_info(listing)
+    )
+    return [
+        _Written(path, info.size, int(info.mtime.timestamp() * 1000))
+        for info, path in found
+        # Not what an attempt has left that was given up.
+        if re.fullmatch(r"[^/]+=[^/]+/[^/]+\.parquet", path)
+    ]
+
+
+def _write_directly(rows: DataFrame, folder: str, partition: str) -> list[_Written]:
+    """Write rows as a table of Delta's, which on S3 spares two copies of each file.
+
+    A rename copies there, and Spark's own committer does it one after the other. Delta's knows the
+    files that count from the tasks that have written them, and lists them in the table's log.
+    """
+    rows.write.format("delta").partitionBy(partition).save(folder)
+    filesystem, root = open_store(folder)
+    with filesystem.open_input_stream(f"{root}/_delta_log/{0:020d}.json") as log:
+        actions = map(json.loads, log.read().splitlines())
+    added = (action["add"] for action in actions if "add" in action)
+    return [_Written(unquote(it["path"]), it["size"], it["modificationTime"]) for it in added]
 
 
 def remove_files(url: str, files: Iterable[AddAction]) -> None:

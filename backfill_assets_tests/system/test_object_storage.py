@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import date
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +14,12 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta.logs import delta_log, storage_options
 from backfill_assets.engine.jars import EngineError, fetch_s3_jars
 from backfill_assets.engine.spark import Engine
 from backfill_assets.engine.stores import S3_FLAGS, folder_of
+from backfill_assets.landing.listing import folder_name, list_landing
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.conftest import LASTING, SMALL
 from backfill_assets_tests.connect_server import connect_server
@@ -27,15 +30,9 @@ from backfill_assets_tests.s3_server import BUCKET, FOLDER, MISSING, PROGRAM, S3
 COMMITS = 12
 
 HERE = Path(__file__).parents[1]
-#: Runs, what is refused, late data, undo, races and kills: once more, on S3.
-CORE = [
-    "test_io_manager.py",
-    "system/test_pipeline.py",
-    "system/test_races.py",
-    "system/test_recovery.py",
-    "system/test_undo.py",
-]
-CHOICE = "digest or nightly_against or killed_at_random"
+#: A deployment's life, and of the suite what meets and what is killed: on S3.
+CORE = ["system/test_stored.py", "system/test_races.py", "system/test_recovery.py"]
+CHOICE = "life or nightly_against or killed_at_random"
 
 pytestmark = [
     pytest.mark.skipif(FOLDER in os.environ, reason="this is the run on S3"),
@@ -54,7 +51,7 @@ def run_on(server: S3Server, choice: str, *names: str, **more: str) -> str:
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", choice]
     done = subprocess.run(
         [*command, f"--basetemp={server.bucket / 'inner'}", *(str(HERE / name) for name in names)],
-        env={**os.environ, **server.environment, **more},
+        env={**os.environ, **server.environment, "BACKFILL_TEST_RACES": "1", **more},
         capture_output=True,
         text=True,
         cwd=HERE.parent,
@@ -65,8 +62,8 @@ def run_on(server: S3Server, choice: str, *names: str, **more: str) -> str:
     return done.stdout
 
 
-def test_the_core_of_the_suite_passes_on_s3(server):
-    assert " passed" in run_on(server, CHOICE, *CORE)
+def test_a_life_races_and_kills_on_s3(server):
+    assert "5 passed" in run_on(server, CHOICE, *CORE)
 
 
 @pytest.mark.skipif(not CDNOW.exists(), reason="the CDNOW file is not beside the project")
@@ -75,9 +72,32 @@ def test_a_connect_server_has_the_totals_of_cdnow_on_s3(server, tmp_path, monkey
         monkeypatch.setenv(name, value)
     fetch_s3_jars(load_settings().jars)
     with connect_server(tmp_path, LASTING, warehouse=f"s3a://{BUCKET}/w") as url:
-        assert "1 passed" in run_on(server, "whole", "system/test_cdnow.py", SPARK_REMOTE=url)
+        names = ("system/test_cdnow.py", "system/test_stored.py")
+        said = run_on(server, "whole or (life and local0)", *names, SPARK_REMOTE=url)
+        assert "2 passed" in said
         log = (tmp_path / "connect-server.log").read_text()
     assert server.environment["AWS_SECRET_ACCESS_KEY"] not in log
+
+
+def test_a_landing_of_three_years_costs_what_is_asked_of_it(server, monkeypatch):
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    days = [date(2021, 1, 1) + n * DAY for n in range(1095)]
+    for d in days:
+        folder = server.bucket / "landing" / "orders" / folder_name(d)
+        folder.mkdir(parents=True)
+        (folder / "part-0.jsonl").write_text("{}\n")
+
+    def requests(of: list[date] | None) -> int:
+        before = server.requests().total()
+        found = list_landing(f"s3a://{BUCKET}/landing", "orders", of)
+        assert {*found.folders} == {*(of or days)}
+        assert all(len(folder.files) == 1 for folder in found.folders.values())
+        return server.requests().total() - before
+
+    assert requests(None) <= 2 + 1095 // 1000 + 1
+    assert requests(days[-1:]) <= 3
+    assert requests(days[-9:]) <= 11
 
 
 def test_a_server_that_would_lose_commits_is_refused(server, tmp_path, monkeypatch):
@@ -95,6 +115,7 @@ SPARK = """
 import sys
 from backfill_assets.delta.commits import is_conflict
 from backfill_assets.engine.spark import SPARK_ERRORS, Engine
+from backfill_assets.landing.listing import folder_name, list_landing
 from backfill_assets.settings import load_settings
 url, name, count = sys.argv[1:]
 spark = Engine.of(load_settings(spark_master="local[1]", warehouse=url)).spark_session
