@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
 from functools import partial
 from pathlib import Path
@@ -194,39 +195,42 @@ def main() -> None:
         attached(given.attach)
         return
     root = Path(tempfile.mkdtemp(prefix="bench-"))
+    alone: dict[str, Callable[[Path], object]] = {
+        "profile": lambda at: profile(at, given.days, given.orders // 5, given.rounds + 1),
+        "memory": lambda at: heavy_days(at, 3, 5_000_000),
+        "load": lambda at: embedded(at, given.days, given.orders, given.rounds),
+        "late": finding_late_lines,
+        "files": lambda at: files(at, given.days, given.orders),
+        "connect": on_connect,
+        "events": events,
+    }
+    engine = Engine.of(load_settings(spark_conf=SPARK))
+    # On one session: those before have one each.
+    together: dict[str, Callable[[Path], object]] = {
+        "day": lambda at: one_day(engine, at, 2_000),
+        "small": lambda at: small_days(engine, at, 1_000, 7),
+        "planned": lambda at: planned(engine, at, 5, 2_000, 3),
+        "chunks": lambda at: chunked(engine, at, 365, 2_000),
+        "history": lambda at: history(engine, at, (30, 365, 1095), 200),
+        "merge": lambda at: merging(engine, at, 500_000),
+        "engines": lambda at: engines(engine, at, given.runs, 2_000),
+        "caps": lambda at: caps(engine, at, 8, 2_000),
+        "answers": lambda at: long_history(engine, at, (100, 10_000)),
+    }
     try:
-        if given.part in (None, "profile"):
-            profile(root, given.days, given.orders // 5, given.rounds + 1)
-        if given.part in (None, "memory"):
-            heavy_days(root / "memory", 3, 5_000_000)
-        if given.part in (None, "load"):
-            embedded(root, given.days, given.orders, given.rounds)
-        if given.part in (None, "late"):
-            finding_late_lines(root / "late")
-        if given.part in (None, "files"):
-            many_files(root / "files", (1_000, 10_000, 100_000))
-            looking_through(root / "packed", given.days, given.orders)
-        if given.part in (None, "connect"):
-            on_connect(root)
-        if given.part in (None, "events"):
-            events(root / "events")
-        engine = Engine.of(load_settings(spark_conf=SPARK))
-        for name, work in {
-            "day": lambda at: one_day(engine, at, 2_000),
-            "small": lambda at: small_days(engine, at, 1_000, 7),
-            "planned": lambda at: planned(engine, at, 5, 2_000, 3),
-            "chunks": lambda at: chunked(engine, at, 365, 2_000),
-            "history": lambda at: history(engine, at, (30, 365, 1095), 200),
-            "merge": lambda at: merging(engine, at, 500_000),
-            "engines": lambda at: engines(engine, at, given.runs, 2_000),
-            "caps": lambda at: caps(engine, at, 8, 2_000),
-            "answers": lambda at: long_history(engine, at, (100, 10_000)),
-        }.items():
+        for name, work in {**alone, **together}.items():
             if given.part in (None, name):
+                (root / name).mkdir()
                 work(root / name)
         print_results()
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+def files(root: Path, days: int, orders: int) -> None:
+    """A landing of many files, and what looking through files costs before Spark reads them."""
+    many_files(root / "many", (1_000, 10_000, 100_000))
+    looking_through(root / "packed", days, orders)
 
 
 def embedded(root: Path, days: int, orders: int, rounds: int) -> None:
