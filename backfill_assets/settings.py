@@ -105,7 +105,7 @@ class Settings(BaseSettings):
     rejected_alert: float = Field(default=0.2, gt=0, le=1)
     rejected_hold: float = Field(default=0.5, gt=0, le=1)
     absent_days: int = Field(default=30, ge=1, le=36500)
-    max_line: ByteSize = Field(default=ByteSize(4 << 20), ge=1 << 10, le=1 << 30)
+    max_line: ByteSize = Field(default=ByteSize(1 << 20), ge=1 << 10, le=1 << 30)
     max_expanded: ByteSize = Field(default=ByteSize(16 << 30), ge=1 << 20)
     max_control: ByteSize = Field(default=ByteSize(1 << 20), ge=1 << 10, le=1 << 30)
     # No longer than the commits themselves, which is what Delta asks for.

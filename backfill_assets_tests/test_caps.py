@@ -162,12 +162,12 @@ def parquet(path: Path, texts: list[str], **how) -> Entry:
     ("texts", "why"),
     [
         (["x" * 10 * LINE], r"rows have more than 4,096 bytes on average .*MAX_LINE"),
-        (["x" * 64 * LINE, *["y"] * 99], r"262,144 bytes \(64 times \w*MAX_LINE\)"),
+        (["x" * 256 * LINE, *["y"] * 299], r"1,048,576 bytes \(256 times \w*MAX_LINE\)"),
         (["x" * (LINE // 2)] * 600, r"expands to 1,\d+,\d+ bytes, more than 1,048,576 .*EXPANDED"),
     ],
 )
 def test_parquet_files(tmp_path, texts, why):
-    found = parquet(tmp_path / "a.parquet", texts, compression="zstd", row_group_size=100)
+    found = parquet(tmp_path / "a.parquet", texts, compression="zstd", row_group_size=300)
     assert found.size < 64 * KB
     with pytest.raises(LandingError, match=why):
         SMALL.footer_of(STORE, found)

@@ -19,13 +19,13 @@ from backfill_assets.settings import PREFIX, Settings
 #: Bytes that are looked at together.
 _PIECE = 1 << 20
 #: So much of the end of a line's reach is looked at first: it holds a line end, nearly always.
-_TAIL = 1 << 14
+_TAIL = 1 << 12
 #: The last bytes of a Parquet file: the length of its footer, and a mark.
 _MARK = 8
 _MOST_FOOTER = 64 << 20
 _MOST_COLUMNS = 20_000
 #: Spark holds what a row group has of a column in memory: at most as much as so many longest lines.
-_LINES_OF_A_CHUNK = 64
+_LINES_OF_A_CHUNK = 256
 
 
 @dataclass(frozen=True)
