@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import re
 
-#: Of Markdown, with the extensions of GitHub's that the UI knows; addresses become links.
-_MARKDOWN = re.compile(r"[\\`*_\[\]<>|!~&#@$]|:(?=//)|(?<=www)\.", re.IGNORECASE)
+#: What Markdown takes for a sign of its own in a line: code, tags, emphasis, cells of a table, the
+#: end of a link's or picture's text, characters by name, and what lists and headings begin with.
+_MARKDOWN = re.compile(
+    r"[\\`*~|]|<(?=[a-z/!?])|(?<![^\W_])_|_(?![^\W_])|\](?=[(\[:])|&(?=#?\w+;)"
+    r"|^(?=[-+>#=])",
+    re.IGNORECASE,
+)
 
 
 def plain(text: str) -> str:
@@ -29,8 +34,12 @@ def one_line(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """For a line or a cell of Markdown: shown as it is, and nothing is fetched for it."""
-    return _MARKDOWN.sub(r"\\\g<0>", one_line(text))
+    """For a line or a cell of Markdown: shown as it is, and nothing is fetched for it.
+
+    Dagster's pages take descriptions of checks for Markdown as well. An address becomes a link to
+    what it says.
+    """
+    return _MARKDOWN.sub(r"\\\g<0>", one_line(text).strip())
 
 
 def chat(text: str) -> str:

@@ -17,8 +17,9 @@ from backfill_assets.cli import main
 from backfill_assets.cli.output import Output
 from backfill_assets.escaping import chat, markdown, one_line, plain
 from backfill_assets.monitoring.webhook import post
+from backfill_assets.orders.tables import TABLES
 from backfill_assets.quality.audit import Expectation, Finding, Measured, Severity, Verdict
-from backfill_assets.quality.checks import day_metadata
+from backfill_assets.quality.checks import day_metadata, evaluations
 
 #: What a file may be called, and how a person is to see it in one line.
 HOSTILE = [
@@ -41,6 +42,11 @@ HOSTILE = [
     ("[ok](javascript:alert(1)).csv", "[ok](javascript:alert(1)).csv"),
     ("<img src=x onerror=alert(1)>.csv", "<img src=x onerror=alert(1)>.csv"),
     ("| a | b |\n|---|---|", r"| a | b |\n|---|---|"),
+    ("![a [b]](c) [x][y] [z]: d ![^1]", "![a [b]](c) [x][y] [z]: d ![^1]"),
+    ("[z]: http:x", "[z]: http:x"),
+    ("- a", "- a"),
+    ("==", "=="),
+    ("> a", "> a"),
     ("# *a* _b_ `c` ~~d~~ \\|", "# *a* _b_ `c` ~~d~~ \\|"),
     ("&lt;b&gt; &amp;", "&lt;b&gt; &amp;"),
 ]
@@ -121,11 +127,20 @@ def test_in_the_tables_of_the_jobs_and_the_warnings_of_a_day(name, seen):
     assert finding.text == seen
     verdict = Verdict(date(2024, 1, 1), Measured(1, {}, 0, {}, "d"), Expectation(), [finding])
     assert texts(day_metadata(verdict)["warnings"].value) == [f"late_lines: {seen}"]
+    (told,) = evaluations(TABLES["late_orders"], verdict)
+    assert told.description is not None
+    assert texts(told.description) == [seen]
 
 
-def test_addresses_do_not_become_links():
-    shown = markdown("see http://evil.example, WWW.evil.example, a@evil.example")
-    assert shown == r"see http\://evil.example, WWW\.evil.example, a\@evil.example"
+def test_markdown_of_what_needs_none_is_the_text():
+    """Programs read the descriptions of checks as well."""
+    for text in (
+        "raw_orders[2024-01-01] has never been published",
+        "12 row(s) repeat a (event_date, order_id) of the day -> 3 < 4 & 5",
+        "not read, unknown kind of file: arrival_date=2024-01-01/notes.txt!",
+        "see https://example.org/a?b=1&c=2",
+    ):
+        assert markdown(text) == text
 
 
 @NAMES

@@ -865,7 +865,7 @@ def test_a_control_file_that_disagrees_blocks_its_day(pipeline: Pipeline) -> Non
     checks = conservation(result)
     assert "says 2 orders, 1 were read" in checks[str(day(2))].description
     assert "says 10.01 in total, 10.00 was read" in checks[str(day(3))].description
-    assert "_control.json is not" in checks[str(day(4))].description
+    assert "control.json is not" in checks[str(day(4))].description
     assert "says 1 orders, 0 were read" in checks[str(day(7))].description
     said = pipeline.failure(result)
     assert all(str(day(n)) in said for n in (2, 3, 4, 7))

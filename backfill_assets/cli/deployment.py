@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 from pathlib import Path
@@ -32,10 +31,10 @@ def ui(out: Output, port: int) -> Status:
     Needs DAGSTER_HOME. It runs until Ctrl-C, and ends with 3 if a part of it cannot run.
     """
     settings = load_settings()
-    with contextlib.ExitStack() as ours:
-        if folder := home(out.note):
-            ours.enter_context(claimed_home(Path(folder), port))
-        listening = ours.enter_context(claimed_port(port))
+    if not (folder := home(out.note)):
+        raise CannotRunError("DAGSTER_HOME is not set: it names the folder of Dagster's own data")
+    # Before anything is started, or fetched.
+    with claimed_home(Path(folder), port), claimed_port(port) as listening:
         _fetch_jars(out, settings)
         from backfill_assets.dagster_ext.deployment import deploy
 

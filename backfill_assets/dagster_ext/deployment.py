@@ -26,7 +26,7 @@ from backfill_assets.engine.configuration import connect_server_command
 from backfill_assets.engine.jars import check_java
 from backfill_assets.engine.process_groups import Group
 from backfill_assets.engine.servers import Say, Server, SparkServer
-from backfill_assets.settings import PREFIX, Settings, SettingsError
+from backfill_assets.settings import PREFIX, Settings
 
 #: Seconds between two looks at what runs.
 _TICK = 0.5
@@ -66,8 +66,8 @@ def deploy(settings: Settings, listening: Sequence[socket.socket], say: Say) -> 
     """Run the deployment until it is told to end, or a part of Dagster ends.
 
     Args:
-        settings: the deployment's settings; with `spark_remote`, no engine is started. Without,
-            the Delta jars have been fetched.
+        settings: the deployment's settings, beside DAGSTER_HOME in the environment. With
+            `spark_remote`, no engine is started; without, the Delta jars have been fetched.
         listening: where the UI is to answer, see `claims`.
         say: prints a line for the person at the terminal.
 
@@ -76,10 +76,8 @@ def deploy(settings: Settings, listening: Sequence[socket.socket], say: Say) -> 
 
     Raises:
         EngineError: there can be no engine here, or a server died too often.
-        SettingsError: Dagster has no home, or the file of passwords is not as it should be.
+        SettingsError: the file of passwords is not as it should be.
     """
-    if not os.environ.get("DAGSTER_HOME"):
-        raise SettingsError("DAGSTER_HOME is not set: it names the folder of Dagster's own data")
     if settings.ui_passwords:
         Passwords.read(settings.ui_passwords)
     # Links lead to this UI, unless the user knows a better way to it.

@@ -13,6 +13,7 @@ from dagster import AssetKey
 
 from backfill_assets.backfills.accounts import mixed_backfills
 from backfill_assets.calendar.partitions import Window, windows
+from backfill_assets.escaping import markdown
 from backfill_assets.monitoring.look import Look
 from backfill_assets.monitoring.states import (
     Situation,
@@ -87,7 +88,7 @@ def _evaluations(now: Situation) -> Iterator[dg.AssetCheckEvaluation]:
             asset_key=AssetKey(name),
             check_name=_FINAL_DAYS,
             passed=not changed,
-            description="\n".join(f"{day} {how}" for day, how in changed.items())
+            description="\n".join(f"{day} {markdown(how)}" for day, how in changed.items())
             or "no final day has changed",
             metadata={"final days": len(now.final[name]), "changed": len(changed)},
         )
@@ -95,7 +96,8 @@ def _evaluations(now: Situation) -> Iterator[dg.AssetCheckEvaluation]:
             asset_key=AssetKey(name),
             check_name=_ONE_CODE,
             passed=not mixed,
-            description="\n".join(mixed) or "every backfill was made by one code and configuration",
+            description="\n".join(map(markdown, mixed))
+            or "every backfill was made by one code and configuration",
         )
 
 

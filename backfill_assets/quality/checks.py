@@ -64,7 +64,7 @@ def evaluations(
             passed=finding.severity is Severity.OK,
             severity=_severity(finding),
             blocking=blocks and (finding.check not in table.notices or not verdict.passed),
-            description=finding.text,
+            description=markdown(finding.text),
             metadata=_evidence(finding, verdict),
             partition=verdict.day.isoformat(),
             target_materialization_data=target,

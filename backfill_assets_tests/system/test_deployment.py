@@ -23,7 +23,7 @@ from backfill_assets.dagster_ext.deployment import Part, deploy, supervise
 from backfill_assets.engine import process_groups, servers
 from backfill_assets.engine.jars import EngineError
 from backfill_assets.engine.servers import Server, SparkServer
-from backfill_assets.settings import SettingsError, load_settings
+from backfill_assets.settings import load_settings
 from backfill_assets_tests import conftest
 from backfill_assets_tests.commands import refused
 from backfill_assets_tests.graphql import ask
@@ -414,10 +414,12 @@ def test_the_users_engine_is_used(supervised, listening, monkeypatch):
     assert environment == {**os.environ, PER_RUN: "31", RETRIED: "1", **links}
 
 
-def test_without_a_home_nothing_starts(supervised, listening, monkeypatch):
+def test_without_a_home_nothing_starts(supervised, listening, monkeypatch, capsys):
     monkeypatch.delenv("DAGSTER_HOME")
-    with pytest.raises(SettingsError, match="DAGSTER_HOME is not set"):
-        deploy(load_settings(), listening, print)
+    monkeypatch.setattr("backfill_assets.cli.deployment._fetch_jars", pytest.fail)
+    assert main(ui(listening)) == 3
+    assert "DAGSTER_HOME is not set" in refused(capsys, "ui")
+    assert supervised == []
 
 
 def test_without_java(listening, monkeypatch, capsys, tmp_path):
