@@ -30,6 +30,7 @@ _FAMILIES = {
     "Deployment": {
         "init": "init",
         "ui": "deployment",
+        "engine": "deployment",
         "password": "deployment",
         "night": "night",
         "jars": "deployment",

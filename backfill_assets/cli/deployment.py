@@ -1,9 +1,11 @@
-"""The deployment and its data: `ui`, `password`, `jars`, `sample`, `cdnow`; `progress` of a run."""
+"""The deployment and its data: `ui`, `engine`, `password`, `jars`, samples; `progress` of a run."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 import click
@@ -69,6 +71,31 @@ def password(out: Output, name: str) -> None:
 
     write_password(path, name, said)
     out.note(f"{name} may use the UI, from its next start on: {path}")
+
+
+@command("engine", "engine --port 15002")
+@click.option("--port", type=click.IntRange(1, 65535), default=15002, show_default=True)
+def engine(out: Output, port: int) -> None:
+    """The Spark engine alone, on 127.0.0.1, for runs that others start.
+
+    Needs SPARK_CONNECT_AUTHENTICATE_TOKEN: what its clients have to show.
+    """
+    from backfill_assets.engine.configuration import connect_server_command
+    from backfill_assets.engine.jars import check_java
+    from backfill_assets.engine.servers import TOKEN
+
+    if not os.environ.get(TOKEN):
+        raise CannotRunError(
+            f"{TOKEN} is not set: give the engine and those who use it the same long random text, "
+            "or everybody on this machine could run code as you"
+        )
+    check_java()
+    settings = load_settings()
+    _fetch_jars(out, settings)
+    # Spark reads its settings there; this process becomes the server, and cannot clean up.
+    command = connect_server_command(settings, port, Path(tempfile.mkdtemp(prefix="engine-")))
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
+    os.execve(command[0], command, environment)
 
 
 @command("jars")

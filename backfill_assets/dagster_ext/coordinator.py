@@ -5,8 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import dagster as dg
 from dagster._core.run_coordinator import QueuedRunCoordinator
+from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 
+#: Libraries whose launchers start runs where the files of this machine are not.
+_ELSEWHERE = ("dagster_aws", "dagster_celery", "dagster_docker", "dagster_k8s")
 #: Dagster's own seconds between two looks at backfills.
 _DAGSTERS = 30
 
@@ -38,3 +42,25 @@ class PromptRunCoordinator(QueuedRunCoordinator):
         if controller := sys.modules.get("dagster._daemon.controller"):
             interval = Interval(self.dequeue_interval_seconds)
             vars(controller)["DEFAULT_DAEMON_INTERVAL_SECONDS"] = interval
+
+    def register_instance(self, instance: dg.DagsterInstance) -> None:
+        """Belong to an instance.
+
+        Raises:
+            DagsterInvariantViolationError: its runs are elsewhere, and its storage is here.
+        """
+        _refuse_files_for_runs_elsewhere(instance)
+        super().register_instance(instance)
+
+
+def _refuse_files_for_runs_elsewhere(instance: dg.DagsterInstance) -> None:
+    launcher = instance.get_ref().run_launcher_data
+    if not isinstance(instance.event_log_storage, SqliteEventLogStorage) or launcher is None:
+        return
+    if launcher.module_name.startswith(_ELSEWHERE):
+        raise dg.DagsterInvariantViolationError(
+            f"{launcher.class_name} starts runs in other containers or on other machines, and the "
+            "storage in dagster.yaml is SQLite: files of this machine. A run would find an empty "
+            "storage and not itself in it. Use Postgres: set `storage` as in the package's "
+            "deploy/dagster.postgres.yaml. No run was launched."
+        )

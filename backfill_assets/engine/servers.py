@@ -28,7 +28,7 @@ _MOST_UNHEARD = 60
 _STEADY = 60.0
 _MOST_DEATHS = 3
 #: Spark's own name; both its server and its client read the token from there.
-_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
+TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 _NO_PROXY = "no_grpc_proxy"
 
 Say = Callable[[str], None]
@@ -151,7 +151,7 @@ class SparkServer(Server):
         self.token = secrets.token_urlsafe(32)
         # To Spark, a SPARK_REMOTE that is empty is a server, too.
         own = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
-        own[_TOKEN] = self.token
+        own[TOKEN] = self.token
         super().__init__("Spark engine", command(port), ("127.0.0.1", port), own, say, log)
 
     @property
@@ -159,7 +159,7 @@ class SparkServer(Server):
         """What a client needs to attach to it."""
         return {
             "SPARK_REMOTE": self.url,
-            _TOKEN: self.token,
+            TOKEN: self.token,
             # The session is for those that come later as well.
             "SPARK_CONNECT_RELEASE_SESSION_ON_EXIT": "false",
             # Where the machine has a proxy, gRPC would ask that even for a server on the machine.

@@ -42,7 +42,7 @@ from backfill_assets.monitoring.look import Look
 from backfill_assets.monitoring.night import LOAD, REBUILD
 from backfill_assets.monitoring.run_requests import Request
 from backfill_assets.settings import load_settings
-from backfill_assets_tests.places import dagster_yaml
+from backfill_assets_tests.places import PROJECT, dagster_yaml
 
 NIGHT = date(2024, 1, 3)
 #: A run's process: it works until its standard input ends.
@@ -279,3 +279,17 @@ def test_what_goes_first_and_what_goes_alone():
 
 def test_the_tag_of_the_process_is_not_shown(instance):
     assert get_tag_type(PROCESS_TAG) is TagType.HIDDEN
+
+
+@pytest.mark.parametrize(
+    "launcher", ["dagster_docker.DockerRunLauncher", "dagster_k8s.launcher.K8s"]
+)
+def test_runs_elsewhere_do_not_go_with_files_here(tmp_path, monkeypatch, launcher):
+    module, _, name = launcher.rpartition(".")
+    config = yaml.safe_load((PROJECT / "dagster.yaml").read_text())
+    config["run_launcher"] = {"module": module, "class": name}
+    (tmp_path / "dagster.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    with dg.DagsterInstance.get() as instance:
+        with pytest.raises(dg.DagsterInvariantViolationError, match=f"{name} starts runs in other"):
+            _ = instance.run_coordinator
