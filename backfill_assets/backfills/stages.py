@@ -35,6 +35,7 @@ from backfill_assets.dagster_ext.internals import (
     PartitionsSelector,
     SensorDaemon,
     get_daemon_statuses,
+    longest_tag,
 )
 from backfill_assets.publish.run_tags import (
     ACCEPT_TAG,
@@ -101,12 +102,24 @@ def launch(
                 "what these days are made of was made under other settings. Nothing was written; "
                 "make a plan that has the input tables and days too, or put the settings back."
             )
+    _refuse_many_names(instance, it)
     it.attempt += 1
     it.ended, it.began = "", it.began or time.time()
     keep(instance, it)
     instance.add_dynamic_partitions(OPEN, [id_])
     _add(instance, graph, it)
     return it
+
+
+def _refuse_many_names(instance: dg.DagsterInstance, it: Undertaking) -> None:
+    """Refuse what Dagster's daemon would try to launch for ever."""
+    limit, names = longest_tag(instance), it.plan.parameters.accept
+    if limit is not None and len(",".join(names).encode()) > limit:
+        raise BackfillRefusedError(
+            f"backfill {it.plan.id} is not launched: it accepts {len(names)} files by name, and "
+            f"Dagster's storage takes names of {limit:,} bytes in all for a run. Nothing was "
+            "written; make a plan for fewer days at a time."
+        )
 
 
 def _add(instance: dg.DagsterInstance, graph: BaseAssetGraph, it: Undertaking) -> None:

@@ -1,5 +1,6 @@
 """Names of Dagster that it does not publish, for the other rooms: what an upgrade may move."""
 
+from dagster import DagsterInstance
 from dagster._core.definitions.asset_checks.asset_check_spec import AssetCheckKey
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
@@ -21,6 +22,7 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 from dagster._core.storage.daemon_cursor import DaemonCursorStorage
 from dagster._core.storage.dagster_run import FINISHED_STATUSES
 from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
+from dagster._core.storage.runs import InMemoryRunStorage, SqliteRunStorage
 from dagster._core.storage.tags import (
     ASSET_PARTITION_RANGE_END_TAG,
     ASSET_PARTITION_RANGE_START_TAG,
@@ -68,5 +70,15 @@ __all__ = [
     "SensorDaemon",
     "get_and_update_asset_status_cache_value",
     "get_daemon_statuses",
+    "longest_tag",
     "make_new_backfill_id",
 ]
+
+
+def longest_tag(instance: DagsterInstance) -> int | None:
+    """How many bytes the value of a run's tag may have; none if it may have any number.
+
+    Dagster indexes them, and an entry of an index in Postgres has 2,704 bytes at most.
+    """
+    local = isinstance(instance.run_storage, SqliteRunStorage | InMemoryRunStorage)
+    return None if local else 2000

@@ -138,13 +138,15 @@ class Here:
             text = re.sub(rf"\b{there}\b", here, text)
         for name in GIVEN:
             text = re.sub(rf"\$\{{{name}:\?[^}}]*\}}", GIVEN[name], text)
-        return re.sub(r"^(engine|webserver)$", "127.0.0.1", text)
+        return text
 
     def environment(self, name: str) -> dict[str, str]:
         """What the service has of its file, and of the image."""
         values = {k: self.local(v) for k, v in merged(SERVICES[name]).items()}
+        assert values["CODE_HOST"] in SERVICES
         return {
             **values,
+            "CODE_HOST": "127.0.0.1",
             **self.database.environment,
             "PATH": f"{BIN}:/usr/local/bin:/usr/bin:/bin",
             "HOME": str(self.root),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import dagster as dg
 
@@ -23,7 +25,7 @@ def moved_to(pipeline: Pipeline, config: str) -> Iterator[dg.DagsterInstance]:
     home = pipeline.root / "home"
     home.mkdir(exist_ok=True)
     shutil.copy(PROJECT / config, home / "dagster.yaml")
-    with dg.DagsterInstance.from_config(str(home)) as instance:
+    with patch.dict(os.environ, DAGSTER_HOME=str(home)), dg.DagsterInstance.get() as instance:
         pipeline.instance = instance
         yield instance
 

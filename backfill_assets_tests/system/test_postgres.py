@@ -8,15 +8,20 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import dagster as dg
 import pytest
 import yaml
 from dagster._core.events import DagsterEventType
-from dagster._core.test_utils import instance_for_test
+from dagster._core.test_utils import create_run_for_test, instance_for_test
 from dagster_postgres import DagsterPostgresStorage
+from sqlalchemy.exc import OperationalError
 
+from backfill_assets.backfills.stages import _refuse_many_names
+from backfill_assets.backfills.undertakings import BackfillRefusedError
 from backfill_assets.calendar.partitions import Window
+from backfill_assets.dagster_ext.internals import longest_tag
 from backfill_assets.dagster_ext.postgres import PooledEventLog, PostgresStorage
 from backfill_assets_tests.drills import drills
 from backfill_assets_tests.events import DAYS, OF_EVENTS, asset_event, planned_and_told
@@ -166,6 +171,21 @@ def test_without_the_variables_it_says_which(tmp_path, monkeypatch):
             pass
 
 
+def test_names_that_are_too_long_for_an_index_are_refused(instance):
+    """Dagster's daemon would try to launch the run for ever."""
+    limit = longest_tag(instance)
+    assert limit is not None
+    name = "".join(f"{n:03x}" for n in random.Random(0).sample(range(4096), 4000))[:limit]
+    create_run_for_test(instance, tags={"backfill_assets/accept": name})
+    with pytest.raises(OperationalError, match="index row size"):
+        create_run_for_test(instance, tags={"backfill_assets/accept": name * 3 + name[::-1] * 3})
+    plan = SimpleNamespace(id="x", parameters=SimpleNamespace(accept=[name, "b"]))
+    with pytest.raises(BackfillRefusedError, match="accepts 2 files by name"):
+        _refuse_many_names(instance, SimpleNamespace(plan=plan))
+    plan.parameters.accept.pop()
+    _refuse_many_names(instance, SimpleNamespace(plan=plan))
+
+
 @dg.asset(pool="alone")
 def pooled() -> None:
     pass
@@ -181,7 +201,7 @@ def test_pools_are_held_and_freed(instance):
 @pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="starts an engine of its own")
 def test_a_deployment(database, tmp_path):
     """Daemons, queue, planned backfills; a run whose process is killed; nothing left in files."""
-    with drills.Drill(tmp_path, Window.parse("2025-01-09...2025-01-12"), short=True) as drill:
+    with drills.Drill(tmp_path, Window.parse("2025-01-09...2025-01-14"), short=True) as drill:
         drills.land(drill, drill.days, "more.jsonl", drills.RIGHT)
         before = drills.revenue(drill.facts(), drill.days)
         id_ = drill.plan(drill.days, "more orders")
