@@ -139,7 +139,7 @@ class Settings(BaseSettings):
                     "must be a URL without a password: Dagster shows it with each day. Give the "
                     "password where the store's client looks for credentials"
                 )
-            return _on_s3(value)
+            return s3_url(value)
         return str(Path(value).expanduser().resolve())
 
     @field_validator("start", "end", mode="before")
@@ -248,8 +248,12 @@ class Settings(BaseSettings):
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _on_s3(value: str) -> str:
-    """A URL of S3 as Spark has it; no other store has been tried."""
+def s3_url(value: str) -> str:
+    """A URL of S3 as Spark has it.
+
+    Raises:
+        ValueError: it is one of another store; none of them has been tried.
+    """
     found = re.fullmatch(r"s3[an]?://([a-z0-9][a-z0-9.-]+(/[^?#]*)?)", value)
     if not found:
         raise ValueError(

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import NotContiguousError, Window, one_window
 from backfill_assets.calendar.reach import next_days
-from backfill_assets.delta import creation
+from backfill_assets.delta import creation, data_files
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.data_files import write_files
 from backfill_assets.delta.records import Record
@@ -481,8 +481,11 @@ def test_the_log_is_put_together_every_ten_commits(loaded, spark):
     }
 
 
-def test_files_have_the_statistics_that_delta_has(pipeline, spark):
+@pytest.mark.parametrize("store", ["a disk", "S3"])
+def test_files_have_the_statistics_that_delta_has(pipeline, spark, store, monkeypatch):
     """As Spark itself would say them: rows, nulls, least and greatest values by column."""
+    if store == "S3":
+        monkeypatch.setattr(data_files, "_write_parquet", data_files._write_directly)
     text = "x" * 33
     columns = "a INT, b STRING, c DECIMAL(10,2), d TIMESTAMP, e ARRAY<INT>, f DOUBLE, g BOOLEAN"
     frame = spark.sql(

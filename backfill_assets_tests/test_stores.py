@@ -13,6 +13,7 @@ from backfill_assets.engine.configuration import spark_config
 from backfill_assets.engine.jars import spark_home
 from backfill_assets.engine.stores import S3_FLAGS
 from backfill_assets.settings import load_settings
+from backfill_assets.tables.references import Unpartitioned
 from backfill_assets_tests.careless_s3 import careless_s3
 from backfill_assets_tests.connect_server import of_server
 
@@ -83,3 +84,10 @@ def test_a_store_that_overlooks_conditions_is_refused(no_aws, monkeypatch):
 def test_a_local_folder_is_not_asked(tmp_path):
     refuse_unsafe_store(str(tmp_path))
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_table_without_days_may_lie_on_s3():
+    assert Unpartitioned("customers", "s3://bucket/c").place("/w") == "s3a://bucket/c"
+    assert Unpartitioned("customers", "/c").place("/w") == "/c"
+    with pytest.raises(ValueError, match="other stores"):
+        Unpartitioned("customers", "gs://bucket/c")

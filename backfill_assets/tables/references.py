@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from backfill_assets.settings import s3_url
+
 
 @dataclass(frozen=True)
 class Unpartitioned:
@@ -15,10 +17,17 @@ class Unpartitioned:
     Attributes:
         name: what it is called in the UI, in reasons and in messages.
         url: where it lies, as Spark reads it; in the warehouse under its name, if not given.
+
+    Raises:
+        ValueError: the URL is of a store other than S3.
     """
 
     name: str
     url: str = ""
+
+    def __post_init__(self) -> None:
+        if "://" in self.url:
+            object.__setattr__(self, "url", s3_url(self.url))
 
     def place(self, warehouse: str) -> str:
         """Where it lies, in a deployment with this warehouse."""
