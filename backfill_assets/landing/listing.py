@@ -172,6 +172,8 @@ def list_landing(landing: str, name: str, days: Iterable[date] | None = None) ->
     return Listing(landing, folders, asked or frozenset(), name)
 
 
+#: So many folders of a store are listed at a time.
+_LISTERS = 16
 #: What lies in each folder of an arrival day, or why that cannot be told.
 _Listed = dict[date, Iterable[Item] | str]
 
@@ -199,10 +201,12 @@ def _stored(filesystem: pafs.FileSystem, base: str, days: Iterable[date] | None)
     """The same of a store that has no links; what it refuses, it refuses for all."""
     found: dict[date, list[Item]] = {}
     if days is not None:
-        for day in days:
-            listed = _listed(filesystem, base, day)
-            if listed is not None:
-                found[day] = [_item(info) for info in listed]
+        # Each day is a request, and most of its time is the way there and back.
+        with ThreadPoolExecutor(_LISTERS) as pool:
+            of = {day: pool.submit(_listed, filesystem, base, day) for day in days}
+        for day, listed in of.items():
+            if (infos := listed.result()) is not None:
+                found[day] = [_item(info) for info in infos]
         return {**found}
     for info in filesystem.get_file_info(pafs.FileSelector(base, recursive=True)):
         name, *within = info.path.removeprefix(f"{base}/").split("/")
