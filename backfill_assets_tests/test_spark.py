@@ -43,6 +43,7 @@ from backfill_assets.engine.jars import (
     delta_coordinate,
     delta_jars,
     fetch_delta_jars,
+    fetch_s3_jars,
     refuse_unknown_jars,
 )
 from backfill_assets.engine.spark import Engine
@@ -217,6 +218,20 @@ def test_jars_of_the_deployment_are_added_to_ours(tmp_path):
     # Before ours are there, too: they are when the session starts.
     folder.rename(tmp_path / "away")
     assert spark_config(settings)["spark.jars"] == f"/opt/a.jar,{ours},/opt/b.jar"
+
+
+@pytest.mark.usefixtures("_these_are_known")
+def test_the_jars_of_s3_are_fetched_where_they_are_asked_for(monkeypatch, tmp_path):
+    names = ["org.apache.hadoop_hadoop-aws-3.5.0.jar", "software.amazon.awssdk_s3-2.35.4.jar"]
+    submit = FakeSubmit(monkeypatch, jars=(*names, "com.other_thing-1.jar"))
+    found = fetch_s3_jars(tmp_path)
+    assert [jar.name for jar in found] == names
+    assert fetch_s3_jars(tmp_path) == found
+    (call,) = submit.calls
+    assert "software.amazon.awssdk:bundle," in call[call.index("--exclude-packages") + 1]
+    on_s3 = load_settings(jars=tmp_path, warehouse="s3a://bucket/w")
+    assert spark_config(on_s3)["spark.jars"] == ",".join(map(str, found))
+    assert spark_config(load_settings(jars=tmp_path))["spark.jars"] == ""
 
 
 def test_files_have_the_rights_that_hadoop_gives_them(spark, tmp_path):
