@@ -66,9 +66,12 @@ def refuse_settings(given: Mapping[str, str]) -> None:
     for name, options in given.items():
         if name.endswith("JavaOptions"):
             try:
-                shlex.split(options)
+                words = shlex.split(options)
             except ValueError:
                 raise ValueError(f"{name} has a quote that does not end") from None
+            zones = {x.partition("=")[2] for x in words if x.startswith("-Duser.timezone=")}
+            if zones - {"UTC"}:
+                raise ValueError(f"{name} must leave -Duser.timezone out: it is UTC")
 
 
 def is_secret(text: str) -> bool:

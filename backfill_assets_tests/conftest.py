@@ -10,7 +10,7 @@ import pytest
 
 from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import load_settings
-from backfill_assets_tests import postgres
+from backfill_assets_tests import cluster, postgres
 from backfill_assets_tests.pipeline import Pipeline
 from backfill_assets_tests.s3_server import url_of
 
@@ -21,16 +21,14 @@ SMALL = {
     "spark.default.parallelism": "2",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.driver.extraJavaOptions": (
-        "-Duser.timezone=UTC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
-    ),
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m",
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.memory": "2g",
 }
 #: For a session that lasts, it is worth it to compile well.
 LASTING = {
     **SMALL,
-    "spark.driver.extraJavaOptions": "-Duser.timezone=UTC -XX:ReservedCodeCacheSize=256m",
+    "spark.driver.extraJavaOptions": "-XX:ReservedCodeCacheSize=256m",
 }
 
 
@@ -81,12 +79,14 @@ def _on_postgres(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory) -> Engine:
-    """The suite's engine: embedded, or the Connect server that SPARK_REMOTE names."""
+    """The suite's engine: embedded, on a cluster if one is named, or that of SPARK_REMOTE."""
+    master = os.environ.get(cluster.MASTER, "local[2]")
     # A server has its static settings already, and would warn of each.
-    conf = {} if "SPARK_REMOTE" in os.environ else LASTING
+    own = LASTING if master.startswith("local") else cluster.SMALL
+    conf = {} if "SPARK_REMOTE" in os.environ else own
     # Where the tests run on object storage, so does the engine.
     url = url_of(tmp_path_factory.getbasetemp())
-    return Engine.of(load_settings(spark_master="local[2]", spark_conf=conf, warehouse=url))
+    return Engine.of(load_settings(spark_master=master, spark_conf=conf, warehouse=url))
 
 
 @pytest.fixture(scope="session")

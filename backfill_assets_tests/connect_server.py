@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from backfill_assets.engine.configuration import connect_server_command
 from backfill_assets.engine.servers import SparkServer
@@ -14,15 +15,15 @@ from backfill_assets.settings import Settings, load_settings
 
 
 @contextmanager
-def connect_server(folder: Path, conf: dict[str, str], **more: str) -> Iterator[str]:
+def connect_server(folder: Path, conf: dict[str, str], **more: Any) -> Iterator[str]:
     """The URL, with its token, of a server that runs in `folder` with these Spark settings.
 
     Args:
         folder: its own.
         conf: the settings of Spark.
-        more: other settings, such as the warehouse.
+        more: other settings, such as the warehouse or the master.
     """
-    settings = load_settings(spark_master="local[2]", spark_conf=conf, **more)
+    settings = load_settings(**{"spark_master": "local[2]", "spark_conf": conf, **more})
     command = partial(connect_server_command, settings, folder=folder)
     server = SparkServer(command, folder / "connect-server.log", print)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,19 @@ _RUNTIME = {
 }
 
 
+#: What Spark must be told to know Delta's tables.
+DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+#: What holds where the driver is its own executor: nobody else is to find it.
+_ALONE = {"spark.driver.host": "localhost", "spark.driver.bindAddress": "127.0.0.1"}
+#: Options of a JVM, which are added to ours rather than replacing them.
+_OPTIONS = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
+#: Partition values of the past followed the JVM's zone, not the session's.
+_UTC = "-Duser.timezone=UTC"
+
+
 def spark_config(settings: Settings) -> dict[str, Any]:
     """The session's configuration: defaults for a small machine, then the deployment's own.
 
@@ -54,14 +68,7 @@ def spark_config(settings: Settings) -> dict[str, Any]:
         # The master is the server's affair, and Spark refuses to be told both.
         own = {name: x for name, x in settings.spark_conf.items() if name != "spark.master"}
         return {"spark.remote": settings.spark_remote, **_RUNTIME, **own}
-    config = {
-        "spark.master": settings.spark_master,
-        "spark.app.name": "backfill_assets",
-        **static_config(),
-        **_RUNTIME,
-        **settings.spark_conf,
-    }
-    return _on_this_machine(config, settings)
+    return _of_driver(settings, {"spark.app.name": "backfill_assets", **_RUNTIME})
 
 
 def _on_this_machine(config: dict[str, Any], settings: Settings) -> dict[str, Any]:
@@ -73,34 +80,6 @@ def _on_this_machine(config: dict[str, Any], settings: Settings) -> dict[str, An
 def uses_s3(settings: Settings) -> bool:
     """Whether landing or warehouse lie on S3."""
     return on_s3(settings.landing) or on_s3(settings.warehouse)
-
-
-def static_config() -> dict[str, str]:
-    """What must be set before the JVM starts, embedded or as a Connect server."""
-    return {
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        "spark.databricks.delta.snapshotPartitions": "2",
-        # A run of all tables compiles some 300 classes, and Spark keeps 100: none was used twice.
-        "spark.sql.codegen.cache.maxEntries": "5000",
-        "spark.driver.memory": "3g",
-        "spark.driver.host": "localhost",
-        "spark.driver.bindAddress": "127.0.0.1",
-        # Partition values of the past followed the JVM's zone, not the session's.
-        "spark.driver.extraJavaOptions": f"-Duser.timezone=UTC {_collector()}".strip(),
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
-    }
-
-
-def _collector() -> str:
-    """Java's parallel collector, which on few cores costs a tenth less than its usual one.
-
-    A JVM that is given two does not start.
-    """
-    given = " ".join(os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS"))
-    return "" if re.search(r"-XX:\+Use\w+GC", given) else "-XX:+UseParallelGC"
 
 
 def connect_server_command(settings: Settings, port: int, folder: Path) -> list[str]:
@@ -116,16 +95,13 @@ def connect_server_command(settings: Settings, port: int, folder: Path) -> list[
     Raises:
         EngineError: a jar in the cache is not the published one.
     """
-    conf = {
-        **static_config(),
-        "spark.master": settings.spark_master,
+    own = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
         # The runs of a deployment share a session, which is to outlast a quiet weekend.
         "spark.connect.session.manager.defaultSessionTimeout": "7d",
-        **settings.spark_conf,
     }
-    conf = _on_this_machine(conf, settings)
+    conf = _of_driver(settings, own)
     refuse_unknown_jars(conf, settings.jars)
     conf = with_archive(conf, settings.jars)
     return [
@@ -133,3 +109,59 @@ def connect_server_command(settings: Settings, port: int, folder: Path) -> list[
         *submit_options(conf, folder),
         *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"),
     ]
+
+
+def static_config(given: str = "") -> dict[str, str]:
+    """What must be set before the JVM starts, embedded or as a Connect server.
+
+    Args:
+        given: the options that the driver's JVM is given besides.
+    """
+    return {
+        **DELTA,
+        "spark.databricks.delta.snapshotPartitions": "2",
+        # A run of all tables compiles some 300 classes, and Spark keeps 100: none was used twice.
+        "spark.sql.codegen.cache.maxEntries": "5000",
+        "spark.driver.memory": "3g",
+        "spark.driver.extraJavaOptions": f"{_UTC} {_collector(given)}".strip(),
+        "spark.executor.extraJavaOptions": _UTC,
+        # Of Python on executors, which converts times by it.
+        "spark.executorEnv.TZ": "UTC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+    }
+
+
+def _of_driver(settings: Settings, own: Mapping[str, str]) -> dict[str, Any]:
+    """The configuration of a driver: ours, then the deployment's.
+
+    Args:
+        settings: the deployment's settings.
+        own: what this driver has besides.
+    """
+    given = settings.spark_conf
+    master = given.get("spark.master", settings.spark_master)
+    config = {
+        "spark.master": master,
+        **static_config(given.get("spark.driver.extraJavaOptions", "")),
+        **(_ALONE if is_local(master) else {}),
+        **own,
+    }
+    added = {name: f"{config[name]} {given[name]}" for name in _OPTIONS if name in given}
+    return _on_this_machine({**config, **given, **added}, settings)
+
+
+def is_local(master: str) -> bool:
+    """Whether a master URL means this machine alone: `local[*]` and its kind."""
+    return master.startswith("local")
+
+
+def _collector(given: str) -> str:
+    """Java's parallel collector, which on few cores costs a tenth less than its usual one.
+
+    A JVM that is given two does not start.
+    """
+    elsewhere = (os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS"))
+    chosen = re.search(r"-XX:\+Use\w+GC", " ".join((given, *elsewhere)))
+    return "" if chosen else "-XX:+UseParallelGC"

@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from threading import Lock
@@ -35,6 +34,11 @@ from backfill_assets.engine.jars import (
     refuse_unknown_jars,
     with_jars,
 )
+from backfill_assets.engine.requirements import (
+    refuse_other_server,
+    refuse_unsafe_server,
+    shown,
+)
 from backfill_assets.engine.sharing import (
     interrupt_at_exit,
     is_shared,
@@ -42,10 +46,8 @@ from backfill_assets.engine.sharing import (
     number_plans_apart,
     session_url,
 )
-from backfill_assets.engine.stores import S3_FLAGS
 from backfill_assets.engine.submitting import start_driver
 from backfill_assets.settings import Settings
-from backfill_assets.spark_rules import is_secret, may_decide_rows
 
 #: What a failing Spark call raises: a failing task comes as a bare Java error when embedded.
 SPARK_ERRORS = (PySparkException, Py4JError)
@@ -115,9 +117,9 @@ class Engine(LazyPySparkResource):
             config = self.spark_config
             if "spark.remote" in config:
                 session = _attached(config)
-                _refuse_other_server(session, config)
+                refuse_other_server(session, config)
                 if self.uses_s3:
-                    _refuse_unsafe_server(session, config)
+                    refuse_unsafe_server(session, config)
             else:
                 start_driver(config)
                 session = spark_session_from_config(config)
@@ -125,7 +127,7 @@ class Engine(LazyPySparkResource):
 
     def _connect(self) -> None:
         url = self.spark_config["spark.remote"]
-        shown = _shown(url)
+        address = shown(url)
         try:
             _await_server(url)
             self._init_session()
@@ -134,8 +136,8 @@ class Engine(LazyPySparkResource):
             details = re.search(r'details = "(.*)"', told)  # what gRPC itself says, further down
             said = details[1] if details else told.splitlines()[0]
             raise EngineError(
-                f"the Spark Connect server at SPARK_REMOTE={shown} does not answer "
-                f"({said.replace(url, shown)[:200]}): start it, or unset SPARK_REMOTE to use the "
+                f"the Spark Connect server at SPARK_REMOTE={address} does not answer "
+                f"({said.replace(url, address)[:200]}): start it, or unset SPARK_REMOTE to use the "
                 "embedded session."
             ) from None
 
@@ -155,52 +157,6 @@ def _attached(config: Mapping[str, Any]) -> SparkSession:
         else:
             break
     return session
-
-
-def _shown(url: str) -> str:
-    return re.sub(r"token=[^;]+", "token=***", url)
-
-
-def _refuse_other_server(session: SparkSession, config: Mapping[str, str]) -> None:
-    """Refuse a server that would not compute what the configuration says.
-
-    Raises:
-        EngineError: another minor version of Spark, or a setting that decides rows and that the
-            server does not let a session change.
-    """
-    where = f"the Spark Connect server at SPARK_REMOTE={_shown(config['spark.remote'])}"
-    here, there = version("pyspark"), session.version
-    if here.split(".")[:2] != there.split(".")[:2]:
-        raise EngineError(
-            f"{where} runs Spark {there}, and pyspark here is {here}: they may compute other rows. "
-            "Give the two the same minor version; nothing was written."
-        )
-    unlike = []
-    for name, wanted in config.items():
-        if may_decide_rows(name):
-            found = session.conf.get(name, None)
-            if str(found).lower() != str(wanted).lower():
-                values = "" if is_secret(name) else f" ({found} and not {wanted})"
-                unlike.append(f"{name}{values}")
-    if unlike:
-        raise EngineError(
-            f"{where} runs with other settings than it must, and a session cannot change them: "
-            f"{'; '.join(unlike)}. Set them where the server is started; nothing was written."
-        )
-
-
-def _refuse_unsafe_server(session: SparkSession, config: Mapping[str, str]) -> None:
-    """Refuse a server that would overwrite the commits of others on S3.
-
-    Raises:
-        EngineError: it was started without the setting.
-    """
-    if not {"create", "*"}.intersection((session.conf.get(S3_FLAGS, "") or "").split(",")):
-        raise EngineError(
-            f"the Spark Connect server at SPARK_REMOTE={_shown(config['spark.remote'])} would "
-            f"overwrite commits of others on s3a://: {S3_FLAGS} must have create. Set it where the "
-            "server is started; nothing was written."
-        )
 
 
 def _await_server(url: str) -> None:

@@ -1,0 +1,165 @@
+"""A Spark cluster: a standalone master and two workers, by master URL and by Spark Connect."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from backfill_assets.engine.jars import EngineError
+from backfill_assets.engine.spark import Engine
+from backfill_assets.settings import load_settings
+from backfill_assets_tests.cluster import MASTER, SMALL, Cluster, cluster, kill
+from backfill_assets_tests.connect_server import connect_server
+from backfill_assets_tests.killing import wait_for
+from backfill_assets_tests.pipeline import END, EVERYTHING, START, Pipeline, day, order
+from backfill_assets_tests.places import BIN, PROJECT
+
+pytestmark = pytest.mark.skipif(
+    "SPARK_REMOTE" in os.environ or MASTER in os.environ, reason="this is the run on a cluster"
+)
+
+#: The suite's core, run once more in a process that computes on the cluster.
+CORE = ["test_pipeline.py", "test_cdnow.py"]
+CHOICE = "cdnow or digest or same_day_end or empty_day or thirty or moved"
+#: Executors need no Python; their machines may have another time zone.
+ELSEWHERE = {"TZ": "Asia/Tokyo"}
+NO_PYTHON = {"PYSPARK_PYTHON": "/no/python/here"}
+DAYS, ORDERS = 3, 3000
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("cluster"), **ELSEWHERE) as made:
+        yield made
+
+
+def passes(tmp_path: Path, **environment: str) -> None:
+    """Run the suite's core in a process of its own."""
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", CHOICE]
+    tests = [str(Path(__file__).with_name(name)) for name in CORE]
+    done = subprocess.run(
+        [*command, f"--basetemp={tmp_path / 'inner'}", "--durations=5", *tests],
+        env={**os.environ, **NO_PYTHON, **environment},
+        capture_output=True,
+        text=True,
+        cwd=PROJECT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert " passed" in done.stdout
+
+
+def test_the_core_of_the_suite_passes_by_master_url(machines, tmp_path):
+    passes(tmp_path, **{MASTER: machines.master})
+    assert "Registered app backfill_assets" in machines.log("master")
+
+
+def test_the_core_of_the_suite_passes_by_a_connect_server(machines, tmp_path):
+    with connect_server(tmp_path, SMALL, spark_master=machines.master) as url:
+        passes(tmp_path, SPARK_REMOTE=url)
+    assert "Registered app Spark Connect server" in machines.log("master")
+
+
+ZONES = """
+from backfill_assets.engine.spark import Engine
+from backfill_assets.settings import load_settings
+from pyspark.sql import functions as F
+spark = Engine.of(load_settings()).spark_session
+zone = F.expr("reflect('java.lang.System', 'getProperty', 'user.timezone')")
+environment = F.expr("reflect('java.lang.System', 'getenv', 'TZ')")
+folder = F.expr("reflect('java.lang.System', 'getProperty', 'user.dir')")
+for row in spark.range(0, 8, 1, 8).select(zone, environment, folder).distinct().collect():
+    print(*row)
+"""
+
+
+def test_executors_elsewhere_keep_utc(machines):
+    conf = {**SMALL, "spark.executor.extraJavaOptions": "-Xss4m"}
+    own = {
+        "BACKFILL_ASSETS_SPARK_MASTER": machines.master,
+        "BACKFILL_ASSETS_SPARK_CONF": json.dumps(conf),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", ZONES],
+        env={**os.environ, **own},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    told = [line.split() for line in done.stdout.splitlines()]
+    assert {(zone, environment) for zone, environment, _ in told} == {("UTC", "UTC")}
+    assert all(Path(folder).is_relative_to(machines.folder) for *_, folder in told)
+
+
+def launched(pipeline: Pipeline, master: str) -> subprocess.Popen:
+    """A run in a process of its own, as the command line starts it, on a cluster."""
+    environment = {
+        **os.environ,
+        **NO_PYTHON,
+        "DAGSTER_HOME": str(pipeline.root / "home"),
+        "BACKFILL_ASSETS_LANDING": str(pipeline.landing),
+        "BACKFILL_ASSETS_WAREHOUSE": str(pipeline.warehouse),
+        "BACKFILL_ASSETS_START": str(START),
+        "BACKFILL_ASSETS_END": str(END),
+        "BACKFILL_ASSETS_SPARK_MASTER": master,
+        "BACKFILL_ASSETS_SPARK_CONF": json.dumps(SMALL),
+    }
+    Path(environment["DAGSTER_HOME"]).mkdir(exist_ok=True)
+    days = ["--select", "*", "--partition-range", f"{day(1)}...{day(DAYS)}"]
+    command = [BIN / "dagster", "asset", "materialize", *days, "-m", "backfill_assets.definitions"]
+    with (pipeline.root / "run.log").open("wb") as log:
+        return subprocess.Popen(
+            [*map(str, command)], env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+
+
+def writing(pipeline: Pipeline, name: str) -> Callable[[], bool]:
+    """Whether a task writes files of a table that are not committed yet."""
+    return lambda: any((pipeline.warehouse / name).glob("writing-*/_temporary/0/_temporary/*"))
+
+
+def test_an_executor_and_a_worker_are_killed_while_they_write(pipeline, tmp_path_factory):
+    for n in range(1, DAYS + 1):
+        lines = [order(f"o-{n}-{i}", n, f"{i}.{n:02d}", f"c{i % 50}") for i in range(ORDERS)]
+        for part in range(4):
+            pipeline.land(n, lines[part::4], f"part-{part}.jsonl")
+    with cluster(tmp_path_factory.mktemp("killed")) as machines:
+        run = launched(pipeline, machines.master)
+        try:
+            wait_for(lambda: writing(pipeline, "raw_orders")() or run.poll() is not None)
+            (first, *_) = machines.executors()
+            kill(first)
+            wait_for(lambda: writing(pipeline, "stg_orders")() or run.poll() is not None)
+            machines.workers[0].kill_command()
+            assert run.wait() == 0, (pipeline.root / "run.log").read_text()[-4000:]
+        finally:
+            run.kill()
+        said = machines.log("master")
+    assert "Removing worker" in said
+    # The one that was killed got a successor.
+    assert said.count("Launching executor") >= 3
+    clean = Pipeline(
+        pipeline.io_manager.engine,
+        pipeline.root / "clean",
+        land=False,
+        landing=str(pipeline.landing),
+    )
+    clean.run(1, DAYS, EVERYTHING)
+    assert pipeline.digests() == clean.digests()
+    assert not [*pipeline.warehouse.glob("*/writing-*")]
+
+
+def test_a_server_without_delta_is_refused_by_name(tmp_path):
+    with (
+        connect_server(tmp_path, {}, jars=tmp_path / "none") as url,
+        pytest.raises(EngineError) as caught,
+    ):
+        Engine.of(load_settings(spark_remote=url)).spark_session  # noqa: B018
+    assert "has no Delta Lake: it lacks Delta's jars (spark.jars.packages=" in str(caught.value)
