@@ -24,21 +24,26 @@ help: ## list the targets
 
 install: $(VENV)/.installed ## make .venv with everything the project needs to run
 
-# Exact pins of everything, of what the dependencies depend on as well: an install of today is that
-# of tomorrow. Its environment markers say what is meant for which platform and Python.
-PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c requirements.lock
+# Exact versions of everything, of what the dependencies depend on as well, and their SHA-256: an
+# install of today is that of tomorrow, whatever an index has by then. Environment markers say what
+# is meant for which platform and Python.
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
+# The files have all that is needed: nothing else is looked for, not even to build what has no wheel.
+LOCKED := --require-hashes --no-deps --no-build-isolation -r
 
-$(VENV)/.installed: pyproject.toml requirements.lock
+$(VENV)/.installed: pyproject.toml requirements.lock requirements-build.lock
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): install Python 3.11 to 3.13 or run make PYTHON=/path/to/python." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { echo "Python 3.11 to 3.13 is needed and $(PYTHON) is $$($(PYTHON) -V 2>&1): run make PYTHON=/path/to/python." >&2; exit 1; }
 	@echo "Making .venv and installing (a few minutes the first time) ..."
 	@$(PYTHON) -m venv $(VENV) || { echo "Making .venv failed: on Debian, apt-get install python3-venv." >&2; exit 1; }
-	@$(PIP_INSTALL) --progress-bar off -e . | sed -un 's/^\(Collecting\|Installing\|Successfully\) .*/  &/p' | cut -c1-100
+	@$(PIP_INSTALL) -q $(LOCKED) requirements-build.lock
+	@$(PIP_INSTALL) --progress-bar off $(LOCKED) requirements.lock | sed -un 's/^\(Collecting\|Installing\|Successfully\) .*/  &/p' | cut -c1-100
+	@$(PIP_INSTALL) -q --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
 	@echo "Installing what the tests need ..."
-	@$(PIP_INSTALL) -q -e '.[dev]'
+	@$(PIP_INSTALL) -q $(LOCKED) requirements-dev.lock
 	@touch $@
 
 jars: install ## download the Delta jars and archive the engine's classes, once
@@ -100,24 +105,29 @@ soak: $(VENV)/.installed-dev ## a deployment lives through weeks of arrivals, wi
 	@$(BIN)/backfill-assets jars
 	@$(BIN)/python -m backfill_assets_tests.drills.soak $(ARGS)
 
-$(VENV)/.installed-docs: $(VENV)/.installed
+$(VENV)/.installed-docs: $(VENV)/.installed requirements-docs.lock
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11, 5))' || { echo "make docs needs Python 3.11.5 or later and .venv has $$($(BIN)/python -V 2>&1)." >&2; exit 1; }
 	@echo "Installing what the documentation needs ..."
-	@$(PIP_INSTALL) -q -e '.[docs]'
+	@$(PIP_INSTALL) -q $(LOCKED) requirements-docs.lock
 	@touch $@
 
 docs: $(VENV)/.installed-docs ## build the documentation into site/; a warning fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "Built site/index.html (its search needs a web server: python3 -m http.server -d site)"
 
-# For the oldest Python that all the extras install on; the versions that the file has are kept as
-# long as the pins of pyproject.toml allow, unless ARGS=--upgrade.
-lock: $(VENV)/.installed ## remake requirements.lock from the pins in pyproject.toml
-	@$(BIN)/python -m pip install -q --disable-pip-version-check uv==0.13.9
-	@UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile -q --universal --python-version 3.11.5 --extra dev --extra docs \
-		--strip-extras --annotation-style line --custom-compile-command 'make lock' $(ARGS) \
-		pyproject.toml -o requirements.lock >/dev/null
-	@git --no-pager diff --stat -- requirements.lock || true
+# For the oldest Python that all the extras install on; the versions that the files have are kept as
+# long as the pins of pyproject.toml allow, unless ARGS=--upgrade. What several files have is of one
+# version in all.
+LOCK := UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile -q --universal --python-version 3.11.5 \
+	--generate-hashes --annotation-style line --custom-compile-command 'make lock'
+lock: $(VENV)/.installed-dev ## remake the lock files from the pins in pyproject.toml
+	@$(LOCK) $(ARGS) --group build -o requirements-build.lock >/dev/null
+	@$(LOCK) $(ARGS) pyproject.toml -o requirements.lock >/dev/null
+	@$(LOCK) $(ARGS) pyproject.toml --extra dev --group lock -c requirements.lock \
+		-o requirements-dev.lock >/dev/null
+	@$(LOCK) $(ARGS) pyproject.toml --extra docs -c requirements.lock \
+		-c requirements-dev.lock -o requirements-docs.lock >/dev/null
+	@git --no-pager diff --stat -- '*.lock' || true
 
 # What is not the sample's stays: an own landing or warehouse may lie in data/ as well.
 clean: ## remove the environment, the sample data, its tables and the Dagster instance

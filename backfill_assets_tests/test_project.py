@@ -1,35 +1,75 @@
-"""What a contributor relies on: the lock file and the hooks."""
+"""What a contributor relies on: the lock files and the hooks."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 
 import yaml
 
 from backfill_assets_tests.places import PROJECT
 
-LOCK = (PROJECT / "requirements.lock").read_text()
-#: Versions by name. pip takes no extras in a file of constraints.
-LOCKED = dict(re.findall(r"^([\w.-]+)==([\w.]+)", LOCK, re.MULTILINE))
+LOCKS = {path.name: path.read_text() for path in sorted(PROJECT.glob("requirements*.lock"))}
+#: By file, what it has of each name: the version and the digests of all its archives.
+LOCKED = {
+    file: {
+        name: (version, frozenset(re.findall(r"--hash=sha256:([0-9a-f]{64})", rest)))
+        for name, version, rest in re.findall(
+            r"^([\w.-]+)==([\w.]+)((?:[^\n]*\\\n)*[^\n]*)$", text, re.MULTILINE
+        )
+    }
+    for file, text in LOCKS.items()
+}
+MAKEFILE = (PROJECT / "Makefile").read_text()
+PROJECT_FILE = tomllib.loads((PROJECT / "pyproject.toml").read_text())
 
 
-def test_the_lock_file_has_every_pin():
-    text = (PROJECT / "pyproject.toml").read_text()
-    pins = dict(re.findall(r'^    "([\w.-]+)(?:\[\w+\])?==([\w.]+)",$', text, re.MULTILINE))
-    assert {"click", "dagster", "pytest", "mkdocs", "pandera"} <= pins.keys()
-    assert {name: LOCKED.get(name) for name in pins} == pins
+def pins(requirements: list[str]) -> dict[str, str]:
+    return dict(re.sub(r"\[\w+\]", "", text).split("==") for text in requirements)
 
 
-def test_the_lock_file_has_names_and_versions_only():
-    """An address would be that of somebody's mirror."""
-    lines = [line for line in LOCK.splitlines() if not line.startswith("#")]
-    assert len(lines) == len(LOCKED)
-    assert "://" not in LOCK
+def test_the_lock_files_have_every_pin():
+    extras = PROJECT_FILE["project"]["optional-dependencies"]
+    groups = PROJECT_FILE["dependency-groups"]
+    assert groups["build"] == PROJECT_FILE["build-system"]["requires"]
+    needed = pins(PROJECT_FILE["project"]["dependencies"])
+    wanted = {
+        "requirements-build.lock": pins(groups["build"]),
+        "requirements.lock": needed,
+        "requirements-dev.lock": needed | pins([*extras["dev"], *groups["lock"]]),
+        "requirements-docs.lock": needed | pins(extras["docs"]),
+    }
+    assert wanted.keys() == LOCKED.keys()
+    for file, of in wanted.items():
+        locked = {name: LOCKED[file].get(name, ("",))[0] for name in of}
+        assert locked == of, file
+
+
+def test_what_is_installed_is_known_by_its_digest():
+    for file, text in LOCKS.items():
+        assert all(digests for _, digests in LOCKED[file].values()), file
+        assert len(LOCKED[file]) == len(re.findall(r"^[^\s#]+==", text, re.MULTILINE))
+    dev, docs = LOCKED["requirements-dev.lock"], LOCKED["requirements-docs.lock"]
+    assert LOCKED["requirements.lock"].items() <= dev.items() & docs.items()
+    assert {dev[name] == docs[name] for name in dev.keys() & docs.keys()} == {True}
+
+
+def test_pip_is_held_to_the_lock_files():
+    installs = re.findall(r"\$\(PIP_INSTALL\)(.*)", MAKEFILE)
+    (own,) = (line for line in installs if line.endswith("-e ."))
+    assert "--no-deps --no-build-isolation" in own  # nothing comes with it
+    assert "LOCKED := --require-hashes --no-deps --no-build-isolation -r\n" in MAKEFILE
+    assert all("$(LOCKED) requirements" in line for line in installs if line != own)
+    assert len(installs) == len(LOCKS) + 1
+
+
+def test_the_lock_files_have_no_addresses():
+    """One would be that of somebody's mirror."""
+    assert not any("://" in text for text in LOCKS.values())
 
 
 def test_the_hooks_are_the_checks():
-    makefile = (PROJECT / "Makefile").read_text()
-    (recipe,) = re.findall(r"^check:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    (recipe,) = re.findall(r"^check:.*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)
     checks = [line.removeprefix("\t@$(BIN)/") for line in recipe.splitlines()]
     (local,) = yaml.safe_load((PROJECT / ".pre-commit-config.yaml").read_text())["repos"]
     assert local["repo"] == "local"
