@@ -42,13 +42,18 @@ from pyspark.errors import AnalysisException, PySparkRuntimeError, PySparkValueE
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 from pyspark.sql import functions as F
 
+from backfill_assets.dagster_ext.engine_failures import (
+    disk_failed,
+    engine_lost,
+    raise_if_engine_failed,
+)
 from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.dagster_ext.retries import (
     ATTEMPTS,
+    DISK_TAG,
     LOST_TAG,
     PATIENCE,
     RETRY_ON_FAILURE,
-    engine_lost,
     launch_lost_retries,
     retry_later,
 )
@@ -56,6 +61,8 @@ from backfill_assets.dagster_ext.run_locks import PROCESS_TAG
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.engine import spark as engines
 from backfill_assets.engine.jars import EngineError
+from backfill_assets.monitoring.look import disk_failures
+from backfill_assets.monitoring.outbox import Incident
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.killing import kill
 from backfill_assets_tests.places import BIN, dagster_yaml
@@ -127,6 +134,53 @@ class Java(Py4JJavaError):
 )
 def test_a_lost_engine(error):
     assert engine_lost(error)
+
+
+SCRATCH = "/home/x/scratch/engine-1/blockmgr-e7a6f115-459a-4815-94ea-329b171cb2c7/13"
+LOST_TASK = (
+    "Job aborted due to stage failure: Lost task 1.0 in stage 3.0 (localhost executor driver): "
+)
+
+
+# As engines said it whose disk was full, and whose scratch folder was cleared.
+@pytest.mark.parametrize(
+    "error",
+    [
+        Java(f"{LOST_TASK}java.io.IOException: No space left on device\n\tat java.base/x"),
+        Java(f"{LOST_TASK}java.io.FileNotFoundException: /s/x (No space left on device)\n\tat x"),
+        SparkConnectGrpcException(f"{LOST_TASK}java.io.IOException: Disk quota exceeded"),
+        SparkConnectGrpcException(f"(java.nio.file.NoSuchFileException) {SCRATCH}"),
+        Java(f"{LOST_TASK}java.nio.file.NoSuchFileException: {SCRATCH}\n\tat x"),
+        Java("org.apache.spark.SparkException: Failed to get broadcast_3_piece0 of broadcast_3"),
+        Java("org.apache.spark.SparkException: Block rdd_12_0 was not found even though"),
+        Java("MetadataFetchFailedException: Missing an output location for shuffle 3 partition 0"),
+        wrapped(PublishError("failed"), Java("java.io.IOException: No space left on device")),
+    ],
+    ids=str,
+)
+def test_a_disk_of_the_engine_that_failed(error):
+    assert disk_failed(error)
+    assert not engine_lost(error)
+    with pytest.raises(EngineError, match="no file is at fault") as told:
+        raise_if_engine_failed(error)
+    assert disk_failed(told.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        # Names of files, in an error about the file.
+        Java("[FAILED_READ_FILE] file:///l/arrival_date=2024-01-01/No space left on device.json"),
+        Java("[FAILED_READ_FILE.FILE_NOT_EXIST] /l/arrival_date=2024-01-01/blockmgr-1.json"),
+        Java("[FAILED_READ_FILE] /l/blockmgr-e7a6f115-459a-4815-94ea-329b171cb2c7.json.gz"),
+        Java("java.io.EOFException: Unexpected end of input stream"),
+        wrapped(dg.Failure("bad"), Java("java.io.IOException: No space left on device")),
+    ],
+    ids=str,
+)
+def test_a_file_that_failed(error):
+    assert not disk_failed(error)
+    raise_if_engine_failed(error)
 
 
 def test_a_lost_engine_as_the_network_tells():
@@ -224,6 +278,31 @@ def test_a_retry_is_judged_by_its_own_failure(instance):
     assert again(instance, lost, ValueError("bad")).tags["dagster/will_retry"] == "false"
     lost_again = again(instance, lost, BrokenPipeError(32, "Broken pipe"))
     assert lost_again.tags[LOST_TAG] == lost_again.run_id
+
+
+def test_a_failed_disk_is_retried_and_told_once_for_all_runs(instance):
+    def told(**since: float) -> list[Incident]:
+        return disk_failures(instance, datetime.now(timezone.utc) - timedelta(**since))
+
+    run(instance, ValueError("bad"))
+    run(instance, ConnectionRefusedError(111, "Connection refused"))
+    assert told(hours=1) == []
+    full = Java("java.io.IOException: No space left on device")
+    failed = run(instance, full)
+    assert failed.tags["dagster/will_retry"] == "true"
+    (incident,) = told(hours=1)
+    assert failed.run_id[:8] in incident.detail
+    assert "No file is at fault" in incident.detail
+    run(instance, full)
+    (other,) = told(hours=1)
+    assert other.key == incident.key
+    # A retry that fails by its data is no such run, though it has the tags of the one before.
+    for of in instance.get_runs(dg.RunsFilter(tags={DISK_TAG: "true"})):
+        instance.add_run_tags(of.run_id, {DISK_TAG: "over"})
+    retry = again(instance, failed, ValueError("bad"))
+    assert retry.tags[DISK_TAG] == "false"
+    assert told(hours=1) == []
+    assert told(hours=-1) == []
 
 
 def test_a_retry_does_not_go_behind_the_whole_queue(instance):
@@ -344,6 +423,11 @@ import os, time
 from pathlib import Path
 import dagster as dg
 from backfill_assets.delta.commits import PublishError
+from backfill_assets.dagster_ext.engine_failures import (
+    disk_failed,
+    engine_lost,
+    raise_if_engine_failed,
+)
 from backfill_assets.dagster_ext.executor import one_process_executor
 
 DAYS = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-01-07")

@@ -12,7 +12,7 @@ from backfill_assets.assets.making import Read, made_asset
 from backfill_assets.assets.sums import Sums, sums_by_day
 from backfill_assets.calendar.partitions import Window, any_of, windows
 from backfill_assets.calendar.reach import SAME_DAY, Reach
-from backfill_assets.engine.spark import Cache
+from backfill_assets.engine.caching import Cache
 from backfill_assets.publish.candidates import Built, Remarks, Snapshot
 from backfill_assets.quality.audit import Expectation, Verdict
 from backfill_assets.settings import Settings

@@ -14,7 +14,7 @@ from backfill_assets.assets.sums import Sums, sums_by_day
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY, Known
-from backfill_assets.engine.spark import Cache
+from backfill_assets.engine.caching import Cache
 from backfill_assets.publish.candidates import Built
 from backfill_assets.quality.audit import Expectation
 from backfill_assets.settings import Settings

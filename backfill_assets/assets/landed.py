@@ -36,7 +36,8 @@ from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.snapshots import rows_as_of
-from backfill_assets.engine.spark import Cache, Engine
+from backfill_assets.engine.caching import Cache
+from backfill_assets.engine.spark import Engine
 from backfill_assets.landing.caps import Caps
 from backfill_assets.landing.files import Landing
 from backfill_assets.landing.lines import read_lines, readable, survey

@@ -14,8 +14,8 @@ from backfill_assets.assets.making import Read, made_asset
 from backfill_assets.assets.sums import sums_by_day
 from backfill_assets.calendar.delays import COMPARED, lines_within
 from backfill_assets.calendar.partitions import Window
+from backfill_assets.engine.caching import Cache
 from backfill_assets.engine.frames import frame_of
-from backfill_assets.engine.spark import Cache
 from backfill_assets.publish.candidates import Built
 from backfill_assets.quality.audit import Expectation
 from backfill_assets.settings import Settings

@@ -11,7 +11,7 @@ from backfill_assets.assets.publishing import delta_assets, publish
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.references import Reference, references_of
-from backfill_assets.engine.spark import Cache, caching
+from backfill_assets.engine.caching import Cache, caching
 from backfill_assets.publish.candidates import (
     Built,
     Candidate,

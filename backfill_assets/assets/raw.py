@@ -7,7 +7,8 @@ import dagster as dg
 
 from backfill_assets.assets.landed import Work
 from backfill_assets.assets.publishing import delta_assets, publish
-from backfill_assets.engine.spark import Engine, caching
+from backfill_assets.engine.caching import caching
+from backfill_assets.engine.spark import Engine
 from backfill_assets.publish.candidates import Candidate
 from backfill_assets.publish.run_tags import ACCEPT_TAG, CLOSE_TAG
 from backfill_assets.settings import Settings

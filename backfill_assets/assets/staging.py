@@ -15,7 +15,7 @@ from backfill_assets.assets.making import Read, made_asset
 from backfill_assets.assets.sums import sums_by_day
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.records import Details
-from backfill_assets.engine.spark import Cache
+from backfill_assets.engine.caching import Cache
 from backfill_assets.publish.candidates import Built, Remarks, Snapshot
 from backfill_assets.quality.audit import Expectation, Severity, Verdict
 from backfill_assets.settings import Settings

@@ -25,7 +25,7 @@ from pyspark.sql.window import Window as SqlWindow
 from backfill_assets.backfills.footprints import written
 from backfill_assets.backfills.reports import Day, Drift, Fingerprint, Report, Sample, Versions
 from backfill_assets.calendar.partitions import windows
-from backfill_assets.dagster_ext.retries import engine_lost
+from backfill_assets.dagster_ext.engine_failures import engine_lost
 from backfill_assets.delta.commits import gist
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.snapshots import rows_as_of

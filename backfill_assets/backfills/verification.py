@@ -19,7 +19,7 @@ from rich.table import Table as Grid
 from backfill_assets.backfills.comparison import Content, Match, Verified, compare
 from backfill_assets.calendar.days import days_asked
 from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets.dagster_ext.retries import engine_lost
+from backfill_assets.dagster_ext.engine_failures import raise_if_engine_failed
 from backfill_assets.delta.commits import gist
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.other_engine import ReadTest
@@ -196,8 +196,7 @@ def _each_day(
     except (RefusedError, SchemaError, dg.Failure) as error:
         return {}, dict.fromkeys(days, str(error))
     except SPARK_ERRORS as error:
-        if engine_lost(error):
-            raise
+        raise_if_engine_failed(error)
         if len(days) == 1:
             return {}, {days[0]: gist(error)}
     half = len(days) // 2

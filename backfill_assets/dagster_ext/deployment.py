@@ -25,6 +25,7 @@ from backfill_assets.dagster_ext.passwords import Passwords
 from backfill_assets.engine.configuration import connect_server_command
 from backfill_assets.engine.jars import check_java
 from backfill_assets.engine.process_groups import Group
+from backfill_assets.engine.scratch import Scratch
 from backfill_assets.engine.servers import Say, Server, SparkServer
 from backfill_assets.settings import PREFIX, Settings
 
@@ -88,8 +89,9 @@ def deploy(settings: Settings, listening: Sequence[socket.socket], say: Say) -> 
     if not settings.spark_remote:
         check_java()
         home = Path(os.environ["DAGSTER_HOME"]).resolve()
-        command = partial(connect_server_command, settings, folder=home)
-        engine = SparkServer(command, home / "spark-connect.log", say)
+        scratch = Scratch(home)
+        command = partial(connect_server_command, settings, folder=home, scratch=scratch)
+        engine = SparkServer(command, home / "spark-connect.log", say, scratch)
         environment |= engine.environment
         servers.append(engine)
     # An instance that is not as it should be is to fail here, and not in each of its processes.

@@ -21,8 +21,10 @@ from dagster._core.execution.step_dependency_config import (
     StepDependencyConfig,
     get_step_dependency_config_field,
 )
+from dagster._utils.error import SerializableErrorInfo
 
-from backfill_assets.dagster_ext.retries import engine_lost, fresh_tags, retry_later
+from backfill_assets.dagster_ext.engine_failures import disk_failed, engine_lost
+from backfill_assets.dagster_ext.retries import DISK_TAG, fresh_tags, retry_later
 from backfill_assets.dagster_ext.run_locks import sign_on
 from backfill_assets.dagster_ext.steps import in_threads
 
@@ -75,14 +77,23 @@ class _OneProcess(dg.Executor):
             ),
         )
         for event in steps:
-            if event.is_step_failure and engine_lost(event.step_failure_data.error):
-                retry_later(instance, run.run_id)
+            if event.is_step_failure:
+                _judge(instance, run.run_id, event.step_failure_data.error)
             yield event
         yield DagsterEvent.engine_event(
             plan_context,
             f"Finished steps in process (pid: {pid})",
             EngineEventData.in_process(pid, keys),
         )
+
+
+def _judge(instance: dg.DagsterInstance, run_id: str, error: SerializableErrorInfo | None) -> None:
+    """Mark a run whose step failed, if that was not the data's doing."""
+    disk = disk_failed(error)
+    if disk:
+        instance.add_run_tags(run_id, {DISK_TAG: "true"})
+    if disk or engine_lost(error):
+        retry_later(instance, run_id)
 
 
 def _one_process(context: dg.InitExecutorContext) -> dg.Executor:

@@ -1,7 +1,8 @@
-"""Which failures are worth another attempt: those of the engine, not those of the data.
+"""Further attempts of runs: which get one, and retries that got lost.
 
 A run that ends without a word is Dagster's to retry (`run_retries` in dagster.yaml). A step that
-fails is not retried, as its input is the same next time, unless what failed is Spark itself.
+fails is not retried, as its input is the same next time, unless what failed is Spark itself: see
+`engine_failures`.
 
 Dagster looks at a failed run once. A retry that it cannot launch at that moment is lost, and a
 backfill waits for it for ever: `launch_lost_retries` finds such runs.
@@ -12,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from traceback import TracebackException
 
 import dagster as dg
 from dagster._core.events import RunFailureReason
@@ -28,58 +28,12 @@ from dagster._core.storage.tags import (
     WILL_RETRY_TAG,
 )
 from dagster._core.storage.tags import RETRY_ON_ASSET_OR_OP_FAILURE_TAG as RETRY_ON_FAILURE
-from dagster._utils.error import SerializableErrorInfo
 from dagster._utils.tags import get_boolean_tag_value
 
 #: The tag of a run that lost its engine: the id of the run.
 LOST_TAG = "backfill_assets/engine_lost"
-
-#: What a broken line to the JVM or to the Connect server raises, as Python, py4j and gRPC call it.
-_CLASSES = {
-    "BrokenPipeError",
-    "ConnectionAbortedError",
-    "ConnectionRefusedError",
-    "ConnectionResetError",
-    "Py4JNetworkError",
-}
-_MESSAGES = re.compile(
-    "|".join(
-        [
-            r"Answer from Java side is empty",
-            # A JVM that is still there says more than this.
-            r"An error occurred while calling \S+\Z",
-            # The Connect server was started anew, and does not know the session or the query.
-            r"INVALID_HANDLE\.(SESSION|OPERATION)_(NOT_FOUND|CLOSED|CHANGED|ABANDONED)",
-            r"\[NO_ACTIVE_SESSION\]",
-            r"StatusCode\.UNAVAILABLE",
-            # Spark goes on without its master or its executors no more than we do.
-            r"stopped SparkContext",
-            r"SparkContext (was|has been) shut ?down",
-            r"ExecutorLostFailure",
-            # Our own EngineError; one about Java or jars stays until a person has mended it.
-            r"the Spark Connect server at .* does not answer",
-        ]
-    )
-)
-
-
-def engine_lost(error: BaseException | SerializableErrorInfo | None) -> bool:
-    """Whether the engine failed rather than the data: another process may well succeed.
-
-    Nothing is tried out on the engine: Connect's client would wait for a dead server for minutes.
-
-    Args:
-        error: an exception, or what Dagster has kept of one, with what it was raised from.
-    """
-    if isinstance(error, BaseException):
-        error = SerializableErrorInfo.from_traceback(TracebackException.from_exception(error))
-    while error is not None:
-        if error.cls_name == dg.Failure.__name__:
-            return False  # somebody judged the data
-        if error.cls_name in _CLASSES or _MESSAGES.search(error.message.strip()):
-            return True
-        error = error.cause or error.context
-    return False
+#: The tag of a run that failed as the engine's disk did; to retries it is said anew.
+DISK_TAG = "backfill_assets/engine_disk_failed"
 
 
 def retry_later(instance: dg.DagsterInstance, run_id: str) -> None:
@@ -100,6 +54,8 @@ def fresh_tags(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[str, st
     # Of no use to a run that has begun, but its retry inherits it: what waits for the run, waits
     # for that, and has been in the queue once.
     tags[PRIORITY_TAG] = str(_priority(run) + 1)
+    if DISK_TAG in run.tags:
+        tags[DISK_TAG] = "false"
     if run.tags.get(LOST_TAG, run.run_id) != run.run_id:
         # A retry is given the tags of the run before it; but what fails now may be the data.
         default = instance.run_retries_retry_on_asset_or_op_failure

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import any_of, windows
-from backfill_assets.dagster_ext.retries import engine_lost
+from backfill_assets.dagster_ext.engine_failures import engine_lost
 from backfill_assets.dagster_ext.steps import raise_if_interrupted
 from backfill_assets.delta.creation import add_columns, create, is_empty
 from backfill_assets.delta.data_files import DataFiles, remove_files, write_files

@@ -17,7 +17,7 @@ from pydantic import Field
 from pyspark.sql import SparkSession
 
 from backfill_assets.calendar.partitions import any_of, windows
-from backfill_assets.dagster_ext.retries import engine_lost
+from backfill_assets.dagster_ext.engine_failures import engine_lost
 from backfill_assets.delta.commits import gist, in_sql, is_conflict, table_properties
 from backfill_assets.delta.data_files import abandoned
 from backfill_assets.delta.evolution import differences, way

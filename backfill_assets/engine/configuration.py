@@ -10,6 +10,7 @@ from typing import Any
 
 from backfill_assets.engine.class_archive import with_archive
 from backfill_assets.engine.jars import refuse_unknown_jars, spark_home, with_jars
+from backfill_assets.engine.scratch import Scratch
 from backfill_assets.engine.stores import S3, on_s3
 from backfill_assets.engine.submitting import submit_options
 from backfill_assets.settings import Settings
@@ -82,7 +83,9 @@ def uses_s3(settings: Settings) -> bool:
     return on_s3(settings.landing) or on_s3(settings.warehouse)
 
 
-def connect_server_command(settings: Settings, port: int, folder: Path) -> list[str]:
+def connect_server_command(
+    settings: Settings, port: int, folder: Path, scratch: Scratch | None = None
+) -> list[str]:
     """The command of a Spark Connect server with Delta, on loopback.
 
     The pip package has no start script for it; `spark-submit` runs the class.
@@ -91,6 +94,7 @@ def connect_server_command(settings: Settings, port: int, folder: Path) -> list[
         settings: the deployment's settings.
         port: where it serves.
         folder: takes the files of Spark's settings, which are read at each start.
+        scratch: its folder for what does not fit into memory; Spark's own choice if not given.
 
     Raises:
         EngineError: a jar in the cache is not the published one.
@@ -103,6 +107,7 @@ def connect_server_command(settings: Settings, port: int, folder: Path) -> list[
     }
     conf = _of_driver(settings, own)
     refuse_unknown_jars(conf, settings.jars)
+    conf = scratch.configured(conf) if scratch else conf
     conf = with_archive(conf, settings.jars)
     return [
         str(spark_home() / "bin" / "spark-submit"),

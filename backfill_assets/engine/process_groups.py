@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -67,6 +68,15 @@ class Group:
     def status(self) -> int | None:
         """The exit status of the command, or none while it runs."""
         return self._process.poll()
+
+    def processor_seconds(self) -> float:
+        """What the command itself has used of processors so far; infinite if that is not known."""
+        try:
+            stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+        except OSError:  # not Linux, or it has ended
+            return math.inf
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def kill_command(self) -> None:
         """Kill the command itself; what it started lives on."""

@@ -9,14 +9,18 @@ import errno
 import os
 import random
 import secrets
+import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from uuid import uuid4
 
+from backfill_assets.engine.health import Health
 from backfill_assets.engine.jars import EngineError
+from backfill_assets.engine.listeners import OWN_ENGINE, users_listening
 from backfill_assets.engine.process_groups import Group
+from backfill_assets.engine.scratch import Scratch
 
 #: Seconds between two probes of a server, and until one failed.
 _PROBE_EVERY = 10.0
@@ -27,6 +31,8 @@ _MOST_UNHEARD = 60
 #: A server that does not answer for so many seconds died right after its start.
 _STEADY = 60.0
 _MOST_DEATHS = 3
+#: A log that is longer is begun anew.
+_LOG_BYTES = 20 * 2**20
 #: Spark's own name; both its server and its client read the token from there.
 TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 _NO_PROXY = "no_grpc_proxy"
@@ -84,6 +90,8 @@ class Server:
             self._restart(f"ended with status {status}")
         elif time.monotonic() >= self._probe_at:
             self._probe()
+        if self._log:
+            _rotate(self._log)
 
     def end(self) -> None:
         """Stop it and what it started, and wait until that has ended."""
@@ -99,7 +107,7 @@ class Server:
         self._group = Group(self._command, self._environment, self._log)
 
     def _probe(self) -> None:
-        if not _answers(self._address, _PATIENCE):
+        if not self._is_heard():
             # How long a start takes is the machine's affair: it ends with an answer or a death.
             self._unheard += self.ready
             if self._unheard >= _MOST_UNHEARD:
@@ -113,6 +121,15 @@ class Server:
             self._say(f"The {self._name} is ready.")
         if now - self._ready_at >= _STEADY:
             self._deaths = 0
+        if trouble := self._trouble():
+            self._restart(trouble)
+
+    def _is_heard(self) -> bool:
+        return _answers(self._address, _PATIENCE)
+
+    def _trouble(self) -> str | None:
+        """Why a server that answers is to be restarted all the same."""
+        return None
 
     def _restart(self, why: str) -> None:
         self._deaths += 1
@@ -138,17 +155,26 @@ class SparkServer(Server):
         token: what a client must show. It is no part of the URL, which Dagster shows.
     """
 
-    def __init__(self, command: Callable[[int], Sequence[str]], log: Path, say: Say) -> None:
+    def __init__(
+        self,
+        command: Callable[[int], Sequence[str]],
+        log: Path,
+        say: Say,
+        scratch: Scratch | None = None,
+    ) -> None:
         """Nothing is started yet.
 
         Args:
             command: the command that serves on a port; it finds the token in its environment.
             log: the file that takes its output; it runs in that folder.
             say: prints a line for the person at the terminal.
+            scratch: what the command has as its folder for that.
         """
         port, self._held = _free_port()
+        self._port, self._scratch = port, scratch
         self.url = f"sc://localhost:{port}/;session_id={uuid4()}"
         self.token = secrets.token_urlsafe(32)
+        self._health: Health | None = None
         # To Spark, a SPARK_REMOTE that is empty is a server, too.
         own = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
         own[TOKEN] = self.token
@@ -160,11 +186,52 @@ class SparkServer(Server):
         return {
             "SPARK_REMOTE": self.url,
             TOKEN: self.token,
+            OWN_ENGINE: f"localhost:{self._port}",
             # The session is for those that come later as well.
             "SPARK_CONNECT_RELEASE_SESSION_ON_EXIT": "false",
             # Where the machine has a proxy, gRPC would ask that even for a server on the machine.
             _NO_PROXY: os.environ.get(_NO_PROXY) or "localhost",
         }
+
+    def end(self) -> None:
+        """Stop it and what it started, and wait until that has ended."""
+        self._end_questions()
+        super().end()
+
+    def _start(self) -> None:
+        self._end_questions()
+        if self._scratch:
+            self._scratch.renew()
+        super()._start()
+        assert self._group is not None
+        asking = {**self.environment, "SPARK_REMOTE": f"sc://localhost:{self._port}"}
+        self._health = Health(asking, self._group.processor_seconds)
+
+    def _end_questions(self) -> None:
+        if self._health:
+            self._health.end()
+
+    def _is_heard(self) -> bool:
+        # Whoever else has taken the port would be shown the token by the runs.
+        ours = users_listening(self._port) in (None, {os.geteuid()})
+        return ours and super()._is_heard()
+
+    def _trouble(self) -> str | None:
+        if self._scratch and not self._scratch.is_whole():
+            return f"lost files on its disk (somebody cleared {self._scratch.folder})"
+        if self._health and not self._health.is_good():
+            return "takes connections and does not compute any more"
+        return None
+
+
+def _rotate(log: Path) -> None:
+    """Begin a log anew when it has grown; the one before is kept.
+
+    The server appends to the file, wherever that ends.
+    """
+    if log.exists() and log.stat().st_size > _LOG_BYTES:
+        shutil.copyfile(log, f"{log}.1")
+        os.truncate(log, 0)
 
 
 #: What an HTTP/2 client begins with (RFC 9113, 3.4): the preface, and settings that set nothing.

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from threading import Lock
 from typing import Any
-from uuid import uuid4
 
 import grpc  # type: ignore[import-untyped]
 from dagster_pyspark import LazyPySparkResource
@@ -22,7 +20,7 @@ from dagster_pyspark.resources import spark_session_from_config
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pydantic import Field
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from backfill_assets.engine.class_archive import with_archive
 from backfill_assets.engine.configuration import spark_config, uses_s3
@@ -34,11 +32,13 @@ from backfill_assets.engine.jars import (
     refuse_unknown_jars,
     with_jars,
 )
+from backfill_assets.engine.listeners import channel_of
 from backfill_assets.engine.requirements import (
     refuse_other_server,
     refuse_unsafe_server,
     shown,
 )
+from backfill_assets.engine.scratch import Scratch
 from backfill_assets.engine.sharing import (
     interrupt_at_exit,
     is_shared,
@@ -107,6 +107,8 @@ class Engine(LazyPySparkResource):
             fetch_s3_jars(cache)
         self.spark_config.update(with_jars(self.spark_config, cache))
         refuse_unknown_jars(self.spark_config, cache)
+        if home := os.environ.get("DAGSTER_HOME"):
+            self.spark_config.update(Scratch(Path(home)).configured(self.spark_config))
         self.spark_config.update(with_archive(self.spark_config, cache))
         if not os.environ.get("SPARK_REMOTE"):
             # To Spark an empty variable is a server without a name; to us it is none.
@@ -150,12 +152,23 @@ def _attached(config: Mapping[str, Any]) -> SparkSession:
     for closed in count():
         url = session_url(config, closed)
         try:
-            session: SparkSession = spark_session_from_config({**config, "spark.remote": url})
+            session = _session_of(url, config)
         except PySparkException as error:
             if not (shared and closed < _MOST_CLOSED and leave_if_closed(error)):
                 raise
         else:
             break
+    return session
+
+
+def _session_of(url: str, config: Mapping[str, Any]) -> SparkSession:
+    """As `spark_session_from_config`, by a channel of ours."""
+    from pyspark.sql.connect.session import SparkSession as RemoteSession
+
+    others = {name: x for name, x in config.items() if name != "spark.remote"}
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # so does Spark's own builder
+    builder = RemoteSession.builder.channelBuilder(channel_of(url)).config(map=others)
+    session: Any = builder.getOrCreate()
     return session
 
 
@@ -165,9 +178,7 @@ def _await_server(url: str) -> None:
     Raises:
         grpc.FutureTimeoutError: it did not.
     """
-    from pyspark.sql.connect.client import DefaultChannelBuilder
-
-    channel = DefaultChannelBuilder(url).toChannel()
+    channel = channel_of(url).toChannel()
     try:
         grpc.channel_ready_future(channel).result(timeout=_PATIENCE)
     finally:
@@ -176,26 +187,3 @@ def _await_server(url: str) -> None:
 
 #: Held while a session is started.
 _starting = Lock()
-
-Cache = Callable[[DataFrame], DataFrame]
-
-
-@contextmanager
-def caching() -> Iterator[Cache]:
-    """Gives a function that caches a frame's rows once they are computed, until the end."""
-    kept: list[DataFrame] = []
-
-    def cache(frame: DataFrame) -> DataFrame:
-        # Spark keeps rows by the plan, for all sessions of a server: without something of its own
-        # in the plan, what a killed run had kept would be taken for a file that was mended since.
-        own = uuid4().hex
-        kept.append(frame.where(f"'{own}' = '{own}'").persist())
-        return kept[-1]
-
-    try:
-        yield cache
-    finally:
-        for frame in kept:
-            # If the engine is gone, that is what is to be told, and not this.
-            with suppress(*SPARK_ERRORS, OSError):
-                frame.unpersist()

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.dagster_ext.retries import engine_lost
+from backfill_assets.dagster_ext.engine_failures import raise_if_engine_failed
 from backfill_assets.engine.frames import frame_of
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.engine.stores import open_store
@@ -93,13 +93,15 @@ def readable(found: Landing, work: Callable[[Landing], Result]) -> Result:
         work: anything that reads them all.
 
     Raises:
+        EngineError: the engine's own disk failed.
         Exception: what failed is not the files' doing.
     """
     while True:
         try:
             return work(found)
         except SPARK_ERRORS as error:
-            if not found.files or engine_lost(error):
+            raise_if_engine_failed(error)
+            if not found.files:
                 raise
             file = _named_in(str(error), found.files) or _poisoned(found, work)
             if file is None:
@@ -110,15 +112,14 @@ def readable(found: Landing, work: Callable[[Landing], Result]) -> Result:
 def _poisoned(found: Landing, work: Callable[[Landing], Any]) -> LandingFile | None:
     """The first of the files that make the work fail; none if it is not one of them by itself.
 
-    So it is when all of them are too much, or when there is no space left.
+    So it is when all of them are too much.
     """
 
     def fails(files: list[LandingFile]) -> bool:
         try:
             work(replace(found, files=files))
         except SPARK_ERRORS as error:
-            if engine_lost(error):
-                raise
+            raise_if_engine_failed(error)
             return True
         return False
 

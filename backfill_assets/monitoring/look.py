@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from threading import Lock
 
 import dagster as dg
@@ -15,8 +15,10 @@ from backfill_assets.dagster_ext.internals import (
     AssetCheckKey,
     get_and_update_asset_status_cache_value,
 )
+from backfill_assets.dagster_ext.retries import DISK_TAG
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.monitoring.incidents import incidents
+from backfill_assets.monitoring.messages import ALL_TABLES
 from backfill_assets.monitoring.night import Night, landed
 from backfill_assets.monitoring.outbox import Incident
 from backfill_assets.monitoring.states import Situation
@@ -33,6 +35,10 @@ TURN_SECONDS = 15.0
 
 class LookError(RuntimeError):
     """Tables and landing cannot be looked at now, as somebody else has not come back from there."""
+
+
+#: For so long a disk that failed is an incident; once that is over, it is told again.
+_DISK_NEWS = timedelta(days=1)
 
 
 class Look:
@@ -86,7 +92,25 @@ class Look:
             LookError: another look does not come back.
         """
         with self.turn():
-            return incidents(self.situation(context.instance))
+            disk = disk_failures(context.instance, self.clock() - _DISK_NEWS)
+            return [*disk, *incidents(self.situation(context.instance))]
+
+
+def disk_failures(instance: dg.DagsterInstance, since: datetime) -> list[Incident]:
+    """That the disk of the engine failed, once for all runs that it made fail."""
+    failed = dg.RunsFilter(tags={DISK_TAG: "true"}, updated_after=since)
+    runs = instance.get_runs(failed, limit=1)
+    return [
+        Incident(
+            "the engine's disk failed",
+            ALL_TABLES,
+            "",
+            f"it is full, or somebody cleared it: run {run.run_id[:8]}, for one. No file is at "
+            "fault, and the days are as they were. Such runs are retried, twice at most. Make room "
+            "where Spark keeps its scratch files (spark.local.dir; under DAGSTER_HOME unless set)",
+        )
+        for run in runs
+    ]
 
 
 def situation(settings: Settings, instance: dg.DagsterInstance, now: datetime) -> Situation:

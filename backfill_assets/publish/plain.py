@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.partitions import Window, any_of, one_window, windows
 from backfill_assets.dagster_ext.events import DagsterEvent
-from backfill_assets.engine.spark import caching
+from backfill_assets.engine.caching import caching
 from backfill_assets.publish.candidates import Built, Candidate, Input, Plan, Snapshot
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.quality.checks import failure_text

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from backfill_assets.calendar.partitions import any_of, packed, windows
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.records import Details
-from backfill_assets.engine.spark import caching
+from backfill_assets.engine.caching import caching
 from backfill_assets.publish.candidates import Snapshot
 from backfill_assets.quality.audit import Verdict
 from backfill_assets.tables.sources import Source

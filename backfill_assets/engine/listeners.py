@@ -1,0 +1,90 @@
+"""Who listens at the engine's port: nobody but the user of this process may be shown its token.
+
+When the engine has died, another user of the machine could take its port before it is restarted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc  # type: ignore[import-untyped]
+
+from backfill_assets.engine.jars import EngineError
+
+if TYPE_CHECKING:
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+#: Where Linux tells of sockets.
+_SOCKETS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+#: In the environment of what the engine's deployment starts: where the engine is.
+OWN_ENGINE = "BACKFILL_ENGINE"
+
+
+def users_listening(port: int) -> set[int] | None:
+    """The ids of the users that listen at a port, at any address; none if the system has no word.
+
+    Args:
+        port: a TCP port of this machine.
+    """
+    # Number, local address, remote one, state (0A listens), queues, timer, retries, user.
+    line = re.compile(rf"^ *\d+: [0-9A-F]+:{port:04X} \S+ 0A \S+ \S+ \S+ +(\d+) ", re.MULTILINE)
+    texts = [path.read_text() for path in _SOCKETS if path.exists()]
+    return {int(user) for text in texts for user in line.findall(text)} if texts else None
+
+
+def refuse_stranger(port: int) -> None:
+    """Raise unless it is this user who listens at the engine's port.
+
+    Raises:
+        ConnectionRefusedError: nobody listens.
+        EngineError: somebody else does.
+    """
+    users = users_listening(port)
+    if users is None:
+        return
+    if not users:
+        raise ConnectionRefusedError(f"the Spark engine, port {port}, is gone")
+    if others := users - {os.geteuid()}:
+        raise EngineError(
+            f"at port {port} of this machine, which is that of the Spark engine, somebody else "
+            f"listens (user id {', '.join(map(str, sorted(others)))}): the engine's token was not "
+            "sent there. Find out who that is; restart the deployment, which takes another port."
+        )
+
+
+def channel_of(url: str) -> DefaultChannelBuilder:
+    """The channel to a Spark Connect server; to our own engine one that looks who is there.
+
+    Args:
+        url: of the server.
+    """
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    channel = DefaultChannelBuilder(url)
+    if channel.endpoint == os.environ.get(OWN_ENGINE):
+        port = int(channel.endpoint.rpartition(":")[2])
+        channel.add_interceptor(_OnlyOurs(port))
+    return channel
+
+
+class _OnlyOurs(
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
+):
+    """Looks before each call: gRPC connects again by itself, and each call carries the token."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def _intercept(self, go_on: Callable[..., Any], details: Any, request: Any) -> Any:
+        refuse_stranger(self._port)
+        return go_on(details, request)
+
+    intercept_unary_unary = _intercept
+    intercept_unary_stream = _intercept
+    intercept_stream_unary = _intercept

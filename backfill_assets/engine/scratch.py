@@ -1,0 +1,88 @@
+"""Where Spark puts what does not fit into memory: a folder for each engine, under DAGSTER_HOME.
+
+A cleaner of /tmp that removes files of an engine that runs makes each job of it fail.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+_LOCAL_DIR = "spark.local.dir"
+_OPTIONS = "spark.driver.extraJavaOptions"
+_TEMPORARY = "-Djava.io.tmpdir="
+
+
+class Scratch:
+    """A folder of one engine's own, until the process that made this ends.
+
+    Attributes:
+        folder: nobody else can read it, or write to it.
+    """
+
+    def __init__(self, home: Path) -> None:
+        """Make the folder, and remove those of engines that are gone.
+
+        Args:
+            home: DAGSTER_HOME; `scratch` in it holds the folders of all its engines.
+        """
+        self._every = home.resolve() / "scratch"
+        self.folder = self._every / f"engine-{uuid4().hex}"
+        self._lock: int | None = None
+        self.renew()
+
+    def renew(self) -> None:
+        """Empty the folder for the next engine, or make it again if somebody removed it."""
+        self._every.mkdir(parents=True, exist_ok=True)
+        if self._lock is not None:
+            os.close(self._lock)
+        with _locked(self._every):  # nobody takes a new folder, not yet locked, for a left one
+            for left in self._every.iterdir():
+                with suppress(OSError), _locked(left, wait=False):
+                    shutil.rmtree(left, ignore_errors=True)
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            # The lock ends with the process, however that ends.
+            self._lock = os.open(self.folder, os.O_RDONLY)
+            with suppress(OSError):  # where nothing can be locked, nothing is taken for left
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._seen: set[Path] = set()
+
+    def configured(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Spark's configuration, with this folder where it does not name one itself.
+
+        Args:
+            config: of a driver whose JVM is to start.
+        """
+        options = config.get(_OPTIONS, "")
+        # Spark cuts the options of a JVM at each space.
+        if _TEMPORARY not in options and " " not in str(self.folder):
+            options = f"{options} {_TEMPORARY}{self.folder}".strip()
+        own = {_OPTIONS: options} if options else {}
+        return {_LOCAL_DIR: str(self.folder), **config, **own}
+
+    def is_whole(self) -> bool:
+        """Whether all that Spark's blocks lie in is still there: Spark makes it once only."""
+        now = {*self.folder.glob("blockmgr-*"), *self.folder.glob("blockmgr-*/*")}
+        self._seen |= now
+        return now == self._seen
+
+
+@contextmanager
+def _locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a folder.
+
+    Raises:
+        OSError: it is no folder, cannot be locked, or somebody has its lock and `wait` is not set.
+    """
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(held)

@@ -1,0 +1,130 @@
+"""Nobody but the user of a run may be shown the engine's token."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from backfill_assets.engine import listeners
+from backfill_assets.engine.jars import EngineError
+from backfill_assets.engine.listeners import (
+    OWN_ENGINE,
+    channel_of,
+    refuse_stranger,
+    users_listening,
+)
+from backfill_assets_tests.places import PROJECT
+
+TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
+NOBODY = 65534
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can start what another user listens with"
+)
+
+#: What listens as another user, answers as a gRPC server does, and tells of all that it is sent.
+STRANGER = """
+import os, socket, sys
+listening = socket.create_server(("127.0.0.1", 0))
+if len(sys.argv) > 1:
+    # The user of a socket is the one that made it.
+    listening.close()
+    os.setuid(int(sys.argv[1]))
+    listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+while True:
+    connection, _ = listening.accept()
+    connection.sendall(bytes(3) + b"\\x04" + bytes(5))
+    while got := connection.recv(4096):
+        print(got, flush=True)
+"""
+
+
+@contextmanager
+def stranger(*user: int) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    command = [sys.executable, "-c", STRANGER, *map(str, user)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield int(process.stdout.readline()), process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_who_listens():
+    with socket.create_server(("127.0.0.1", 0)) as own:
+        port = own.getsockname()[1]
+        assert users_listening(port) == {os.geteuid()}
+        refuse_stranger(port)
+        with socket.create_connection(("127.0.0.1", port)):  # is no listener of its own port
+            assert users_listening(port) == {os.geteuid()}
+    assert users_listening(port) == set()
+    with pytest.raises(ConnectionRefusedError, match=f"port {port}, is gone"):
+        refuse_stranger(port)
+
+
+@pytest.mark.parametrize("address", ["::1", "::", "0.0.0.0"])
+def test_who_listens_elsewhere(address):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        own = socket.create_server((address, 0), family=family)
+    except OSError:
+        pytest.skip("no such address here")
+    with own:
+        assert users_listening(own.getsockname()[1]) == {os.geteuid()}
+
+
+def test_where_the_system_does_not_tell_nothing_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(listeners, "_SOCKETS", (tmp_path / "tcp",))
+    assert users_listening(1) is None
+    refuse_stranger(1)
+
+
+@needs_root
+def test_a_stranger_at_the_engines_port_is_not_sent_the_token(monkeypatch):
+    with stranger(NOBODY) as (port, process):
+        assert users_listening(port) == {NOBODY}
+        url = f"sc://localhost:{port}/;session_id=b1c7a7a2-6b2f-4cf5-8a59-2a5c2d4c6f11"
+        monkeypatch.setenv(TOKEN, "hush-hush")
+        monkeypatch.setenv(OWN_ENGINE, f"localhost:{port}")
+        with channel_of(url).toChannel() as channel:
+            calls = [
+                channel.unary_unary("/spark.connect.SparkConnectService/Config"),
+                channel.unary_stream("/spark.connect.SparkConnectService/ExecutePlan"),
+                channel.stream_unary("/spark.connect.SparkConnectService/AddArtifacts"),
+            ]
+            for call in calls:
+                argument = iter([b"x"]) if call is calls[2] else b"x"
+                with pytest.raises(EngineError, match=f"user id {NOBODY}.*token was not sent"):
+                    answer = call(argument, timeout=20)
+                    next(iter(answer))
+        # And as a run attaches: in a process of its own, as this one may have a session.
+        code = (
+            "from backfill_assets.engine.spark import Engine\n"
+            "from backfill_assets.settings import load_settings\n"
+            "Engine.of(load_settings()).spark_session\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code],
+            env={**os.environ, "SPARK_REMOTE": url},
+            cwd=PROJECT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert f"user id {NOBODY}" in done.stderr.splitlines()[-1]
+        process.kill()
+        assert "hush" not in process.stdout.read()
+
+
+def test_a_server_of_somebody_else_that_the_user_chose_is_taken(monkeypatch):
+    """A service account's, say: it is not the engine of a deployment."""
+    monkeypatch.setenv(OWN_ENGINE, "localhost:15002")
+    assert channel_of("sc://localhost:15003")._interceptors == []
+    assert channel_of("sc://spark.example.org:15002")._interceptors == []
+    assert len(channel_of("sc://localhost:15002")._interceptors) == 1
