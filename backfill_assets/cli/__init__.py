@@ -32,6 +32,7 @@ _FAMILIES = {
         "ui": "deployment",
         "engine": "deployment",
         "password": "deployment",
+        "doctor": "doctor",
         "night": "night",
         "jars": "deployment",
         "sample": "deployment",

@@ -44,7 +44,7 @@ def incidents(now: Situation) -> list[Incident]:
         found.extend(Incident(kind, table, str(day), detail) for day in sorted(days))
 
     for name, by_day in states.items():
-        found += _table_as_such(now.ledgers[name], now.graph.made_from(name))
+        found += table_as_such(now.ledgers[name], now.graph.made_from(name))
         if _misfit(now.ledgers[name]):
             continue  # no day of it is known, and none can be published
         # Where a day is missing in what the table is made from, that is the incident.
@@ -78,7 +78,7 @@ def incidents(now: Situation) -> list[Incident]:
             detail = f"{', '.join(files)}: {MEANING[State.HELD]}"
             size = {"files": len(files)}
             found.append(Incident("replaced file waits", log, str(day), detail, size))
-        found += _out_of_time(now, log)
+        found += out_of_time(now, log)
         found += _many_rejected(now, log)
         found += _late_money(now, source)
     return found
@@ -113,7 +113,7 @@ def _misfit(ledger: Ledger) -> list[str]:
     return differences(ledger.table, ledger.metadata) if ledger.metadata else []
 
 
-def _table_as_such(ledger: Ledger, made_from: Sequence[str]) -> Iterator[Incident]:
+def table_as_such(ledger: Ledger, made_from: Sequence[str]) -> Iterator[Incident]:
     """What is wrong with a table rather than with days of it."""
     name = ledger.table.name
     if said := _misfit(ledger):
@@ -156,7 +156,7 @@ def _in(states: dict[date, State], wanted: State) -> set[date]:
     return {day for day, state in states.items() if state is wanted}
 
 
-def _out_of_time(now: Situation, log: str) -> Iterator[Incident]:
+def out_of_time(now: Situation, log: str) -> Iterator[Incident]:
     """Where the clock and what has landed do not go together: one of the two is wrong."""
     policy, last = now.graph.policy_of(log), now.arrivals[log].last
     if last < policy.due(now.today).end - DAY:
