@@ -11,7 +11,7 @@ from backfill_assets.assets import dashboard, derived, known, lateness, raw, sta
 from backfill_assets.backfills import jobs
 from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.engine.spark import Engine
-from backfill_assets.monitoring import automation
+from backfill_assets.monitoring import automation, housekeeping
 from backfill_assets.monitoring.look import Clock
 from backfill_assets.publish.plain import DataFrameIOManager
 from backfill_assets.settings import Settings, load_settings
@@ -66,7 +66,7 @@ def build_defs(
         assets=assets,
         asset_checks=automatic.checks,
         jobs=[*automatic.jobs, *by_hand],
-        schedules=automatic.schedules,
+        schedules=[*automatic.schedules, housekeeping.build(settings)],
         sensors=[*automatic.sensors, stages],
         resources={
             "io_manager": fixed(io_manager_of(settings, engine, running)),

@@ -71,6 +71,8 @@ class Settings(BaseSettings):
         max_control: bytes that a control file may have.
         undo_days: for so many days the files that a backfill replaced are kept, so that it can be
             undone.
+        keep_runs_days: for so many days housekeeping keeps the logs and all events of a run.
+        keep_plans_days: for so many days it keeps plans that have ended, or were never launched.
         webhook: where alerts are posted; none means that there are no alerts.
         git_commit: the commit that the code was built from, where it is installed without its git
             repository; the repository itself is asked first.
@@ -110,6 +112,8 @@ class Settings(BaseSettings):
     max_control: ByteSize = Field(default=ByteSize(1 << 20), ge=1 << 10, le=1 << 30)
     # No longer than the commits themselves, which is what Delta asks for.
     undo_days: int = Field(default=UNDO_DAYS, ge=1, le=36500)
+    keep_runs_days: int = Field(default=90, ge=1, le=36500)
+    keep_plans_days: int = Field(default=365, ge=1, le=36500)
     webhook: str | None = None
     git_commit: str | None = None
     ui_url: str = "http://127.0.0.1:3000"

@@ -187,9 +187,13 @@ def test_jobs_schedules_and_sensors():
     assert {job.name for job in repository.get_all_jobs()} == {
         "__ASSET_JOB",
         "daily_orders",
+        "housekeeping",
         *by_hand,
     }
-    (schedule,) = repository.schedule_defs
+    schedule, housekeeping = sorted(repository.schedule_defs, key=lambda one: one.name)[::-1]
+    assert housekeeping.name == "housekeeping"
+    assert housekeeping.execution_timezone == "Europe/Berlin"
+    assert housekeeping.default_status is dg.DefaultScheduleStatus.STOPPED
     assert (schedule.name, schedule.cron_schedule) == ("nightly", "0 2 * * *")
     assert schedule.execution_timezone == "Europe/Berlin"
     assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING

@@ -454,7 +454,7 @@ def test_the_ui_says_that_a_dagster_yaml_is_old(place, capsys):
         other.listen()
         before = (place.home / "dagster.yaml").read_text()
         assert main(["ui", "--port", str(other.getsockname()[1])]) == 3
-    assert "differs from that of this version in 4 setting(s)" in capsys.readouterr().out
+    assert re.search(r"differs from that of this version in \d setting", capsys.readouterr().out)
     assert (place.home / "dagster.yaml").read_text() == before
 
 

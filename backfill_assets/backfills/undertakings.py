@@ -87,7 +87,7 @@ def find(instance: dg.DagsterInstance, id_: str) -> Undertaking:
     """
     key = _PLAN.format(id_)
     said = _store(instance).get_cursor_values({key}).get(key)
-    if said is None:
+    if not said:
         raise BackfillRefusedError(
             f"there is no plan {id_} in this DAGSTER_HOME; make one with `backfill-assets plan`"
         )
@@ -115,6 +115,32 @@ def close(instance: dg.DagsterInstance, id_: str) -> bool:
         return False
     instance.delete_dynamic_partition(OPEN, id_)
     return True
+
+
+def forget(instance: dg.DagsterInstance, before: float) -> list[str]:
+    """Take away plans that ended, or were made and never launched, before a moment.
+
+    Args:
+        instance: Dagster's.
+        before: in seconds since 1970.
+
+    Returns:
+        Their ids. One that is under way stays, and so does one of which it is not known when it was
+        made or launched.
+    """
+    gone, open_ = [], under_way(instance)
+    for id_ in kept(instance):
+        try:
+            it = find(instance, id_)
+        except BackfillRefusedError:  # of another version: nobody knows how old it is
+            continue
+        last = max(it.made, it.began + it.took)
+        if id_ not in open_ and 0 < last < before:
+            # Dagster's storage of texts takes none away.
+            _store(instance).set_cursor_values({_PLAN.format(id_): ""})
+            instance.delete_dynamic_partition(_KEPT, id_)
+            gone.append(id_)
+    return gone
 
 
 def launched(instance: dg.DagsterInstance, id_: str) -> Undertaking | None:

@@ -1,0 +1,75 @@
+"""Housekeeping: the job and its schedule, off by default, that keep what grows from growing."""
+
+import time
+from datetime import datetime, timedelta, timezone
+
+import dagster as dg
+from pydantic import Field
+
+from backfill_assets.backfills import undertakings
+from backfill_assets.dagster_ext.forgetting import forget
+from backfill_assets.delta.maintained import as_markdown, sentences
+from backfill_assets.delta.maintenance import maintain
+from backfill_assets.settings import Settings
+
+#: Sundays at noon, in the business time zone: long after the night, and before the next.
+_CRON = "0 12 * * 0"
+_DAY = 86400.0
+
+
+class HousekeepingConfig(dg.Config):
+    """What to do."""
+
+    tables: bool = Field(True, description="Maintain the tables, as `maintenance` does.")
+
+
+def build(settings: Settings) -> dg.ScheduleDefinition:
+    """The schedule, with its job."""
+
+    @dg.op(out=dg.Out(dg.Nothing))
+    def forget_old_runs(context: dg.OpExecutionContext) -> None:
+        # What an undo may still take back is still to be told of.
+        days = max(settings.keep_runs_days, settings.undo_days)
+        before = datetime.now(timezone.utc) - timedelta(days=days)
+        said = forget(context.instance, before, undertakings.kept(context.instance))
+        context.log.info(f"{days} days: {said}")
+        context.add_output_metadata({"runs": str(said)})
+
+    @dg.op(ins={"before": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing))
+    def forget_old_plans(context: dg.OpExecutionContext) -> None:
+        days = max(settings.keep_plans_days, settings.undo_days)
+        gone = undertakings.forget(context.instance, time.time() - days * _DAY)
+        context.log.info(f"{days} days: {len(gone)} plan(s) were taken away")
+        context.add_output_metadata({"plans": ", ".join(gone) or "none"})
+
+    @dg.op(
+        required_resource_keys={"engine"},
+        ins={"before": dg.In(dg.Nothing)},
+        out=dg.Out(dg.Nothing),
+    )
+    def maintain_all_tables(context: dg.OpExecutionContext, config: HousekeepingConfig) -> None:
+        if not config.tables:
+            return
+        found = list(maintain(context.resources.engine.spark_session, settings))
+        context.log.info("; ".join(sentences(found, dry_run=False)))
+        metadata = {"maintenance": dg.MetadataValue.md(as_markdown(found))}
+        if problems := [text for one in found for text in one.problems]:
+            raise dg.Failure("; ".join(problems), metadata, allow_retries=False)
+        context.add_output_metadata(metadata)
+
+    @dg.job(
+        name="housekeeping",
+        description="Takes away what nobody needs of old runs and old plans, then maintains the "
+        "tables. What Dagster shows of each day stays, and so does what can still be undone.",
+    )
+    def housekeeping() -> None:
+        maintain_all_tables(forget_old_plans(forget_old_runs()))
+
+    return dg.ScheduleDefinition(
+        name="housekeeping",
+        job=housekeeping,
+        cron_schedule=_CRON,
+        execution_timezone=settings.timezone,
+        default_status=dg.DefaultScheduleStatus.STOPPED,
+        description="Off by default: turn it on under *Automation*.",
+    )

@@ -1,0 +1,279 @@
+"""Housekeeping: what is taken out of Dagster's storage, and that Dagster knows no less of a day."""
+
+import random
+import shutil
+import sqlite3
+import warnings
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from backfill_assets.backfills import undertakings
+from backfill_assets.dagster_ext.forgetting import forget
+from backfill_assets.monitoring.housekeeping import build
+from backfill_assets.settings import load_settings
+from backfill_assets_tests.places import PROJECT
+
+DAYS = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-01-08")
+KEYS = DAYS.get_partition_keys()
+SOON = timedelta(minutes=5)
+
+
+def _orders() -> dg.AssetsDefinition:
+    """An asset that tells of each day by itself, as the pipeline does."""
+    warnings.simplefilter("ignore", dg.BetaWarning)
+
+    @dg.asset(
+        partitions_def=DAYS,
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        check_specs=[dg.AssetCheckSpec("fine", asset="orders")],
+    )
+    def orders(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        how, key = context.run.tags, dg.AssetKey("orders")
+        said = {"run": context.run.run_id}
+        for day in context.partition_keys:
+            if day in how.get("fail", ""):
+                continue
+            kind = dg.AssetObservation if day in how.get("same", "") else dg.AssetMaterialization
+            yield kind(key, partition=day, metadata=said)
+            passed = day not in how.get("warn", "")
+            yield dg.AssetCheckEvaluation(
+                asset_key=key, check_name="fine", passed=passed, partition=day
+            )
+        if how.get("fail"):
+            raise dg.Failure("some days are bad")
+        yield dg.Output(None)
+        yield dg.AssetCheckResult(check_name="fine", passed=True)
+
+    return orders
+
+
+with warnings.catch_warnings():
+    ORDERS = _orders()
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    shutil.copy(PROJECT / "dagster.yaml", folder)
+    monkeypatch.setenv("DAGSTER_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+def instance(home) -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.from_config(str(home)) as found:
+        yield found
+
+
+def run(instance: dg.DagsterInstance, first: int, last: int | None = None, **tags: str) -> str:
+    """A run of some days; its id."""
+    days = {
+        "dagster/asset_partition_range_start": KEYS[first],
+        "dagster/asset_partition_range_end": KEYS[first if last is None else last],
+    }
+    defs = dg.Definitions([ORDERS])
+    done = defs.resolve_implicit_global_asset_job_def().execute_in_process(
+        instance=instance, tags={**days, **tags}, raise_on_error=False
+    )
+    return done.run_id
+
+
+def known(home: Path) -> dict[str, Any]:
+    """What Dagster knows of the days, to somebody who comes anew."""
+    key = dg.AssetKey("orders")
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        storage = instance.event_log_storage
+        kinds = (
+            dg.DagsterEventType.ASSET_MATERIALIZATION,
+            dg.DagsterEventType.ASSET_OBSERVATION,
+        )
+        checks = storage.get_asset_check_partition_info(
+            [dg.AssetCheckKey(key, "fine")], partition_keys=KEYS
+        )
+        last = instance.get_latest_materialization_event(key)
+        return {
+            "status": instance.get_status_by_partition(key, KEYS, DAYS),
+            "checks": sorted((info.partition_key, info.latest_execution_status) for info in checks),
+            "ids": [storage.get_latest_storage_id_by_partition(key, kind) for kind in kinds],
+            "last": last and last.asset_materialization,
+        }
+
+
+def events_in(home: Path) -> int:
+    with sqlite3.connect(home / "history/runs/index.db") as index:
+        return sum(
+            index.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+            for table in ("event_logs", "asset_check_executions")
+        )
+
+
+def logs_of(home: Path, run_id: str) -> list[Path]:
+    found = [home / f"history/runs/{run_id}.db", home / "storage" / run_id]
+    return [path for path in found if path.exists()]
+
+
+def now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def test_of_each_day_the_latest_stays(home, instance):
+    first, again, last = run(instance, 0, 3), run(instance, 0, 3), run(instance, 2, 4)
+    before, size = known(home), events_in(home)
+    done = forget(instance, now() + SOON)
+    assert known(home) == before
+    assert events_in(home) < size / 2
+    # The first made nothing that was not made again.
+    assert done.runs == 1
+    assert instance.get_run_by_id(first) is None
+    assert instance.get_run_by_id(again)
+    assert [path for run_id in (first, again, last) for path in logs_of(home, run_id)] == []
+    assert done.logs == 3
+    assert done.events > 0
+    again_done = forget(instance, now() + SOON)
+    assert (again_done.events, again_done.runs) == (0, 0)
+
+
+def test_young_runs_stay_as_they_are(home, instance):
+    runs = [run(instance, 0), run(instance, 0)]
+    size = events_in(home)
+    assert str(forget(instance, now() - SOON)).startswith("0 run(s)")
+    assert events_in(home) == size
+    assert all(logs_of(home, run_id) for run_id in runs)
+    assert list(instance.all_logs(runs[0]))
+
+
+def test_a_day_that_failed_stays_failed_until_it_is_made(home, instance):
+    run(instance, 0, 2)
+    failed = run(instance, 1, 2, fail=KEYS[1])
+    before = known(home)
+    assert before["status"][KEYS[1]] is dg.AssetPartitionStatus.FAILED
+    forget(instance, now() + SOON)
+    assert known(home) == before
+    run(instance, 1, 2)
+    forget(instance, now() + SOON)
+    assert instance.get_run_by_id(failed) is None
+    assert known(home)["status"][KEYS[1]] is dg.AssetPartitionStatus.MATERIALIZED
+
+
+def test_what_has_not_ended_stays(instance):
+    orders_job = dg.Definitions([ORDERS]).resolve_implicit_global_asset_job_def()
+    made = instance.create_run_for_job(orders_job)
+    forget(instance, now() + SOON)
+    assert instance.get_run_by_id(made.run_id)
+
+
+def test_the_runs_of_a_plan_that_is_kept_stay_in_the_list(instance):
+    """Accounts of a backfill ask which days its runs were for."""
+    mine = run(instance, 0, **{"dagster/backfill": "abc-pilot"})
+    other = run(instance, 0, **{"dagster/backfill": "xyz-pilot"})
+    run(instance, 0)
+    forget(instance, now() + SOON, ["abc"])
+    assert instance.get_run_by_id(mine)
+    assert instance.get_run_by_id(other) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_dagster_knows_no_less_whatever_ran(seed, home, instance):
+    """Any runs, forgotten in between at any moment: what is known of the days is the same."""
+    rng = random.Random(seed)
+    for _ in range(5):
+        first = rng.randrange(len(KEYS))
+        last = rng.randrange(first, len(KEYS))
+        tags = {name: rng.choice(KEYS) for name in ("fail", "same", "warn") if rng.random() < 0.4}
+        run(instance, first, last, **tags)
+        if rng.random() < 0.4:
+            before = known(home)
+            forget(instance, now() + SOON)
+            assert known(home) == before
+    before = known(home)
+    forget(instance, now() + SOON)
+    assert known(home) == before
+
+
+def test_a_run_whose_log_is_gone_can_be_looked_at(home, instance):
+    made = run(instance, 0)
+    forget(instance, now() + SOON)
+    with dg.DagsterInstance.from_config(str(home)) as other:
+        assert list(other.all_logs(made)) == []
+        assert other.get_run_stats(made)
+
+
+def test_the_job_takes_old_runs_and_tells(home, instance, monkeypatch):
+    run(instance, 0)
+    settings = load_settings(keep_runs_days=1, undo_days=1)
+    housekeeping = build(settings)
+    assert housekeeping.default_status is dg.DefaultScheduleStatus.STOPPED
+    asked = []
+    monkeypatch.setattr(
+        "backfill_assets.monitoring.housekeeping.forget",
+        lambda _, before, spared: asked.append((before, list(spared))),
+    )
+    engine = dg.ResourceDefinition.none_resource()
+    done = dg.Definitions(jobs=[housekeeping.job], resources={"engine": engine})
+    config = {"ops": {"maintain_all_tables": {"config": {"tables": False}}}}
+    job = done.resolve_job_def("housekeeping")
+    assert job.execute_in_process(instance=instance, run_config=config).success
+    ((before, spared),) = asked
+    assert abs(now() - timedelta(days=1) - before) < SOON
+    assert spared == []
+
+
+@pytest.mark.parametrize(
+    ("keep", "undo", "days"), [(1, 30, 30), (90, 30, 90)], ids=["undo", "setting"]
+)
+def test_what_can_be_undone_is_kept_as_long(keep, undo, days, instance, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "backfill_assets.monitoring.housekeeping.forget",
+        lambda _, before, spared: asked.append(before),
+    )
+    settings = load_settings(keep_runs_days=keep, undo_days=undo, keep_plans_days=keep)
+    engine = dg.ResourceDefinition.none_resource()
+    job = dg.Definitions(jobs=[build(settings).job], resources={"engine": engine}).resolve_job_def(
+        "housekeeping"
+    )
+    config = {"ops": {"maintain_all_tables": {"config": {"tables": False}}}}
+    job.execute_in_process(instance=instance, run_config=config)
+    assert abs(now() - timedelta(days=days) - asked[0]) < SOON
+
+
+# --- plans ----------------------------------------------------------------------------------------
+
+
+class _Plan:
+    """What `undertakings` asks of one."""
+
+    def __init__(self, made: float, began: float = 0, took: float = 0) -> None:
+        self.made, self.began, self.took = made, began, took
+
+
+@pytest.mark.parametrize(
+    ("plan", "gone"),
+    [
+        (_Plan(made=10), True),
+        (_Plan(made=100), False),
+        (_Plan(made=10, began=20, took=30), True),
+        (_Plan(made=10, began=20, took=80), False),
+        (_Plan(made=0), False),
+    ],
+)
+@pytest.mark.parametrize("under_way", [False, True])
+def test_old_plans(plan, gone, under_way, instance, monkeypatch):
+    instance.add_dynamic_partitions("backfill_assets_plans", ["abc"])
+    if under_way:
+        instance.add_dynamic_partitions(undertakings.OPEN, ["abc"])
+    store = instance.daemon_cursor_storage
+    store.set_cursor_values({"backfill_assets/plan/abc": "a plan"})
+    with monkeypatch.context() as patched:
+        patched.setattr(undertakings, "find", lambda *_: plan)
+        assert undertakings.forget(instance, 100) == ["abc"] * (gone and not under_way)
+    assert undertakings.kept(instance) == ["abc"] * (under_way or not gone)
+    if gone and not under_way:
+        with pytest.raises(undertakings.BackfillRefusedError, match="there is no plan abc"):
+            undertakings.find(instance, "abc")
