@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from backfill_assets.cli import main
 from backfill_assets.delta.commits import LOG_RETENTION
 from backfill_assets.doctor import data, machine
-from backfill_assets.engine import spark
+from backfill_assets.engine import known_jars, spark
 from backfill_assets.engine.jars import delta_coordinate
 from backfill_assets_tests.commands import JAN
 from backfill_assets_tests.places import PROJECT
@@ -80,8 +81,10 @@ class Place:
         """A cache with one jar, which is whole."""
         folder = self.root / "jars" / delta_coordinate().replace(":", "_")
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.make_archive(str(folder / "delta"), "zip", self.home)
-        (folder / "delta.zip").rename(folder / "delta.jar")
+        jar = folder / "delta-spark.jar"
+        jar.write_bytes(b"a jar")
+        digest = hashlib.sha256(jar.read_bytes()).hexdigest()
+        self.patch.setattr(known_jars, "SHA256", {jar.name: digest})
         return folder.parent
 
     def log(self, version: int = 0) -> Path:
@@ -205,9 +208,13 @@ def _no_jars(place: Place) -> None:
     place.settings(JARS=place.root / "none")
 
 
-def _half_a_jar(place: Place) -> None:
-    (jar,) = place.jars().rglob("*.jar")
-    jar.write_bytes(jar.read_bytes()[:100])
+def _other_jar(place: Place) -> None:
+    (jar,) = (place.root / "jars").rglob("*.jar")
+    jar.write_bytes(b"another jar")
+
+
+def _too_few_jars(place: Place) -> None:
+    place.patch.setattr(known_jars, "SHA256", {**known_jars.SHA256, "delta-other.jar": ""})
 
 
 def _strange_localhost(place: Place) -> None:
@@ -331,7 +338,8 @@ BROKEN: list[tuple[Callable[[Place], None], str, str, str, str]] = [
     (_no_java, "java", "WRONG", "there is none in JAVA_HOME", "says"),
     (_old_java, "java", "WRONG", "is Java 11", "says"),
     (_no_jars, "jars", "WRONG", "there is no io.delta", "backfill-assets jars"),
-    (_half_a_jar, "jars", "WRONG", "delta.jar: broken", "remove .*backfill-assets jars"),
+    (_other_jar, "jars", "WRONG", "delta-spark.jar: not the jars", "remove .*backfill-assets jars"),
+    (_too_few_jars, "jars", "WRONG", "lacks some of Delta's jars", "backfill-assets jars"),
     (_strange_localhost, "localhost", "WRONG", "198.51.100.1", "/etc/hosts"),
     (_full_disk, "disk", "WRONG", "GiB for the .* are left", "make room"),
     (_disk_that_fills, "disk", "note", "GiB for the .* are left", "housekeeping"),

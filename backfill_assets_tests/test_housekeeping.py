@@ -2,7 +2,6 @@
 
 import random
 import shutil
-import sqlite3
 import warnings
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -11,12 +10,13 @@ from typing import Any
 
 import dagster as dg
 import pytest
+import sqlalchemy
 
 from backfill_assets.backfills import undertakings
 from backfill_assets.dagster_ext.forgetting import forget
 from backfill_assets.monitoring.housekeeping import build
 from backfill_assets.settings import load_settings
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.places import dagster_yaml
 
 DAYS = dg.DailyPartitionsDefinition("2024-01-01", end_date="2024-01-08")
 KEYS = DAYS.get_partition_keys()
@@ -60,7 +60,7 @@ with warnings.catch_warnings():
 def home(tmp_path, monkeypatch) -> Path:
     folder = tmp_path / "home"
     folder.mkdir()
-    shutil.copy(PROJECT / "dagster.yaml", folder)
+    shutil.copy(dagster_yaml(), folder / "dagster.yaml")
     monkeypatch.setenv("DAGSTER_HOME", str(folder))
     return folder
 
@@ -105,10 +105,11 @@ def known(home: Path) -> dict[str, Any]:
         }
 
 
-def events_in(home: Path) -> int:
-    with sqlite3.connect(home / "history/runs/index.db") as index:
+def events_in(instance: dg.DagsterInstance) -> int:
+    """Rows of events and of evaluations that are kept for all runs."""
+    with instance.event_log_storage.index_connection() as index:
         return sum(
-            index.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+            index.execute(sqlalchemy.text(f"SELECT count(*) FROM {table}")).scalar()
             for table in ("event_logs", "asset_check_executions")
         )
 
@@ -124,10 +125,10 @@ def now() -> datetime:
 
 def test_of_each_day_the_latest_stays(home, instance):
     first, again, last = run(instance, 0, 3), run(instance, 0, 3), run(instance, 2, 4)
-    before, size = known(home), events_in(home)
+    before, size = known(home), events_in(instance)
     done = forget(instance, now() + SOON)
     assert known(home) == before
-    assert events_in(home) < size / 2
+    assert events_in(instance) < size / 2
     # The first made nothing that was not made again.
     assert done.runs == 1
     assert instance.get_run_by_id(first) is None
@@ -141,9 +142,9 @@ def test_of_each_day_the_latest_stays(home, instance):
 
 def test_young_runs_stay_as_they_are(home, instance):
     runs = [run(instance, 0), run(instance, 0)]
-    size = events_in(home)
+    size = events_in(instance)
     assert str(forget(instance, now() - SOON)).startswith("0 run(s)")
-    assert events_in(home) == size
+    assert events_in(instance) == size
     assert all(logs_of(home, run_id) for run_id in runs)
     assert list(instance.all_logs(runs[0]))
 
@@ -200,7 +201,11 @@ def test_a_run_whose_log_is_gone_can_be_looked_at(home, instance):
     made = run(instance, 0)
     forget(instance, now() + SOON)
     with dg.DagsterInstance.from_config(str(home)) as other:
-        assert list(other.all_logs(made)) == []
+        # What counts, or nothing, where a run has a database of its own.
+        assert {log.dagster_event_type for log in other.all_logs(made)} <= {
+            dg.DagsterEventType.ASSET_MATERIALIZATION,
+            dg.DagsterEventType.ASSET_CHECK_EVALUATION,
+        }
         assert other.get_run_stats(made)
 
 

@@ -12,12 +12,14 @@ from typing import Any
 import dagster as dg
 
 from backfill_assets.backfills.stages import lacking_daemons
+from backfill_assets.dagster_ext.eventlog import LocalStorage
 from backfill_assets.dagster_ext.internals import DagsterError
 from backfill_assets.doctor.examination import Found, note, ok, wrong
 from backfill_assets.settings import is_secret
 
 #: The ones that the package has: one for each storage.
-_OURS = Path(__file__).parent.parent / "scaffold"
+_PACKAGE = Path(__file__).parent.parent
+_OURS = [_PACKAGE / "scaffold/dagster.yaml", _PACKAGE / "deploy/dagster.postgres.yaml"]
 #: A tick that is so many seconds ahead of the clock is not of this second.
 _AHEAD = 300
 
@@ -71,21 +73,21 @@ def _compared(folder: Path) -> Iterator[Found]:
     theirs = folder / "dagster.yaml"
     if not theirs.is_file():
         said = f"there is none in {folder}: Dagster's own defaults are at work"
-        yield note(said, f"cp {_OURS}/dagster.yaml {folder}/, and start the deployment again")
+        yield note(said, f"cp {_OURS[0]} {folder}/, and start the deployment again")
         return
-    unlike = differences(theirs)
+    ours, unlike = differences(theirs)
     if not unlike:
         yield ok(f"{theirs} is that of this version")
         return
     mend = "take over what you miss, then start the deployment again; yours is never overwritten"
     for text in unlike:
-        yield note(f"{theirs}: {text}", f"compare it with {_OURS}/dagster.yaml; {mend}")
+        yield note(f"{theirs}: {text}", f"compare it with {ours}; {mend}")
 
 
 def told(folder: Path) -> str:
     """One sentence on a `dagster.yaml` that is not ours; empty if it is, or there is none."""
     theirs = folder / "dagster.yaml"
-    unlike = differences(theirs) if theirs.is_file() else []
+    unlike = differences(theirs)[1] if theirs.is_file() else []
     if not unlike:
         return ""
     return (
@@ -94,15 +96,15 @@ def told(folder: Path) -> str:
     )
 
 
-def differences(theirs: Path) -> list[str]:
-    """How a `dagster.yaml` differs from the nearest of ours, a sentence for each setting.
+def differences(theirs: Path) -> tuple[Path, list[str]]:
+    """The nearest of ours to a `dagster.yaml`, and how that differs, a sentence for each setting.
 
     Raises:
         ValueError: it is no YAML of settings.
     """
     found = _settings_in(theirs)
-    all_ours = (_settings_in(path) for path in sorted(_OURS.glob("dagster*.yaml")))
-    return min((list(_unlike(ours, found)) for ours in all_ours), key=len)
+    all_ours = ((path, [*_unlike(_settings_in(path), found)]) for path in _OURS)
+    return min(all_ours, key=lambda one: len(one[1]))
 
 
 def _settings_in(path: Path) -> Mapping[str, Any]:
@@ -158,10 +160,9 @@ def instance() -> Iterator[Found]:
 
 def _used(folder: Path) -> bool:
     """Whether there is a storage already: to look at it must not make one."""
-    storage = _settings_in(folder / "dagster.yaml").get("storage", {})
-    if "postgres" in storage or "mysql" in storage:
-        return True
-    return (folder / "history").is_dir()
+    storage = _settings_in(folder / "dagster.yaml").get("storage", {"sqlite": {}})
+    local = "sqlite" in storage or storage.get("custom", {}).get("class") == LocalStorage.__name__
+    return not local or (folder / "history").is_dir()
 
 
 def ticks() -> Iterator[Found]:

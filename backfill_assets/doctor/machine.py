@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import socket
 import tempfile
-import zipfile
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from urllib.error import URLError
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
+from backfill_assets.dagster_ext.claims import TakenError, claimed_port
 from backfill_assets.doctor.examination import Found, note, ok, wrong
-from backfill_assets.engine.jars import check_java, delta_coordinate, delta_jars, find_java
+from backfill_assets.engine import known_jars
+from backfill_assets.engine.jars import (
+    check_java,
+    delta_coordinate,
+    delta_jars,
+    find_java,
+    jars_of_session,
+)
+from backfill_assets.engine.known_jars import unknown_jars
 from backfill_assets.settings import Settings
 
 #: Less free space than this ends runs; less than the second may, in a day of much data.
 _LITTLE, _SOME = 1 << 30, 10 << 30
 #: And so many files that can still be made.
 _FEW_FILES = 10_000
+#: What the names of Delta's own jars begin with.
+_DELTA = "delta-"
 #: Seconds for a UI to answer.
 _ANSWERS = 5
+#: What an answer has for a status where nobody is logged in.
+_LOGIN = 401
 
 
 def java(settings: Settings) -> Iterator[Found]:
@@ -45,20 +56,15 @@ def jars(settings: Settings) -> Iterator[Found]:
         said = f"there is no {delta_coordinate()} in {settings.jars}"
         yield wrong(said, "backfill-assets jars downloads them; a run would do so as well")
         return
-    broken = [jar for jar in found if not _whole(jar)]
-    if broken:
-        said = f"{', '.join(map(str, broken))}: broken, or cannot be read"
-        yield wrong(said, f"remove {broken[0].parent}, then run backfill-assets jars")
+    if strange := unknown_jars(Path(jar) for jar in jars_of_session(settings.jars).split(",")):
+        said = f"{', '.join(map(str, strange))}: not the jars of this version, by their SHA-256"
+        yield wrong(said, f"remove {strange[0].parent}, then run backfill-assets jars")
         return
-    yield ok(f"{len(found)} jars in {found[0].parent}")
-
-
-def _whole(jar: Path) -> bool:
-    try:
-        with zipfile.ZipFile(jar) as opened:
-            return opened.testzip() is None
-    except (OSError, zipfile.BadZipFile):
-        return False
+    if len(found) < sum(name.startswith(_DELTA) for name in known_jars.SHA256):
+        said = f"{found[0].parent} lacks some of Delta's jars"
+        yield wrong(said, f"remove {found[0].parent}, then run backfill-assets jars")
+        return
+    yield ok(f"{len(found)} jars in {found[0].parent}, with the SHA-256 that they must have")
 
 
 def loopback() -> Iterator[Found]:
@@ -73,31 +79,29 @@ def loopback() -> Iterator[Found]:
 
 def port(number: int) -> Iterator[Found]:
     """The port of the UI: free, or that of a UI."""
-    with socket.socket() as wanted:
-        wanted.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            wanted.bind(("127.0.0.1", number))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                yield wrong(f"{number} cannot be had ({error.strerror})", "give another: --port")
-                return
+    try:
+        with claimed_port(number):
+            pass
+    except TakenError as error:
+        if said := _ui_at(number):
+            yield ok(said)
         else:
-            yield ok(f"{number} is free")
-            return
-    if version := _dagster_at(number):
-        yield ok(f"a UI of Dagster {version} answers at {number}")
-    else:
-        mend = "end what uses it, or give another to `backfill-assets ui` with --port"
-        yield note(f"{number} is used by something that does not answer as Dagster's UI", mend)
+            said, _, mend = str(error).removesuffix(" Nothing was started.").partition(": ")
+            yield note(f"{said}, and no UI answers there", mend)
+        return
+    yield ok(f"{number} is free")
 
 
-def _dagster_at(number: int) -> str:
-    """The version of the UI at a port; empty if there is none, or it asks who we are."""
+def _ui_at(number: int) -> str:
+    """What is said of a UI at a port; empty if there is none."""
     try:
         with urlopen(f"http://127.0.0.1:{number}/server_info", timeout=_ANSWERS) as answer:
-            return str(json.load(answer).get("dagster_version", ""))
-    except (URLError, OSError, ValueError, AttributeError):
+            version = json.load(answer).get("dagster_version")
+    except HTTPError as error:
+        return f"a UI at {number} asks for a login" if error.code == _LOGIN else ""
+    except (OSError, ValueError, AttributeError):
         return ""
+    return f"a UI of Dagster {version} answers at {number}" if version else ""
 
 
 def scratch(settings: Settings) -> Path:
