@@ -66,11 +66,11 @@ def landing(settings: Settings, source: str) -> Iterator[Found]:
     if unknown:
         said = f"{len(unknown)} file(s) of no known format are not read, such as {unknown[-1]}"
         yield note(f"{where}: {said}", "see docs/landing.md for the names")
-    if nameless := [day for day, folder in listing.folders.items() if folder.nameless]:
-        said = f"{where} [{spelled(nameless)}] has files whose names are not UTF-8"
-        yield wrong(said, "rename them: nobody can open them")
-    if files:
-        _open(settings, max(files, key=lambda entry: entry.source_file))
+    for entry in files:
+        if entry.refused:
+            yield wrong(f"{where}/{entry.source_file}: {entry.refused}", "see docs/landing.md")
+    if fine := [entry for entry in files if not entry.refused]:
+        _open(settings, max(fine, key=lambda entry: entry.source_file))
     yield ok(f"{where}: {days}, {len(files)} files")
 
 

@@ -15,12 +15,12 @@ from urllib.request import urlopen
 from backfill_assets.dagster_ext.claims import TakenError, claimed_port
 from backfill_assets.doctor.examination import Found, note, ok, wrong
 from backfill_assets.engine import known_jars
+from backfill_assets.engine.configuration import spark_config
 from backfill_assets.engine.jars import (
     check_java,
     delta_coordinate,
     delta_jars,
     find_java,
-    jars_of_session,
 )
 from backfill_assets.engine.known_jars import unknown_jars
 from backfill_assets.settings import Settings
@@ -56,7 +56,8 @@ def jars(settings: Settings) -> Iterator[Found]:
         said = f"there is no {delta_coordinate()} in {settings.jars}"
         yield wrong(said, "backfill-assets jars downloads them; a run would do so as well")
         return
-    if strange := unknown_jars(Path(jar) for jar in jars_of_session(settings.jars).split(",")):
+    loaded = map(Path, spark_config(settings)["spark.jars"].split(","))
+    if strange := unknown_jars(jar for jar in loaded if settings.jars in jar.parents):
         said = f"{', '.join(map(str, strange))}: not the jars of this version, by their SHA-256"
         yield wrong(said, f"remove {strange[0].parent}, then run backfill-assets jars")
         return
