@@ -37,10 +37,10 @@ def ui(out: Output, port: int) -> Status:
         raise CannotRunError("DAGSTER_HOME is not set: it names the folder of Dagster's own data")
     from backfill_assets.doctor.home import told
 
+    if said := told(Path(folder)):
+        out.note(said)
     # Before anything is started, or fetched.
     with claimed_home(Path(folder), port), claimed_port(port) as listening:
-        if said := told(Path(folder)):
-            out.note(said)
         _fetch_jars(out, settings)
         from backfill_assets.dagster_ext.deployment import deploy
 
