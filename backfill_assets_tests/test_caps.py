@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import random
 import tracemalloc
 import zlib
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +18,11 @@ from hypothesis import strategies as st
 
 from backfill_assets.landing import caps
 from backfill_assets.landing.caps import Caps
+from backfill_assets.landing.files import LandingFile
+from backfill_assets.landing.lines import _look_into
 from backfill_assets.landing.listing import Entry, LandingError
+from backfill_assets.orders.lines import ORDER_LINES
+from backfill_assets_tests.pipeline import START
 
 KB, MB = 1 << 10, 1 << 20
 LINE = 4 * KB
@@ -124,7 +130,7 @@ def test_a_line_of_gigabytes_is_told_in_little_memory_and_time(tmp_path):
 
 
 class Counted:
-    """A file of orderly lines that is larger than any disk; it counts what is read."""
+    """A file of orderly lines that is larger than memory; it counts what is read."""
 
     def __init__(self, size: int) -> None:
         self._size, self.read = size, 0
@@ -139,7 +145,7 @@ class Counted:
 
 def test_of_a_large_plain_file_little_is_read():
     """So it is on object storage as well."""
-    file = Counted(1 << 40)
+    file = Counted(1 << 35)
     Caps.usual()._check_plain(file)
     assert file.read < file.size() / 200
 
@@ -162,12 +168,12 @@ def parquet(path: Path, texts: list[str], **how) -> Entry:
     ("texts", "why"),
     [
         (["x" * 10 * LINE], r"rows have more than 4,096 bytes on average .*MAX_LINE"),
-        (["x" * 256 * LINE, *["y"] * 299], r"1,048,576 bytes \(256 times \w*MAX_LINE\)"),
+        (["x" * 1024 * LINE, *["y"] * 1999], r"4,194,304 bytes \(1,024 times \w*MAX_LINE\)"),
         (["x" * (LINE // 2)] * 600, r"expands to 1,\d+,\d+ bytes, more than 1,048,576 .*EXPANDED"),
     ],
 )
 def test_parquet_files(tmp_path, texts, why):
-    found = parquet(tmp_path / "a.parquet", texts, compression="zstd", row_group_size=300)
+    found = parquet(tmp_path / "a.parquet", texts, compression="zstd", row_group_size=2000)
     assert found.size < 64 * KB
     with pytest.raises(LandingError, match=why):
         SMALL.footer_of(STORE, found)
@@ -182,3 +188,22 @@ def test_a_parquet_footer(tmp_path, monkeypatch):
     monkeypatch.setattr(caps, "_MOST_FOOTER", 100)
     with pytest.raises(LandingError, match=r"its footer has \d+ bytes, more than 100"):
         SMALL.footer_of(STORE, found)
+
+
+def test_any_broken_footer_is_a_file_that_cannot_be_read(tmp_path):
+    """Whatever is wrong, nothing is raised, and the process lives: Arrow can end it."""
+    path = tmp_path / "a.parquet"
+    columns = {name: ["x"] for name in ORDER_LINES.fields} | {"more": [{"within": [1]}]}
+    pq.write_table(pa.table(columns), path)
+    whole, chance = path.read_bytes(), random.Random(0)
+    footer = int.from_bytes(whole[-8:-4], "little")
+    seen = Counter()
+    for _ in range(400):
+        data = bytearray(whole)
+        for _ in range(chance.randint(1, 4)):
+            data[chance.randrange(len(data) - footer - 8, len(data))] = chance.randrange(256)
+        path.write_bytes(data)
+        file = LandingFile(START, path.name, str(path), len(data))
+        found = _look_into(STORE, ORDER_LINES, Caps.usual(), (entry(path), file))
+        seen[type(found).__name__] += 1
+    assert {*seen} == {"Columns", "_Unreadable"}

@@ -196,7 +196,8 @@ def _look_into(
             return columns_of(caps.footer_of(filesystem, entry), source)
         caps.check_text(filesystem, entry)
         return header_of(filesystem, entry.path, source) if file.format == "csv" else None
-    except (OSError, pa.ArrowException, EOFError, LandingError) as error:
+    # Arrow decodes the names of Parquet columns only when it is asked for them.
+    except (OSError, pa.ArrowException, EOFError, LandingError, UnicodeDecodeError) as error:
         why = (str(error) or "?").splitlines()[0][:200]
         return _Unreadable(f"{type(error).__name__}: {why}")
 
