@@ -33,7 +33,7 @@ DAY = date(2024, 1, 2)
 WINDOW = Window(date(2024, 1, 2), date(2024, 1, 6))
 STAMP = "2024-01-02T10:00:00Z"
 #: Digits as only an attacker, or a fault, would send them.
-MANY, ZEROS = "7" * 3_000_000, "0" * 3_000_000
+MANY, ZEROS = "7" * 500_000, "0" * 500_000
 GOOD = {
     "order_id": "o1",
     "customer_id": "c1",
@@ -103,7 +103,7 @@ JSON_LINES: list[tuple[bytes, tuple[str, str | None, str] | None]] = [
     (spelled("amount", '1e2, "items": [{"amount": 3}, {"amount": 5e1}]'), ("o1", "c1", "100.00")),
     (spelled("amount", r'1e2, "note": "\"amount\": 7"'), ("o1", "c1", "100.00")),
     *((spelled("amount", x), None) for x in ("null", '""', "true", "{}", "[1]", "12.345", "0.1000000000000000055511151231257827", "99999999999999999999999999999999999999.5", "1e400", "1e-400", "1e16", "NaN", "Infinity", "-Infinity", "01", "+1", ".5", "5.", "1_0", '"1,50"', '" 1"', '"1\\n"', '"NaN"')),
-    # Numbers of millions of digits take no longer than other lines of that length.
+    # Numbers of half a million digits take no longer than other lines of that length.
     *((spelled("amount", x), None) for x in (MANY, f'"{MANY}"', f'"{MANY}x"', f'"1.5{ZEROS}"', f"1.5{ZEROS}", f'"{ZEROS}1"', f'"1e{MANY}"', f"1e-{MANY}")),
     (spelled("order_ts", f'"2024-01-02T10:00:00.{MANY}x"'), None),
     # Timestamps are strings.

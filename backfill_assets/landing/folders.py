@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -73,9 +74,10 @@ def misled(link: str, *roots: str) -> str:
         target = Path(link).resolve(strict=True)
     except (FileNotFoundError, NotADirectoryError):
         return "a link that leads nowhere: remove it, or land the file itself"
-    except RuntimeError:  # how Python before 3.13 says that links lead to each other
-        return "a link that leads to itself: remove it"
-    except OSError as error:
+    except (RuntimeError, OSError) as error:
+        # Links that lead to each other are a RuntimeError before Python 3.13.
+        if isinstance(error, RuntimeError) or error.errno == errno.ELOOP:
+            return "a link that leads to itself: remove it"
         return said(error)
     if not any(map(target.is_relative_to, roots)):
         return "a link that leads out of the landing: land the file itself"
