@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -229,6 +230,43 @@ def test_pipes_and_sockets_are_not_opened(orders):
     names = ("link.jsonl", "pipe.jsonl", "socket.jsonl")
     assert found(orders).folders[day(1)].unknown == tuple(f"{NAME}/{name}" for name in names)
     assert digests(orders).keys() == {"_control.json", "a.jsonl"}
+
+
+def make_anything(path: Path, chance: random.Random, targets: Sequence[object]) -> None:
+    kind = chance.choice(["file", "link", "pipe", "folder", "folder"])
+    if os.path.lexists(path):
+        return  # not through a link that was made before
+    if kind == "file":
+        path.write_text("x")
+    elif kind == "link":
+        path.symlink_to(str(chance.choice([*targets, path.name])))
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_lies_there(orders, tmp_path_factory, seed):
+    """Nothing is raised, nothing hangs, and nothing outside is told of."""
+    chance, outside = random.Random(seed), tmp_path_factory.mktemp("outside") / "secret.jsonl"
+    outside.write_text("secret")
+    targets = [outside, outside.parent, "..", ".", "nothing", "/dev/zero", "/proc/self/fd"]
+    stems, ends = (
+        ["a", "_control", "b\n", "\udcfe", "-rf", "..c"],
+        [".jsonl", ".csv.gz", ".json", ""],
+    )
+    for name in (*(f"arrival_date={day(n)}" for n in range(1, 6)), "arrival_date=", "\n", "\udcff"):
+        make_anything(orders / name, chance, targets)
+        if (orders / name).is_symlink() or not (orders / name).is_dir():
+            continue
+        for _ in range(6):
+            file = chance.choice(stems) + chance.choice(ends)
+            make_anything(orders / name / file, chance, targets)
+    for n in range(1, 6):
+        refused(orders, n)
+        opened = [e for e in found(orders).files(day(n)).values() if not e.refused]
+        assert all(Path(entry.path).resolve().is_relative_to(orders.parent) for entry in opened)
 
 
 @contextmanager
