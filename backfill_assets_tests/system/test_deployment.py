@@ -148,6 +148,16 @@ def test_the_exit_status_of_the_ui(diary, tmp_path, ends, status):
     assert all_gone(diary)
 
 
+def test_the_parts_of_dagster_end_together(diary):
+    """Where one has ended, the other would go on without schedules, or unseen."""
+    ends = "\nwhile not noted('child'): time.sleep(0.02)\nsys.exit(5)"
+    parts = [Part("web server", fake(FAMILY + "time.sleep(600)")), Part("daemon", fake(ends))]
+    said: list[str] = []
+    assert supervise(parts, os.environ, [], said.append) == 5
+    assert said == ["The daemon ended with status 5: ending the deployment ..."]
+    assert all_gone(diary)
+
+
 def test_the_port_is_none_that_a_client_could_take(diary, tmp_path):
     server = Fake(tmp_path)
     port = int(port_of(server))
