@@ -208,7 +208,7 @@ def basic(said: str) -> dict[str, str]:
 @pytest.fixture
 def file(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(passwords, "_COST", {"n": 2, "r": 8, "p": 1})
-    path = tmp_path / "people"
+    path = tmp_path / "of the user" / "people"
     monkeypatch.setenv("BACKFILL_ASSETS_UI_PASSWORDS", str(path))
     return path
 
@@ -287,6 +287,7 @@ def test_the_command_that_writes_passwords(file, monkeypatch, capsys):
 )
 def test_a_file_that_is_not_as_it_should_be(file, text, mode, said):
     if text is not None:
+        file.parent.mkdir()
         file.write_text(text)
         file.chmod(mode)
     with pytest.raises(SettingsError) as caught:

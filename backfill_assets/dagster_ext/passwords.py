@@ -80,6 +80,7 @@ def write_password(path: Path, name: str, password: str) -> None:
     before = path.read_text().splitlines() if path.exists() else []
     if before:
         Passwords.read(path)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     salt = secrets.token_bytes(16)
     kept = [line for line in before if not line.startswith(f"{name}:")]
     line = f"{name}:{salt.hex()}:{_made(password, salt).hex()}"
