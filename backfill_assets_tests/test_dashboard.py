@@ -105,7 +105,11 @@ def test_the_templates_are_part_of_the_package():
     project = (PROJECT / "pyproject.toml").read_text()
     (patterns,) = re.findall(r"^backfill_assets = (\[.*\])$", project, re.MULTILINE)
     packaged = {path for pattern in json.loads(patterns) for path in package.glob(pattern)}
-    assert packaged >= {package / "py.typed", *(package / "scaffold").iterdir()}
+    whole = ("scaffold", "deploy")
+    assert packaged >= {
+        package / "py.typed",
+        *(p for name in whole for p in (package / name).iterdir()),
+    }
     assert packaged >= set(package.rglob("*.j2"))
 
 
