@@ -31,9 +31,11 @@ def test_a_life(engine, spark, tmp_path, local):
     assert [n for n, url in urls.items() if not url.startswith("s3a://lake/")] == [*local]
     for n in (1, 2, 3):
         pipeline.land(n, [order(f"o{n}", n, f"{n}.00"), order(f"p{n}", n, "7.50", None)])
+    pipeline.land(2, [order("odd", 2)], "a b%20[1]+é#.jsonl")
     assert pipeline.night(day(4))
     assert {str(row["order_id"]) for row in pipeline.rows("stg_orders")} == {
-        f"{x}{n}" for x in "op" for n in (1, 2, 3)
+        "odd",
+        *(f"{x}{n}" for x in "op" for n in (1, 2, 3)),
     }
 
     def versions() -> dict[str, int | None]:
