@@ -109,6 +109,21 @@ def test_empty_ledgers_have_no_backlog():
     assert not found.final
 
 
+def test_the_same_tables_are_looked_at_once():
+    given = ledgers(*both(ledger(RAW, loaded(0, days(1)))))
+    first = backlog(given, POLICY, LATER)
+    assert first.open
+    assert backlog({**given}, POLICY, LATER) is first
+    for other in (
+        ({**given, RAW.name: replace(given[RAW.name])}, POLICY, LATER),
+        (given, replace(POLICY, window_days=1), LATER),
+        (given, POLICY, day(400)),
+    ):
+        found = backlog(*other)
+        assert found is not first
+        assert backlog(*other) is found
+
+
 def test_what_was_never_published_is_behind():
     raw = ledger(RAW, loaded(0, days((1, 3))))
     found = backlog(ledgers(*both(raw)), POLICY, LATER)

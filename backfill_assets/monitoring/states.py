@@ -227,9 +227,9 @@ def in_words(states: Mapping[date, State]) -> str:
 
 def holes(states: Mapping[date, State]) -> set[date]:
     """Missing days before a day that is there."""
-    there = [day for day, state in states.items() if state is not State.MISSING]
-    missing = {day for day, state in states.items() if state is State.MISSING}
-    return {day for day in missing if there and day < max(there)}
+    there = (day for day, state in states.items() if state is not State.MISSING)
+    last = max(there, default=date.min)
+    return {day for day, state in states.items() if state is State.MISSING and day < last}
 
 
 def changed_final_days(table: str, now: Situation) -> dict[date, str]:

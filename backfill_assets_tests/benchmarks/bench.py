@@ -47,11 +47,13 @@ from backfill_assets_tests.benchmarks.bench_jobs import (
     by_hand,
     print_results,
     result,
+    steps,
     timed,
     write_landing,
 )
 from backfill_assets_tests.benchmarks.bench_listing import looking_through, many_files
 from backfill_assets_tests.benchmarks.bench_profile import heavy_days, profile, small_days
+from backfill_assets_tests.benchmarks.bench_scale import scale
 from backfill_assets_tests.benchmarks.bench_served import chunked, one_day, planned
 from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, order
@@ -74,6 +76,7 @@ PARTS = (
     "caps",
     "answers",
     "events",
+    "scale",
 )
 
 
@@ -97,12 +100,6 @@ def same_transforms(spark: SparkSession, found: Landing, folder: Path, days: Win
     ranked = staging.ranked(dated, ORDER_LINES, days, 7)
     staged = save(staging.staged(ranked, ORDER_LINES), STAGED)
     save(FACT(for_days(staged, STAGED.partition, SAME_DAY, days)), FACT)
-
-
-def steps(result: object) -> str:
-    """Where the seconds of a run went, by step."""
-    done = [e for e in result.all_events if e.event_type_value == "STEP_SUCCESS"]
-    return ", ".join(f"{e.step_key} {e.event_specific_data.duration_ms / 1000:.1f}" for e in done)
 
 
 def one_day_runs(pipeline: Pipeline, label: str) -> float:
@@ -187,6 +184,7 @@ def main() -> None:
     parser.add_argument("--orders", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--runs", type=int, default=30, help="one-day runs on each kind of engine")
+    parser.add_argument("--history", type=int, default=10_000, help="days of the part scale")
     parser.add_argument("--part", choices=PARTS)
     parser.add_argument("--attach", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -216,6 +214,7 @@ def main() -> None:
         "engines": lambda at: engines(engine, at, given.runs, 2_000),
         "caps": lambda at: caps(engine, at, 8, 2_000),
         "answers": lambda at: long_history(engine, at, (100, 10_000)),
+        "scale": lambda at: scale(engine, at, given.history),
     }
     try:
         for name, work in {**alone, **together}.items():

@@ -56,12 +56,12 @@ def _aged(engine: Engine, root: Path, days: int) -> Pipeline:
     nights = [start + n * DAY for n in range(1, days - RECENT)]
     offsets = {name: pipeline.log(name).version() for name in LAYERS}
     for name in LAYERS:
-        _add_nights(Path(pipeline.settings.table(name)), TABLES[name].partition, nights, offsets)
+        add_nights(Path(pipeline.settings.table(name)), TABLES[name].partition, nights, offsets)
     pipeline.run(START, START + (RECENT - 1) * DAY)
     return pipeline
 
 
-def _add_nights(table: Path, partition: str, nights: list[date], offsets: dict[str, int]) -> None:
+def add_nights(table: Path, partition: str, nights: list[date], offsets: dict[str, int]) -> None:
     """A commit for each night, like the table's last one."""
     version = offsets[table.name]
     log = table / "_delta_log"

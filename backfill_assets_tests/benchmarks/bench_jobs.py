@@ -179,6 +179,12 @@ def by_hand(
     save(sums, "fact_daily_orders", "run_date")
 
 
+def steps(result: object) -> str:
+    """Where the seconds of a run went, by step."""
+    done = [e for e in result.all_events if e.event_type_value == "STEP_SUCCESS"]
+    return ", ".join(f"{e.step_key} {e.event_specific_data.duration_ms / 1000:.1f}" for e in done)
+
+
 def timed(label: str, work: Callable[[], object]) -> float:
     """Seconds that the work takes, printed."""
     began = perf_counter()

@@ -24,7 +24,13 @@ from backfill_assets.publish import computing, publisher
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.benchmarks.bench_backfills import REWRITE, Shell, day_range
-from backfill_assets_tests.benchmarks.bench_jobs import Deployed, by_hand, result, write_landing
+from backfill_assets_tests.benchmarks.bench_jobs import (
+    Deployed,
+    by_hand,
+    result,
+    steps,
+    write_landing,
+)
 from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, START, Pipeline
 
 #: What is timed: the part, and the function that is it. A part has its own seconds alone.
@@ -173,8 +179,9 @@ def heavy(root: Path, days: int, orders: int) -> None:
     end = START + timedelta(days=days)
     pipeline = Deployed(engine, root / "heavy", land=False, landing=str(root), end=end)
     began = perf_counter()
-    pipeline.run(START, end - timedelta(days=1), EVERYTHING)
+    done = pipeline.run(START, end - timedelta(days=1), EVERYTHING)
     took = perf_counter() - began
+    print(steps(done))
     store = context._jsc.sc().statusStore()
     none = context._gateway.new_array(context._jvm.double, 0)
     stages = store.stageList(None, False, False, none, None)
@@ -182,6 +189,12 @@ def heavy(root: Path, days: int, orders: int) -> None:
     pid = context._jvm.java.lang.ProcessHandle.current().pid()
     status = Path(f"/proc/{pid}/status").read_text()
     peak = int(status.partition("VmHWM:")[2].split()[0]) / 2**20
+    lines = days * orders
+    landed = sum(file.stat().st_size for file in root.glob("orders/*/*.jsonl"))
+    tables = sum(file.stat().st_size for file in pipeline.warehouse.glob("*/*/*.parquet"))
+    print(
+        f"bytes a line: {landed / lines:.0f} landed, {tables / lines:.0f} in all tables; ", end=""
+    )
     print(
         f"engine with {context.getConf().get('spark.driver.memory')}: {took:.0f} s; Spark put "
         f"{spilled / 2**30:.1f} GB on disk, its process took at most {peak:.1f} GB"

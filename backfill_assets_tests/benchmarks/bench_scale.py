@@ -1,0 +1,223 @@
+"""The part of `make bench` about 10,000 days of twenty tables: what each look at them costs.
+
+No Spark but for the days that are really made.
+
+The first day is really made, and then the days at the end. Those between are commits and
+materializations that nobody made, like those of the first day; so are their data files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from datetime import date, datetime, time, timedelta
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+from uuid import uuid4
+
+import dagster as dg
+from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
+from dagster._serdes import deserialize_value, serialize_value
+
+from backfill_assets.backfills import stages as backfills
+from backfill_assets.backfills import undertakings
+from backfill_assets.backfills.planning import target_days
+from backfill_assets.calendar.partitions import Window, daily_partitions
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.definitions import build_defs
+from backfill_assets.delta import reading
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.engine.spark import Engine
+from backfill_assets.monitoring.incidents import incidents
+from backfill_assets.monitoring.look import situation
+from backfill_assets.monitoring.states import day_states
+from backfill_assets.staleness.backlog import backlog
+from backfill_assets_tests.benchmarks.bench_history import add_nights
+from backfill_assets_tests.benchmarks.bench_jobs import Deployed, result
+from backfill_assets_tests.pipeline import START, Pipeline, order, planned
+
+DAY = timedelta(days=1)
+TABLES = "backfill_assets_tests.benchmarks.twenty_tables:TABLES"
+#: The days at the end that are really made, one of them as a run that is timed.
+RECENT = 3
+#: Nobody listens there: alerts are found, and cannot be told.
+NOBODY = "http://127.0.0.1:9/"
+EVENTS_AT_ONCE = 1000
+
+
+def scale(engine: Engine, root: Path, days: int) -> None:
+    """Seconds, memory and bytes of each look at so many days of twenty tables."""
+    pipeline = aged(engine, root, days)
+    names = [*reading_all(pipeline)]
+    print(f"\n{days:,} days x {len(names)} tables", flush=True)
+    of_files(pipeline, names)
+    of_ledgers(pipeline)
+    of_dagster(pipeline, names)
+    of_ticks(pipeline)
+    of_plans(pipeline, names, days)
+    last = START + RECENT * DAY
+    pipeline.now = datetime.combine(last + DAY, time(3), tzinfo=pipeline.settings.zone)
+    for n in (RECENT - 1, RECENT):
+        measured(f"a run of one day, all tables ({n})", lambda n=n: pipeline.run(n, n, names))
+    measured("a look at all days after it", lambda: look(pipeline))
+
+
+def reading_all(pipeline: Pipeline) -> Iterable[str]:
+    """The names of all tables."""
+    return [key.to_user_string() for key in _tables(pipeline)]
+
+
+def _tables(pipeline: Pipeline) -> list[dg.AssetKey]:
+    graph = pipeline.repository.asset_graph
+    return [key for key in graph.toposorted_asset_keys if graph.get(key).partitions_def]
+
+
+def aged(engine: Engine, root: Path, days: int) -> Pipeline:
+    """A deployment with so many days, of which the first is really there."""
+    start = START - (days - RECENT) * DAY
+    pipeline = Deployed(
+        engine,
+        root,
+        start=start,
+        end=START + (RECENT + 1) * DAY,
+        tables=TABLES,
+        webhook=NOBODY,
+        partitions_per_run=31,
+    )
+    first = (start - START).days + 1
+    for n in (first, *range(1, RECENT + 1)):
+        pipeline.land(n, [order(f"o-{n}-{i}", n, customer=f"c{i % 50}") for i in range(200)])
+    names = [*reading_all(pipeline)]
+    made = pipeline.run(start, start, names)
+    nights = [start + n * DAY for n in range(1, days - RECENT)]
+    ledgers = read_ledgers(pipeline.settings)
+    offsets = {name: ledgers[name].version or 0 for name in names}
+    for name in names:
+        partition = ledgers[name].table.partition
+        add_nights(Path(pipeline.settings.table(name)), partition, nights, offsets)
+    tell_of_nights(pipeline.instance, made.run_id, str(start), nights)
+    return pipeline
+
+
+def tell_of_nights(
+    instance: dg.DagsterInstance, run_id: str, first: str, nights: Iterable[date]
+) -> None:
+    """Materializations like those of a run of one day."""
+    like = [
+        serialize_value(entry)
+        for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION)
+        if entry.get_dagster_event().partition == first
+    ]
+    spelled = [str(night) for night in nights]
+    step = EVENTS_AT_ONCE // len(like)
+    for n in range(0, len(spelled), step):
+        run = str(uuid4())
+        said = (
+            text.replace(run_id, run).replace(first, night)
+            for night in spelled[n : n + step]
+            for text in like
+        )
+        entries = [deserialize_value(text, dg.EventLogEntry) for text in said]
+        instance.event_log_storage.store_event_batch(entries)
+
+
+def measured(what: str, work: Callable[[], Any]) -> Any:
+    """Seconds of work, those of a core, and the memory of this process, as a row of the results."""
+    began, at_work = perf_counter(), process_time()
+    made = work()
+    took, of_core = perf_counter() - began, process_time() - at_work
+    pages = int(re.findall(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())[0])
+    result(what, f"{took:.2f} s, {of_core:.2f} s of a core, {pages / 1024:,.0f} MB", "")
+    return made
+
+
+def of_files(pipeline: Pipeline, names: Iterable[str]) -> None:
+    """What lies on disk."""
+    kinds = {
+        "commits": "*/_delta_log/*.json",
+        "checkpoints": "*/_delta_log/*.parquet",
+        "copies of the records": "*/_backfill_assets/*",
+    }
+    read_ledgers(pipeline.settings)  # makes the copies
+    for what, pattern in kinds.items():
+        _sizes(what, pipeline.warehouse.glob(pattern))
+    _sizes("Dagster's event index", (pipeline.root / "home").glob("**/index.db*"))
+
+
+def _sizes(what: str, files: Iterable[Path]) -> None:
+    sizes = [file.stat().st_size for file in files]
+    result(f"on disk: {what}", f"{len(sizes):,} files, {sum(sizes) / 1e6:,.1f} MB", "")
+
+
+def of_ledgers(pipeline: Pipeline) -> None:
+    """Reading all that the tables say, and what follows from it."""
+    settings = pipeline.settings
+    for copy in pipeline.warehouse.glob("*/_backfill_assets/*"):
+        copy.unlink()
+    reading._known.clear()
+    measured("all ledgers, new process, no copy of the records", lambda: read_ledgers(settings))
+    reading._known.clear()
+    measured("all ledgers, new process", lambda: read_ledgers(settings))
+    ledgers = measured("all ledgers, nothing new", lambda: read_ledgers(settings))
+    policy, today = Policy.of(settings), pipeline.now.date()
+    measured("backlog", lambda: backlog(ledgers, policy, today))
+    measured("backlog, nothing new", lambda: backlog(ledgers, policy, today))
+    now = measured("situation", lambda: situation(settings, pipeline.instance, pipeline.now))
+    measured("situation, once more", lambda: situation(settings, pipeline.instance, pipeline.now))
+    measured("states of all days", lambda: {name: day_states(name, now) for name in ledgers})
+    found = measured("incidents", lambda: incidents(now))
+    print(f"    {len(found)} incidents", flush=True)
+
+
+def look(pipeline: Pipeline) -> None:
+    """What the sensor of alerts does."""
+    incidents(situation(pipeline.settings, pipeline.instance, pipeline.now))
+
+
+def of_dagster(pipeline: Pipeline, names: Iterable[str]) -> None:
+    """Dagster's own: definitions, partitions, statuses."""
+    measured("definitions", lambda: build_defs(pipeline.settings).get_repository_def())
+    partitions = daily_partitions(pipeline.settings)
+    measured("partition keys", partitions.get_partition_keys)
+
+    def statuses() -> None:
+        for name in names:
+            get_and_update_asset_status_cache_value(
+                pipeline.instance, dg.AssetKey(name), partitions
+            )
+
+    measured("status of all partitions of all assets", statuses)
+    measured("status of all partitions of all assets, once more", statuses)
+    measured(
+        "materialized partitions of one asset",
+        lambda: pipeline.instance.get_materialized_partitions(dg.AssetKey("fact_daily_orders")),
+    )
+
+
+def of_ticks(pipeline: Pipeline) -> None:
+    """Ticks of the sensors, the second of two: the code server has ticked before."""
+    for sensor in ("planned_backfills", "touched_days", "landed_files", "watch_days", "alerts"):
+        pipeline.tick(sensor)
+        measured(f"tick of {sensor}", lambda sensor=sensor: pipeline.tick(sensor))
+    measured("tick of the schedule", pipeline.tick_schedule)
+
+
+def of_plans(pipeline: Pipeline, names: Iterable[str], days: int) -> None:
+    """Plans of few days and of all; handing a stage of all days to Dagster."""
+    graph = pipeline.repository.asset_graph
+    first, last = pipeline.settings.start, START - DAY
+    some, all_ = f"{last - 29 * DAY}...{last}", f"{first}...{last}"
+    tables = tuple(names)
+    measured("plan of 30 days", lambda: planned(pipeline, some, tables=tables))
+    plan = measured(f"plan of {days:,} days", lambda: planned(pipeline, all_, tables=tables))
+    whole = Window(first, last + DAY)
+    measured("the days that follow from them", lambda: target_days(graph, tables, whole))
+    measured(
+        "handing them to Dagster as one backfill",
+        lambda: backfills.launch(pipeline.instance, graph, plan.id, plan),
+    )
+    measured("tick of planned_backfills with it", lambda: pipeline.tick("planned_backfills"))
+    kept = undertakings.find(pipeline.instance, plan.id)
+    result("the plan as it is kept", f"{len(kept.model_dump_json()) / 1e3:,.0f} kB", "")
+    pipeline.instance.delete_dynamic_partition(undertakings.OPEN, plan.id)
