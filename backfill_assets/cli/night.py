@@ -43,6 +43,9 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
     today = as_of or datetime.now(settings.zone).date()
     with _home_or_none() as folder, dg.DagsterInstance.from_config(folder) as instance:
         look = partial(busy, instance, nights.tables, daemon=not lacking_daemons(instance))
+        for log, said in nights.silences(today).items():
+            # As a shell's comment: the commands that follow may be piped into one.
+            out.note(f"# {log}: {said}.")
         if not run:
             _print_commands(out, nights, today, *nights.wave(today, look(), list))
             return Status.FINE

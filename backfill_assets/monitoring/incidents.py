@@ -19,7 +19,7 @@ from backfill_assets.monitoring.states import (
     holes,
 )
 from backfill_assets.quality.audit import Severity
-from backfill_assets.settings import PREFIX
+from backfill_assets.staleness.arrivals import silence
 from backfill_assets.tables.sources import Role, Source, SourceTable
 
 #: Late lines of so many days back are still news.
@@ -158,17 +158,8 @@ def _in(states: dict[date, State], wanted: State) -> set[date]:
 
 def out_of_time(now: Situation, log: str) -> Iterator[Incident]:
     """Where the clock and what has landed do not go together: one of the two is wrong."""
-    policy, last = now.graph.policy_of(log), now.arrivals[log].last
-    if last < policy.due(now.today).end - DAY:
-        newest = last - policy.absent_days * DAY
-        since = f"since {newest}" if newest >= policy.start else f"from {policy.start} on"
-        detail = (
-            f"nothing has landed {since}, for more than {policy.absent_days} days "
-            f"({PREFIX}ABSENT_DAYS): days after {last} are not asked for. The source is silent, or "
-            "this machine's clock runs ahead. See that the source delivers, or set the clock; what "
-            "lands is loaded as ever. To have these days as empty ones, materialize them"
-        )
-        yield Incident("nothing lands", log, "", detail)
+    if said := silence(now.arrivals[log], now.graph.policy_of(log), now.today):
+        yield Incident("nothing lands", log, "", said)
     if ahead := [day for day in now.ledgers[log].published if day >= now.today]:
         detail = (
             f"{log} [{spelled(ahead)}] is published, and by this machine's clock these days are "

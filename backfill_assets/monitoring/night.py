@@ -35,7 +35,7 @@ from backfill_assets.monitoring.run_requests import (
 )
 from backfill_assets.publish.reasons import why
 from backfill_assets.settings import PREFIX, Settings
-from backfill_assets.staleness.arrivals import Arrivals, arrivals
+from backfill_assets.staleness.arrivals import Arrivals, arrivals, silence
 from backfill_assets.staleness.backlog import Backlog, backlog
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.fingerprints import input_fingerprints
@@ -72,9 +72,7 @@ class Night:
 
     def loads(self, today: date) -> list[Request]:
         """The runs that load what has landed, in ascending order of their days."""
-        tables = [self.tables[name] for name in self._graph.landed]
-        ledgers = {t.name: read_ledger(self.settings.table(t.name), t) for t in tables}
-        found = landed(self.settings, ledgers, self._graph, today)
+        ledgers, found = self._landed(today)
 
         @cache
         def same(log: str) -> set[date]:
@@ -90,6 +88,17 @@ class Night:
             return all(day in same(log) for log in self._graph.logs(table))
 
         return load_requests(found, self._graph, self.settings.partitions_per_run, may)
+
+    def _landed(self, today: date) -> tuple[Ledgers, Mapping[str, Arrivals]]:
+        tables = [self.tables[name] for name in self._graph.landed]
+        ledgers = {t.name: read_ledger(self.settings.table(t.name), t) for t in tables}
+        return ledgers, landed(self.settings, ledgers, self._graph, today)
+
+    def silences(self, today: date) -> dict[str, str]:
+        """By raw log whose source has been silent for long, what is to be said of it."""
+        _, found = self._landed(today)
+        of = ((log, silence(one, self._graph.policy_of(log), today)) for log, one in found.items())
+        return {log: said for log, said in of if said}
 
     def rebuilds(self, today: date, busy: Mapping[str, Collection[str]]) -> list[Request]:
         """The runs that bring open days up to date.

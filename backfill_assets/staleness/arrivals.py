@@ -11,6 +11,7 @@ from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.landing.listing import Listing
 from backfill_assets.landing.manifests import Manifest, Target, due, target
+from backfill_assets.settings import PREFIX
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,20 @@ def arrivals(
         elif rejected is not None and _lags(rejected, day, fingerprint):
             load[day] = f"{fingerprint}+{rejected.table.name}"
     return Arrivals(load, frozenset(absent), held, fingerprints, last)
+
+
+def silence(found: Arrivals, policy: Policy, today: date) -> str:
+    """What is to be said of a source from which nothing has come for long; empty if it has."""
+    if found.last >= policy.due(today).end - DAY:
+        return ""
+    newest = found.last - policy.absent_days * DAY
+    since = f"since {newest}" if newest >= policy.start else f"from {policy.start} on"
+    return (
+        f"nothing has landed {since}, for more than {policy.absent_days} days "
+        f"({PREFIX}ABSENT_DAYS): days after {found.last} are not asked for. The source is silent, "
+        "or this machine's clock runs ahead. See that the source delivers, or set the clock; what "
+        "lands is loaded as ever. To have these days as empty ones, materialize them"
+    )
 
 
 def _last_awaited(

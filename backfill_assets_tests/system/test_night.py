@@ -157,6 +157,16 @@ def test_it_prints_what_the_schedule_asks_for(landed, capsys):
     assert capsys.readouterr().out.startswith("# As of 2024-01-01 all that has landed is loaded")
 
 
+def test_a_clock_that_is_years_ahead_asks_for_few_days(landed, monkeypatch, capsys):
+    monkeypatch.delenv("BACKFILL_ASSETS_END")
+    monkeypatch.setenv("BACKFILL_ASSETS_ABSENT_DAYS", "3")
+    assert main(["night", "--as-of", "2030-01-01"]) == 0
+    silent, said, command = capsys.readouterr().out.splitlines()
+    assert silent.startswith("# raw_orders: nothing has landed since 2024-01-14, for more than 3 ")
+    assert said.startswith("# As of 2030-01-01: load")
+    assert command.endswith(" --partition-range 2024-01-01...2024-01-17")
+
+
 def test_it_is_cut_as_the_schedule_is(landed, monkeypatch, capsys):
     monkeypatch.setenv("BACKFILL_ASSETS_PARTITIONS_PER_RUN", "10")
     assert main(["night", "--as-of", "2024-01-15"]) == 0
