@@ -19,13 +19,13 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
-from backfill_assets.cli import main
+from backfill_assets.cli import deployment, main
 from backfill_assets.delta.commits import LOG_RETENTION
 from backfill_assets.doctor import data, machine
 from backfill_assets.engine import known_jars, spark
 from backfill_assets.engine.jars import delta_coordinate
 from backfill_assets_tests.commands import JAN
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.places import PROJECT, free_port
 
 FACTS = "table fact_daily_orders"
 SCHEMA = pa.schema(
@@ -348,6 +348,13 @@ BROKEN: list[tuple[Callable[[Place], None], str, str, str, str]] = [
     (_no_landing, "landing orders", "WRONG", "there is no folder", "says"),
     (_file_for_a_landing, "landing orders", "WRONG", "there is no folder", "says"),
     (_empty_landing, "landing orders", "note", "no arrival day has landed", "delivers"),
+    (
+        _file_that_cannot_be_opened,
+        "landing orders",
+        "WRONG",
+        "1 file.*part-1.jsonl: ",
+        "landing.md",
+    ),
     (_files_of_no_format, "landing orders", "note", "orders.xlsx", "docs/landing.md"),
     (_broken_log, FACTS, "WRONG", "its log cannot be read", "from a backup"),
     (_cut_log, FACTS, "WRONG", "log was cut: of version", "backup|materialize"),
@@ -397,10 +404,10 @@ def test_a_port_that_somebody_uses(place, capsys):
     assert "--port" in line["mend"]
 
 
-def test_a_file_that_is_a_link_to_nowhere_does_not_end_it(place, capsys):
-    _file_that_cannot_be_opened(place)
+def test_what_is_wrong_is_not_called_fine_as_well(place, capsys):
+    _rows_of_another_writer(place)
     _, found = ask(capsys)
-    assert [line["part"] for line in found][-1] == "engine"
+    assert [line["level"] for line in found if line["part"] == FACTS] == ["WRONG"]
 
 
 # --- looks that fail ------------------------------------------------------------------------------
@@ -456,12 +463,13 @@ def test_secrets_of_a_dagster_yaml_are_not_shown(place, capsys):
 
 
 def test_the_ui_says_that_a_dagster_yaml_is_old(place, capsys):
+    def stop(*_: object) -> None:
+        raise ValueError("far enough")
+
     _old_dagster_yaml(place)
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        before = (place.home / "dagster.yaml").read_text()
-        assert main(["ui", "--port", str(other.getsockname()[1])]) == 3
+    place.patch.setattr(deployment, "_fetch_jars", stop)
+    before = (place.home / "dagster.yaml").read_text()
+    assert main(["ui", "--port", str(free_port())]) == 3
     assert re.search(r"differs from that of this version in \d setting", capsys.readouterr().out)
     assert (place.home / "dagster.yaml").read_text() == before
 

@@ -66,9 +66,10 @@ def landing(settings: Settings, source: str) -> Iterator[Found]:
     if unknown:
         said = f"{len(unknown)} file(s) of no known format are not read, such as {unknown[-1]}"
         yield note(f"{where}: {said}", "see docs/landing.md for the names")
-    for entry in files:
-        if entry.refused:
-            yield wrong(f"{where}/{entry.source_file}: {entry.refused}", "see docs/landing.md")
+    if refused := [entry for entry in files if entry.refused]:
+        last = max(refused, key=lambda entry: entry.source_file)
+        said = f"{len(refused)} file(s) are refused, the last one {last.source_file}"
+        yield wrong(f"{where}: {said}: {last.refused}", "see docs/landing.md for what is read")
     if fine := [entry for entry in files if not entry.refused]:
         _open(settings, max(fine, key=lambda entry: entry.source_file))
     yield ok(f"{where}: {days}, {len(files)} files")

@@ -122,7 +122,8 @@ class Examination:
         # As a daemon: what hangs in the system never ends, and is not waited for at the end.
         threading.Thread(target=look, name=check.part, daemon=True).start()
         if ended.wait(seconds):
-            return found
+            bad = any(one.level is Level.WRONG for one in found)
+            return [one for one in found if not (bad and one.level is Level.OK)]
         self.hung = True
         self._unreachable.add(check.part)
         said = f"no answer within {seconds:g} s"

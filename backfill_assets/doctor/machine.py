@@ -108,6 +108,8 @@ def _ui_at(number: int) -> str:
 def scratch(settings: Settings) -> Path:
     """Where an engine of this machine puts what does not fit into memory."""
     given = os.environ.get("SPARK_LOCAL_DIRS") or settings.spark_conf.get("spark.local.dir")
+    if not given and (home := os.environ.get("DAGSTER_HOME")):
+        return Path(home, "scratch")
     return Path((given or tempfile.gettempdir()).split(",")[0])
 
 
