@@ -75,3 +75,16 @@ def test_the_hooks_are_the_checks():
     assert local["repo"] == "local"
     assert [hook["entry"].removeprefix(".venv/bin/") for hook in local["hooks"]] == checks
     assert all(hook["language"] == "system" for hook in local["hooks"])
+
+
+def test_each_threat_names_a_test_that_there_is():
+    page = (PROJECT / "docs" / "security.md").read_text()
+    lines = [line for line in page.splitlines() if re.match(r"\| (?!threat|request|---)", line)]
+    threats = [line for line in lines if line.count(" | ") == 2]
+    assert len(threats) > 20
+    for line in threats:
+        named = re.findall(r"`((?:system/)?test_\w+\.py)::(test_\w+)`", line)
+        assert named, line
+        for file, test in named:
+            text = (PROJECT / "backfill_assets_tests" / file).read_text()
+            assert f"def {test}(" in text, f"{file}::{test}"
