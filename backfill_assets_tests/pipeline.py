@@ -23,6 +23,7 @@ from backfill_assets.publish.plain import DataFrameIOManager
 from backfill_assets.quality.audit import measure
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.tables.codes import Code
+from backfill_assets_tests.postgres import instance_in
 from backfill_assets_tests.s3_server import url_of
 
 #: What a test runs unless it says otherwise: the layers themselves, without what is about them.
@@ -80,7 +81,7 @@ class Pipeline:
         self.now = datetime(END.year, END.month, END.day, 12, tzinfo=self.settings.zone)
         self.defs = build_defs(self.settings, resources={"engine": engine}, clock=lambda: self.now)
         self.repository = self.defs.get_repository_def()
-        self.instance = dg.DagsterInstance.ephemeral()
+        self.instance = instance_in(root)
         self.io_manager = io = io_manager_of(self.defs)
         self.code = Code(io.code_version, tables=io.code_versions)
         self.cursors: dict[str, str | None] = {}

@@ -12,11 +12,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 from uuid import uuid4
 
+import dagster as dg
 import psycopg2
+import yaml
 
-from backfill_assets_tests.places import free_port
+from backfill_assets_tests.places import dagster_yaml, free_port
 
 #: Where Debian and Homebrew put the server's programs.
 _PLACES = ("/usr/lib/postgresql/*/bin", "/opt/homebrew/opt/postgresql*/bin")
@@ -134,9 +137,7 @@ class Server:
 
     def database(self) -> Database:
         """A new one."""
-        made = Database(self.port, f"dagster_{uuid4().hex}")
-        Database(self.port, "postgres").ask(f"CREATE DATABASE {made.name}")
-        return made
+        return _another(self.port)
 
     def stop(self) -> None:
         """End all connections and the server."""
@@ -149,6 +150,25 @@ class Server:
         """Stop it and take its data away."""
         self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def instance_in(folder: Path) -> dg.DagsterInstance:
+    """An instance without settings, in memory; with `--postgres` in a database of its own."""
+    if "DAGSTER_PG_DB" not in os.environ:
+        return dg.DagsterInstance.ephemeral()
+    database = _another(int(os.environ["DAGSTER_PG_PORT"]))
+    home = folder / f"home-{database.name}"
+    home.mkdir(parents=True)
+    storage = yaml.safe_load(dagster_yaml().read_text())["storage"]
+    (home / "dagster.yaml").write_text(yaml.safe_dump({"storage": storage}))
+    with patch.dict(os.environ, {**database.environment, "DAGSTER_HOME": str(home)}):
+        return dg.DagsterInstance.get()
+
+
+def _another(port: int) -> Database:
+    made = Database(port, f"dagster_{uuid4().hex}")
+    Database(port, "postgres").ask(f"CREATE DATABASE {made.name}")
+    return made
 
 
 @contextmanager

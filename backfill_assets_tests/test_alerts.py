@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import mkdtemp
 
 import dagster as dg
 import pytest
@@ -23,6 +25,7 @@ from backfill_assets.monitoring.alerts import build
 from backfill_assets.monitoring.outbox import Incident, Outbox
 from backfill_assets.monitoring.webhook import post
 from backfill_assets.settings import load_settings
+from backfill_assets_tests.postgres import instance_in
 
 SECRET = "T000-B000-x7y8z9"
 UI = "http://dagster.example:3000"
@@ -93,7 +96,7 @@ class Desk:
 
     def __init__(self, url: str | None, instance: dg.DagsterInstance | None = None) -> None:
         self.url = url
-        self.instance = instance or dg.DagsterInstance.ephemeral()
+        self.instance = instance or instance_in(Path(mkdtemp()))
         self.incidents: list[Incident] = []
         self.find: Callable[[], Sequence[Incident]] = lambda: list(self.incidents)
         self.cursor: str | None = None

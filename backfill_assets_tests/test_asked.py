@@ -15,13 +15,14 @@ from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW, STAGED
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.pipeline import day
+from backfill_assets_tests.postgres import instance_in
 
 NOW = datetime.now(timezone.utc)
 
 
 @pytest.fixture
-def instance():
-    with dg.DagsterInstance.ephemeral() as instance:
+def instance(tmp_path):
+    with instance_in(tmp_path) as instance:
         yield instance
 
 

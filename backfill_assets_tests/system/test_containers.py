@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -73,7 +74,16 @@ def test_the_image_is_made_of_what_there_is():
     assert re.search(r":3\.1\d-", base)
     for sources in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE):
         for source in sources.split():
-            assert (PROJECT / source).exists(), source
+            assert list(PROJECT.glob(source)), source
+    # The lines that it takes out of the lock file are those of the extra, with their digests.
+    (program,) = re.findall(r"awk '([^']+)'", text)
+    taken = subprocess.run(
+        ["awk", program, PROJECT / "requirements-dev.lock"], capture_output=True, check=True
+    ).stdout.decode()
+    extra = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    pins = extra["optional-dependencies"]["postgres"]
+    assert re.findall(r"^([\w.-]+==[\w.]+)", taken, re.MULTILINE) == pins
+    assert taken.count("--hash=sha256:") >= len(pins)
     users = re.findall(r"^USER (\w+)$", text, re.MULTILINE)
     assert users == ["dagster"]
     folders = {volume.split(":")[1] for name in OURS for volume in SERVICES[name]["volumes"]}
