@@ -35,6 +35,11 @@ def lacking() -> str | None:
     return None
 
 
+def option() -> list[str]:
+    """What has pytest keep Dagster's storage in Postgres; nothing where there can be no server."""
+    return [] if lacking() else ["--postgres"]
+
+
 def _programs() -> Path | None:
     found = shutil.which("initdb")
     places = [Path(found).resolve().parent] if found else []

@@ -19,6 +19,7 @@ from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.killing import wait_for
 from backfill_assets_tests.pipeline import END, EVERYTHING, START, Pipeline, day, order
 from backfill_assets_tests.places import BIN, PROJECT
+from backfill_assets_tests.postgres import option
 
 pytestmark = pytest.mark.skipif(
     "SPARK_REMOTE" in os.environ or MASTER in os.environ, reason="this is the run on a cluster"
@@ -40,11 +41,11 @@ def machines(tmp_path_factory) -> Iterator[Cluster]:
 
 
 def passes(tmp_path: Path, **environment: str) -> None:
-    """Run the suite's core in a process of its own."""
+    """Run the suite's core in a process of its own, with Dagster's storage in Postgres."""
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", CHOICE]
     tests = [str(Path(__file__).with_name(name)) for name in CORE]
     done = subprocess.run(
-        [*command, f"--basetemp={tmp_path / 'inner'}", "--durations=5", *tests],
+        [*command, f"--basetemp={tmp_path / 'inner'}", "--durations=5", *option(), *tests],
         env={**os.environ, **NO_PYTHON, **environment},
         capture_output=True,
         text=True,

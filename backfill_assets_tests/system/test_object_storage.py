@@ -24,6 +24,7 @@ from backfill_assets.settings import load_settings
 from backfill_assets_tests.conftest import LASTING, SMALL
 from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.places import CDNOW
+from backfill_assets_tests.postgres import option
 from backfill_assets_tests.s3_server import BUCKET, FOLDER, MISSING, PROGRAM, S3Server, s3_server
 
 #: Commits of each driver that races.
@@ -47,10 +48,18 @@ def server(tmp_path) -> Iterator[S3Server]:
 
 
 def run_on(server: S3Server, choice: str, *names: str, **more: str) -> str:
-    """What pytest says of tests whose landing and warehouse lie on the server."""
+    """What pytest says of tests whose landing and warehouse lie on the server.
+
+    Args:
+        server: the server.
+        choice: of the tests in the files.
+        names: the files, and options of pytest.
+        more: variables of the environment.
+    """
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", choice]
+    words = [name if name.startswith("-") else str(HERE / name) for name in names]
     done = subprocess.run(
-        [*command, f"--basetemp={server.bucket / 'inner'}", *(str(HERE / name) for name in names)],
+        [*command, f"--basetemp={server.bucket / 'inner'}", *words],
         env={**os.environ, **server.environment, "BACKFILL_TEST_RACES": "1", **more},
         capture_output=True,
         text=True,
@@ -73,7 +82,8 @@ def test_a_connect_server_has_the_totals_of_cdnow_on_s3(server, tmp_path, monkey
     fetch_s3_jars(load_settings().jars)
     with connect_server(tmp_path, LASTING, warehouse=f"s3a://{BUCKET}/w") as url:
         names = ("system/test_cdnow.py", "system/test_stored.py")
-        said = run_on(server, "whole or (life and local0)", *names, SPARK_REMOTE=url)
+        choice = "whole or (life and local0)"
+        said = run_on(server, choice, *option(), *names, SPARK_REMOTE=url)
         assert "2 passed" in said
         log = (tmp_path / "connect-server.log").read_text()
     assert server.environment["AWS_SECRET_ACCESS_KEY"] not in log
