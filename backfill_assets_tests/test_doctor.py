@@ -12,16 +12,30 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import dagster as dg
 import pyarrow as pa
 import pytest
+from dagster._core.definitions.run_request import InstigatorType
+from dagster._core.remote_origin import (
+    RegisteredCodeLocationOrigin,
+    RemoteInstigatorOrigin,
+    RemoteRepositoryOrigin,
+)
+from dagster._core.scheduler.instigation import (
+    InstigatorState,
+    InstigatorStatus,
+    ScheduleInstigatorData,
+    TickData,
+    TickStatus,
+)
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from backfill_assets.cli import deployment, main
 from backfill_assets.delta.commits import LOG_RETENTION
-from backfill_assets.doctor import data, machine
+from backfill_assets.doctor import data, home, machine
+from backfill_assets.doctor.examination import Level
 from backfill_assets.engine import known_jars, spark
 from backfill_assets.engine.jars import delta_coordinate
 from backfill_assets_tests.commands import JAN
@@ -474,27 +488,32 @@ def test_the_ui_says_that_a_dagster_yaml_is_old(place, capsys):
     assert (place.home / "dagster.yaml").read_text() == before
 
 
-def test_schedules_that_wait_for_a_time_that_was_wrong(place, capsys, monkeypatch):
-    from backfill_assets.doctor import home
-
-    (place.home / "history").mkdir()
+def test_schedules_that_wait_for_a_time_that_was_wrong(place):
+    """Dagster ticks no sooner than after the last tick, whatever the clock shows by now."""
     ahead = datetime.now(timezone.utc) + timedelta(days=1000)
-
-    class Instance:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def all_instigator_state(self) -> list:
-            of = {"instigator_origin_id": "o", "selector_id": "s", "instigator_name": "nightly"}
-            return [SimpleNamespace(**of, instigator_data=SimpleNamespace())]
-
-        def get_ticks(self, *_: object, limit: int) -> list:
-            return [SimpleNamespace(timestamp=ahead.timestamp())]
-
-    monkeypatch.setattr(home.dg.DagsterInstance, "from_config", lambda _: Instance())
+    code = RegisteredCodeLocationOrigin("code")
+    origin = RemoteInstigatorOrigin(RemoteRepositoryOrigin(code, "repository"), "nightly")
+    told = ScheduleInstigatorData("0 2 * * *", start_timestamp=1.0)
+    kind = InstigatorType.SCHEDULE
+    with dg.DagsterInstance.get() as instance:
+        state = InstigatorState(origin, kind, InstigatorStatus.RUNNING, told)
+        instance.add_instigator_state(state)
+        (fine,) = home.ticks()
+        tick = TickData(
+            state.instigator_origin_id,
+            "nightly",
+            kind,
+            TickStatus.SUCCESS,
+            ahead.timestamp(),
+            run_ids=[],
+            selector_id=state.selector_id,
+        )
+        instance.create_tick(tick)
     (found,) = home.ticks()
+    assert (fine.level, found.level) == (Level.OK, Level.WRONG)
     assert found.said.startswith(f"nightly ticked at {ahead:%Y-%m-%d}")
-    assert "schedules away" in found.mend
+    # What the line says helps.
+    assert f"move {place.home}/schedules away" in found.mend
+    shutil.rmtree(place.home / "schedules")
+    (fine,) = home.ticks()
+    assert fine.level is Level.OK

@@ -89,6 +89,7 @@ def known(home: Path) -> dict[str, Any]:
     key = dg.AssetKey("orders")
     with dg.DagsterInstance.from_config(str(home)) as instance:
         storage = instance.event_log_storage
+        storage.wipe_asset_cached_status(key)  # so that it is made of the events once more
         kinds = (
             dg.DagsterEventType.ASSET_MATERIALIZATION,
             dg.DagsterEventType.ASSET_OBSERVATION,
