@@ -57,6 +57,11 @@ _ALONE = {"spark.driver.host": "localhost", "spark.driver.bindAddress": "127.0.0
 _OPTIONS = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
 #: Partition values of the past followed the JVM's zone, not the session's.
 _UTC = "-Duser.timezone=UTC"
+#: A JVM that has run out of memory may go on without some of its threads.
+_OUT_OF_MEMORY = "-XX:+ExitOnOutOfMemoryError"
+#: A driver listens at two ports of Spark's own, for any user of the machine: with a secret. Without
+#: executors elsewhere it makes one up, and nobody else has it.
+_AUTHENTICATED = {"spark.authenticate": "true"}
 
 
 def spark_config(settings: Settings) -> dict[str, Any]:
@@ -105,6 +110,8 @@ def connect_server_command(
         # The runs of a deployment share a session, which is to outlast a quiet weekend.
         "spark.connect.session.manager.defaultSessionTimeout": "7d",
     }
+    if is_local(settings.spark_conf.get("spark.master", settings.spark_master)):
+        own |= _AUTHENTICATED
     conf = _of_driver(settings, own)
     refuse_unknown_jars(conf, settings.jars)
     conf = scratch.configured(conf) if scratch else conf
@@ -128,7 +135,7 @@ def static_config(given: str = "") -> dict[str, str]:
         # A run of all tables compiles some 300 classes, and Spark keeps 100: none was used twice.
         "spark.sql.codegen.cache.maxEntries": "5000",
         "spark.driver.memory": "3g",
-        "spark.driver.extraJavaOptions": f"{_UTC} {_collector(given)}".strip(),
+        "spark.driver.extraJavaOptions": f"{_UTC} {_OUT_OF_MEMORY} {_collector(given)}".strip(),
         "spark.executor.extraJavaOptions": _UTC,
         # Of Python on executors, which converts times by it.
         "spark.executorEnv.TZ": "UTC",

@@ -21,6 +21,8 @@ _DEADLINE = 300.0
 _MOST_FAILED = 3
 #: An engine that used so much of a processor meanwhile is busy: the query waits for its turn.
 _BUSY = 0.05
+#: The module that asks; it is this one.
+_QUERY = ("-m", "backfill_assets.engine.health")
 
 
 class Health:
@@ -50,8 +52,9 @@ class Health:
             return True
         self.end()
         self._next = now + _EVERY
-        busy = status is None and self._used() - self._before > _BUSY * _DEADLINE
-        if not busy:
+        # Also where it is not known: there is no number then.
+        idle = self._used() - self._before <= _BUSY * _DEADLINE
+        if status is not None or idle:
             self._failed = 0 if status == 0 else self._failed + 1
         return self._failed < _MOST_FAILED
 
@@ -66,7 +69,7 @@ class Health:
         self._until = now + _DEADLINE
         self._before = self._used()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(int(_DEADLINE) + 1)],
+            [sys.executable, *_QUERY, str(int(_DEADLINE) + 1)],
             env={**os.environ, **self._environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -22,6 +22,7 @@ from backfill_assets.dagster_ext.claims import claimed_home
 from backfill_assets.dagster_ext.deployment import Part, deploy, supervise
 from backfill_assets.engine import process_groups, servers
 from backfill_assets.engine.jars import EngineError
+from backfill_assets.engine.scratch import Scratch
 from backfill_assets.engine.servers import Server, SparkServer
 from backfill_assets.settings import load_settings
 from backfill_assets_tests import conftest
@@ -46,6 +47,7 @@ def noted(word):
     return [line.split()[1:] for line in diary.read_text().splitlines() if line.split()[0] == word]
 """
 SERVE = """
+import threading
 from concurrent.futures import ThreadPoolExecutor
 import grpc
 def serve():
@@ -56,6 +58,10 @@ def serve():
     note("serving", os.getpid(), at, os.environ.get("SPARK_CONNECT_AUTHENTICATE_TOKEN"))
     signal.sigwait([signal.SIGINT])
     note("server-told")
+def talk():
+    while True:
+        print("x" * 99, flush=True)
+        time.sleep(0.01)
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 """
 #: A child of the UI's, as its daemon and its runs are.
@@ -93,11 +99,14 @@ def fake(code: str, *arguments: object) -> list[str]:
 class Fake(SparkServer):
     """A server whose code is a test's own; what it says is kept, and in the diary as well."""
 
-    def __init__(self, tmp_path: Path, code: str = "serve()") -> None:
+    def __init__(
+        self, tmp_path: Path, code: str = "serve()", scratch: Scratch | None = None
+    ) -> None:
         self.said: list[str] = []
         self.log = tmp_path / "home" / "server.log"
         self.log.parent.mkdir()
-        super().__init__(lambda port: fake(SERVE + code, port), self.log, self.say)
+        folder = scratch.folder if scratch else ""
+        super().__init__(lambda port: fake(SERVE + code, port, folder), self.log, self.say, scratch)
 
     def say(self, text: str) -> None:
         self.said.append(text)
@@ -275,6 +284,43 @@ for n in range(6):
             run(ui, server)
     assert len(noted(diary, "serving")) == (7 if deaths == 6 else 3)
     assert all_gone(diary)
+
+
+def test_a_server_that_computes_nothing_is_restarted(diary, tmp_path, monkeypatch):
+    said = iter([True, False])
+    monkeypatch.setattr(servers.Health, "is_good", lambda _: next(said, True))
+    server = Fake(tmp_path)
+    assert run("\nwhile len(noted('serving')) < 2: time.sleep(0.02)", server) == 0
+    told = "The Spark engine takes connections and does not compute any more: restarting it ..."
+    assert told in server.said
+    assert all_gone(diary)
+
+
+def test_a_server_whose_disk_was_cleared_is_restarted(diary, tmp_path):
+    scratch = Scratch(tmp_path)
+    fakes = "Path(sys.argv[2], 'blockmgr-1', '0a').mkdir(parents=True); serve()"
+    server = Fake(tmp_path, fakes, scratch)
+    ui = f"""
+import shutil
+shutil.rmtree({str(scratch.folder / "blockmgr-1")!r})
+while len(noted("serving")) < 2: time.sleep(0.02)
+"""
+    assert run(ui, server) == 0
+    told = f"lost files on its disk (somebody cleared {scratch.folder}): restarting it ..."
+    assert f"The Spark engine {told}" in server.said
+    assert all_gone(diary)
+
+
+def test_a_log_that_has_grown_is_begun_anew(diary, tmp_path, monkeypatch):
+    monkeypatch.setattr(servers, "_LOG_BYTES", 1000)
+    server = Fake(tmp_path, "threading.Thread(target=talk, daemon=True).start(); serve()")
+    ui = f"""
+log = Path({str(server.log)!r})
+while not Path(f"{{log}}.1").exists() or not log.exists(): time.sleep(0.02)
+"""
+    assert run(ui, server) == 0
+    assert set(server.log.read_text() + Path(f"{server.log}.1").read_text()) <= {"x", "\n"}
+    assert server.log.stat().st_size < 100_000
 
 
 # How it ends.
