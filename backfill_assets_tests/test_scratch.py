@@ -63,6 +63,17 @@ def test_many_at_once_do_not_remove_each_others(tmp_path):
         one.communicate("\n")
 
 
+def test_where_nothing_can_be_locked_nothing_is_taken_for_left(monkeypatch, tmp_path):
+    """As on some network file systems."""
+
+    def refuses(*_: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("backfill_assets.engine.scratch.fcntl.flock", refuses)
+    first, second = Scratch(tmp_path), Scratch(tmp_path)
+    assert folders(tmp_path) == {first.folder, second.folder}
+
+
 def test_nobody_else_can_look_into_it(tmp_path):
     assert Scratch(tmp_path).folder.stat().st_mode & 0o777 == 0o700
 

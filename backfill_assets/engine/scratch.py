@@ -75,14 +75,18 @@ class Scratch:
 
 @contextmanager
 def _locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of a folder.
+    """Hold the lock of a folder; with `wait`, do without where nothing can be locked.
 
     Raises:
-        OSError: it is no folder, cannot be locked, or somebody has its lock and `wait` is not set.
+        OSError: it is no folder; or somebody has its lock, or it has none, without `wait`.
     """
     held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        if wait:
+            with suppress(OSError):
+                fcntl.flock(held, fcntl.LOCK_EX)
+        else:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(held)
