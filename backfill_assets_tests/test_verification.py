@@ -15,13 +15,13 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from rich.console import Console
 
 from backfill_assets import definitions
 from backfill_assets.backfills.comparison import Content, Match, Verified, compare
 from backfill_assets.backfills.verification import _each_day, as_grid, as_json, good
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.cli import main
+from backfill_assets.cli.output import Output
 from backfill_assets.delta.other_engine import ReadTest, read_test
 from backfill_assets.delta.records import ExternalCommit
 from backfill_assets.orders.facts import CORRECTIONS, FACT
@@ -330,7 +330,7 @@ SAID = [
 
 
 def test_as_grid(capsys):
-    Console(width=200).print(as_grid(SAID))
+    Output().grid(as_grid(SAID))
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines == [
         "table days outcome rows what there is to say",
