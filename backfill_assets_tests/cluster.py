@@ -83,7 +83,9 @@ class Cluster:
         return (self.folder / f"{name}.log").read_text()
 
     def end(self) -> None:
-        """Stop all that still runs."""
+        """Stop all that still runs, without asking: there is nothing to save."""
+        for group in self._groups:
+            group.kill_command()
         while self._groups:
             self._groups.pop().end()
 

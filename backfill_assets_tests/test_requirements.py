@@ -30,9 +30,9 @@ class FakeServer:
         self.version, self.own, self.conf = spark, {**DELTA, **conf}, self
         self.delta = delta
         monkeypatch.setattr(module, "_await_server", lambda _: None)
-        monkeypatch.setattr(module, "spark_session_from_config", self._begin)
+        monkeypatch.setattr(module, "_session_of", self._begin)
 
-    def _begin(self, config):
+    def _begin(self, _, config):
         self.asked = config
         return self
 

@@ -21,7 +21,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from py4j.protocol import Py4JError
 
+from backfill_assets.dagster_ext.engine_failures import engine_lost
 from backfill_assets.delta.data_files import write_files
 from backfill_assets.engine import jars as jars_module
 from backfill_assets.engine import known_jars
@@ -570,3 +572,22 @@ def test_secrets_are_for_the_session_alone(monkeypatch):
     engine._init_session()
     assert seen["spark.hadoop.fs.s3a.secret.key"] == "hush"
     assert seen["spark.x"] == "y"
+
+
+# A cluster that does not take the driver.
+
+
+@pytest.mark.parametrize(
+    ("master", "said"),
+    [("spark://h:7077", "the Spark cluster at spark://h:7077 does not answer"), ("local[1]", "x")],
+)
+def test_a_cluster_that_does_not_take_the_driver(monkeypatch, master, said):
+    def stopped(_):
+        raise Py4JError("x")
+
+    monkeypatch.setattr(module, "start_driver", lambda _: None)
+    monkeypatch.setattr(module, "spark_session_from_config", stopped)
+    with pytest.raises(Py4JError if master == "local[1]" else EngineError) as caught:
+        Engine.of(load_settings(spark_master=master))._init_session()
+    assert one_sentence(caught).startswith(said)
+    assert engine_lost(caught.value) is not (master == "local[1]")

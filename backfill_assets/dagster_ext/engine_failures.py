@@ -40,7 +40,7 @@ _LOST = re.compile(
             r"SparkContext (was|has been) shut ?down",
             r"ExecutorLostFailure",
             # Our own EngineError; one about Java or jars stays until a person has mended it.
-            r"the Spark Connect server at .* does not answer",
+            r"the Spark (Connect server|cluster) at .* does not answer",
         ]
     )
 )

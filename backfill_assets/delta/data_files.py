@@ -93,6 +93,8 @@ def _write_parquet(rows: DataFrame, folder: str, partition: str) -> list[_Writte
     """Write rows by Spark's own committer, which renames each file twice."""
     # Only the Parquet files stay: no mark of success is needed beside them.
     options = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
+    # By the other one, a task that dies while it commits leaves some of its files as good ones.
+    options["mapreduce.fileoutputcommitter.algorithm.version"] = "1"
     own = rows.sparkSession.conf.get(LOCAL_FILES, None)
     options["fs.file.impl"] = own or RAW_LOCAL_FILES
     options["fs.file.impl.disable.cache"] = "true"

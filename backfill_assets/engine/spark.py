@@ -23,7 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from backfill_assets.engine.class_archive import with_archive
-from backfill_assets.engine.configuration import spark_config, uses_s3
+from backfill_assets.engine.configuration import is_local, spark_config, uses_s3
 from backfill_assets.engine.jars import (
     EngineError,
     check_java,
@@ -124,7 +124,7 @@ class Engine(LazyPySparkResource):
                     refuse_unsafe_server(session, config)
             else:
                 start_driver(config)
-                session = spark_session_from_config(config)
+                session = _embedded(config)
             self._spark_session = session
 
     def _connect(self) -> None:
@@ -142,6 +142,27 @@ class Engine(LazyPySparkResource):
                 f"({said.replace(url, address)[:200]}): start it, or unset SPARK_REMOTE to use the "
                 "embedded session."
             ) from None
+
+
+def _embedded(config: Mapping[str, Any]) -> SparkSession:
+    """A session whose driver is in this process.
+
+    Raises:
+        EngineError: the cluster does not take it.
+    """
+    master = config["spark.master"]
+    try:
+        session: SparkSession = spark_session_from_config(config)
+    except SPARK_ERRORS as error:
+        if is_local(master):
+            raise
+        # Spark itself speaks of a context that was stopped, and why stands in a log.
+        raise EngineError(
+            f"the Spark cluster at {master} does not answer, or does not take the driver: see that "
+            "its master runs, with the Spark version of pyspark here, and that its machines reach "
+            "the driver (spark.driver.host)."
+        ) from error
+    return session
 
 
 def _attached(config: Mapping[str, Any]) -> SparkSession:

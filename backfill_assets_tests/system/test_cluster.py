@@ -11,9 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from backfill_assets.engine.jars import EngineError
-from backfill_assets.engine.spark import Engine
-from backfill_assets.settings import load_settings
 from backfill_assets_tests.cluster import MASTER, SMALL, Cluster, cluster, kill
 from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.killing import wait_for
@@ -67,11 +64,13 @@ def test_the_core_of_the_suite_passes_by_a_connect_server(machines, tmp_path):
     assert "Registered app Spark Connect server" in machines.log("master")
 
 
-ZONES = """
+START_SESSION = """
 from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import load_settings
-from pyspark.sql import functions as F
 spark = Engine.of(load_settings()).spark_session
+"""
+ZONES = """
+from pyspark.sql import functions as F
 zone = F.expr("reflect('java.lang.System', 'getProperty', 'user.timezone')")
 environment = F.expr("reflect('java.lang.System', 'getenv', 'TZ')")
 folder = F.expr("reflect('java.lang.System', 'getProperty', 'user.dir')")
@@ -80,18 +79,23 @@ for row in spark.range(0, 8, 1, 8).select(zone, environment, folder).distinct().
 """
 
 
-def test_executors_elsewhere_keep_utc(machines):
-    conf = {**SMALL, "spark.executor.extraJavaOptions": "-Xss4m"}
-    own = {
-        "BACKFILL_ASSETS_SPARK_MASTER": machines.master,
-        "BACKFILL_ASSETS_SPARK_CONF": json.dumps(conf),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", ZONES],
-        env={**os.environ, **own},
+def in_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Python in a process of its own: this one may have a session already."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,
+    )
+
+
+def test_executors_elsewhere_keep_utc(machines):
+    conf = {**SMALL, "spark.executor.extraJavaOptions": "-Xss4m"}
+    done = in_process(
+        START_SESSION + ZONES,
+        BACKFILL_ASSETS_SPARK_MASTER=machines.master,
+        BACKFILL_ASSETS_SPARK_CONF=json.dumps(conf),
     )
     assert done.returncode == 0, done.stderr[-4000:]
     told = [line.split() for line in done.stdout.splitlines()]
@@ -158,9 +162,9 @@ def test_an_executor_and_a_worker_are_killed_while_they_write(pipeline, tmp_path
 
 
 def test_a_server_without_delta_is_refused_by_name(tmp_path):
-    with (
-        connect_server(tmp_path, {}, jars=tmp_path / "none") as url,
-        pytest.raises(EngineError) as caught,
-    ):
-        Engine.of(load_settings(spark_remote=url)).spark_session  # noqa: B018
-    assert "has no Delta Lake: it lacks Delta's jars (spark.jars.packages=" in str(caught.value)
+    with connect_server(tmp_path, {}, jars=tmp_path / "none") as url:
+        done = in_process(START_SESSION, SPARK_REMOTE=url)
+    assert done.returncode
+    said = done.stderr.splitlines()[-1]
+    assert "has no Delta Lake: it lacks Delta's jars (spark.jars.packages=" in said
+    assert "token=***" in said
