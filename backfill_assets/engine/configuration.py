@@ -165,8 +165,8 @@ def _of_driver(settings: Settings, own: Mapping[str, str]) -> dict[str, Any]:
 
 
 def is_local(master: str) -> bool:
-    """Whether a master URL means this machine alone: `local[*]` and its kind."""
-    return master.startswith("local")
+    """Whether a master URL means that the driver is its own executor: `local[*]` and its kind."""
+    return re.fullmatch(r"local(\[.*\])?", master) is not None
 
 
 def _collector(given: str) -> str:
