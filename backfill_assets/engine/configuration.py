@@ -74,7 +74,7 @@ def spark_config(settings: Settings) -> dict[str, Any]:
         # The master is the server's affair, and Spark refuses to be told both.
         own = {name: x for name, x in settings.spark_conf.items() if name != "spark.master"}
         return {"spark.remote": settings.spark_remote, **_RUNTIME, **own}
-    return _of_driver(settings, {"spark.app.name": "backfill_assets", **_RUNTIME})
+    return _of_driver(settings, _RUNTIME)
 
 
 def _on_this_machine(config: dict[str, Any], settings: Settings) -> dict[str, Any]:
@@ -156,6 +156,7 @@ def _of_driver(settings: Settings, own: Mapping[str, str]) -> dict[str, Any]:
     master = given.get("spark.master", settings.spark_master)
     config = {
         "spark.master": master,
+        "spark.app.name": "backfill_assets",
         **static_config(given.get("spark.driver.extraJavaOptions", "")),
         **(_ALONE if is_local(master) else {}),
         **own,

@@ -59,9 +59,10 @@ def test_the_core_of_the_suite_passes_by_master_url(machines, tmp_path):
 
 
 def test_the_core_of_the_suite_passes_by_a_connect_server(machines, tmp_path):
+    before = machines.log("master").count("Registered app backfill_assets")
     with connect_server(tmp_path, SMALL, spark_master=machines.master) as url:
         passes(tmp_path, SPARK_REMOTE=url)
-    assert "Registered app Spark Connect server" in machines.log("master")
+    assert machines.log("master").count("Registered app backfill_assets") == before + 1
 
 
 START_SESSION = """
