@@ -100,7 +100,10 @@ def test_the_values_for_kubernetes_make_the_same_instance(monkeypatch, tmp_path)
     assert timeout >= local["run_monitoring"].pop("start_timeout_seconds")
     for name in ours:
         assert ours[name] == local[name], name
-    assert set(local) - set(ours) == {"storage", "run_launcher", "run_coordinator", "telemetry"}
+    by_the_chart = {"storage", "run_launcher", "run_coordinator", "scheduler", "telemetry"}
+    assert set(local) - set(ours) == by_the_chart
+    assert values["scheduler"]["type"] == "CustomScheduler"
+    assert values["scheduler"]["config"]["customScheduler"] == local["scheduler"]
     assert values["runLauncher"]["type"] == "K8sRunLauncher"
     daemon = values["dagsterDaemon"]
     given = daemon["runCoordinator"]["config"]["customRunCoordinator"]
