@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import pyarrow as pa
 import pytest
@@ -16,8 +18,7 @@ from deltalake import write_deltalake
 
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta.logs import delta_log, storage_options
-from backfill_assets.engine.jars import EngineError, fetch_s3_jars
-from backfill_assets.engine.spark import Engine
+from backfill_assets.engine.jars import fetch_s3_jars
 from backfill_assets.engine.stores import S3_FLAGS, folder_of
 from backfill_assets.landing.listing import folder_name, list_landing
 from backfill_assets.settings import load_settings
@@ -28,7 +29,7 @@ from backfill_assets_tests.postgres import option
 from backfill_assets_tests.s3_server import BUCKET, FOLDER, MISSING, PROGRAM, S3Server, s3_server
 
 #: Commits of each driver that races.
-COMMITS = 12
+COMMITS = 6
 
 HERE = Path(__file__).parents[1]
 #: A deployment's life, and of the suite what meets and what is killed: on S3.
@@ -110,14 +111,26 @@ def test_a_landing_of_three_years_costs_what_is_asked_of_it(server, monkeypatch)
     assert requests(days[-9:]) <= 11
 
 
-def test_a_server_that_would_lose_commits_is_refused(server, tmp_path, monkeypatch):
+def test_a_server_that_would_lose_commits_is_refused(tmp_path):
     """Of a Connect server that somebody else has started, without what keeps commits apart."""
+    code = (
+        "from backfill_assets.engine.spark import Engine\n"
+        "from backfill_assets.settings import load_settings\n"
+        f"Engine.of(load_settings(warehouse='s3a://{BUCKET}/w')).spark_session\n"
+    )
     with connect_server(tmp_path, SMALL) as url:
-        monkeypatch.setenv("SPARK_REMOTE", url)
-        settings = load_settings(warehouse=f"s3a://{BUCKET}/w")
-        with pytest.raises(EngineError, match=f"{S3_FLAGS} must have create") as caught:
-            Engine.of(settings).spark_session  # noqa: B018
-    assert "nothing was written" in str(caught.value)
+        # In a process of its own: a session of Connect would stay this one's.
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "SPARK_REMOTE": url},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    said = done.stderr.splitlines()[-1]
+    assert f"{S3_FLAGS} must have create" in said
+    assert said.startswith("backfill_assets.engine.jars.EngineError: the Spark Connect server at")
+    assert said.endswith("nothing was written.")
 
 
 #: Commits one row after the other, and prints those of which it was told that they are there.
@@ -164,16 +177,20 @@ def test_no_commit_of_several_drivers_is_lost(server, monkeypatch):
     for driver in drivers:
         driver.stdin.write("go\n")
         driver.stdin.flush()
-    told, n = ["first"], 0
-    while any(driver.poll() is None for driver in drivers):
-        write(pa.table({"row": [f"c-{n}"]}))
-        told.append(f"c-{n}")
-        n += 1
-    for driver in drivers:
-        told += driver.communicate()[0].split()
-        assert driver.returncode == 0
+    told = ["first"]
+
+    def follow(driver: subprocess.Popen) -> None:
+        """After each commit of a driver, one by delta-rs, while the drivers make their next."""
+        for line in driver.stdout:
+            row = f"c-{uuid4().hex}"
+            write(pa.table({"row": [row]}))
+            told.extend([line.strip(), row])
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(follow, drivers))
+    assert [driver.wait() for driver in drivers] == [0, 0]
     there = delta_log(url).load()
     rows = there.to_pyarrow_table(filesystem=folder_of(url))["row"].to_pylist()
     assert sorted(rows) == sorted(row for row in told if row != "refused")
-    assert n > 1 and {row[:1] for row in rows} == {"f", "a", "b", "c"}
+    assert {row[:1] for row in rows} == {"f", "a", "b", "c"}
     assert there.version() == len(rows) - 1
