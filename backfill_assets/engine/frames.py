@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +25,12 @@ def frame_of(
         struct: the columns.
         rows: their values, row by row.
     """
-    dicts = [dict(zip(struct.names, row, strict=True)) for row in rows]
+    dicts = [dict(zip(struct.names, map(_in_utc, row), strict=True)) for row in rows]
     table = pa.Table.from_pylist(dicts, schema=to_arrow_schema(struct, timezone="UTC"))
     return spark.createDataFrame(table, struct)
+
+
+def _in_utc(value: Any) -> Any:
+    """A time as it is in UTC: pandera turns Arrow's sense for offsets off, for all of a process."""
+    aware = isinstance(value, datetime) and value.tzinfo is not None
+    return value.astimezone(timezone.utc) if aware else value
