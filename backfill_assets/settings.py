@@ -132,18 +132,9 @@ class Settings(BaseSettings):
         """Local paths are made absolute: a step may run in another working directory."""
         if not value.strip():
             raise ValueError("must be a path or a URL, not empty")
-        url = urlsplit(value)
-        if url.scheme == "file":
-            if url.netloc not in ("", "localhost"):
-                raise ValueError("a file URL has three slashes: file:///path")
-            value = unquote(url.path)
+        value = place(value)
         if "://" in value:
-            if url.password is not None:
-                raise ValueError(
-                    "must be a URL without a password: Dagster shows it with each day. Give the "
-                    "password where the store's client looks for credentials"
-                )
-            return s3_url(value)
+            return value
         return str(Path(value).expanduser().resolve())
 
     @field_validator("start", "end", mode="before")
@@ -252,12 +243,24 @@ class Settings(BaseSettings):
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def s3_url(value: str) -> str:
-    """A URL of S3 as Spark has it.
+def place(value: str) -> str:
+    """A local path, or a URL of S3 as Spark has it.
 
     Raises:
-        ValueError: it is one of another store; none of them has been tried.
+        ValueError: it is a URL of another store, none of which has been tried, or has a password.
     """
+    url = urlsplit(value)
+    if url.scheme == "file":
+        if url.netloc not in ("", "localhost"):
+            raise ValueError("a file URL has three slashes: file:///path")
+        return unquote(url.path)
+    if "://" not in value:
+        return value
+    if url.password is not None:
+        raise ValueError(
+            "must be a URL without a password: Dagster shows it with each day. Give the password "
+            "where the store's client looks for credentials"
+        )
     found = re.fullmatch(r"s3[an]?://([a-z0-9][a-z0-9.-]+(/[^?#]*)?)", value)
     if not found:
         raise ValueError(

@@ -89,5 +89,6 @@ def test_a_local_folder_is_not_asked(tmp_path):
 def test_a_table_without_days_may_lie_on_s3():
     assert Unpartitioned("customers", "s3://bucket/c").place("/w") == "s3a://bucket/c"
     assert Unpartitioned("customers", "/c").place("/w") == "/c"
+    assert Unpartitioned("customers", "file:///c").place("/w") == "/c"
     with pytest.raises(ValueError, match="other stores"):
         Unpartitioned("customers", "gs://bucket/c")

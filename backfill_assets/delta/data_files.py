@@ -60,7 +60,7 @@ def write_files(rows: DataFrame, url: str, partition: str) -> DataFiles:
 
     def placed(file: _Written) -> tuple[date, AddAction]:
         day = file.path.partition("/")[0].partition("=")[2]
-        stats = statistics(filesystem, f"{root}/{staging}/{file.path}")
+        stats = statistics(filesystem, f"{root}/{staging}/{file.path}", partition)
         filesystem.move(f"{root}/{staging}/{file.path}", f"{root}/{file.path}")
         return date.fromisoformat(day), AddAction(
             file.path, file.size, {partition: day}, file.at, True, json.dumps(stats)
@@ -156,10 +156,11 @@ def rows_in(files: Iterable[AddAction]) -> int:
     return sum(json.loads(file.stats)["numRecords"] for file in files)
 
 
-def statistics(filesystem: pafs.FileSystem, path: str) -> dict[str, Any]:
+def statistics(filesystem: pafs.FileSystem, path: str, partition: str) -> dict[str, Any]:
     """The statistics of a data file in the form that Delta has them in, from its footer.
 
-    Rows, and by column nulls, and bounds where the footer has such and they are short.
+    Rows, and by column nulls, and bounds where the footer has such and they are short. Not of the
+    partition column, which the files that Delta writes have as well.
     """
     with filesystem.open_input_file(path) as source:
         file = pq.ParquetFile(source)
@@ -176,7 +177,9 @@ def statistics(filesystem: pafs.FileSystem, path: str) -> dict[str, Any]:
     for n in range(footer.num_columns):
         name = footer.schema.column(n).path
         parts = [footer.row_group(g).column(n) for g in range(footer.num_row_groups)]
-        if name.partition(".")[0] in nested or not all(part.is_stats_set for part in parts):
+        if name == partition or name.partition(".")[0] in nested:
+            continue
+        if not all(part.is_stats_set for part in parts):
             continue
         # Parquet's writer keeps none of them of texts that are long.
         if not all(part.statistics.has_null_count for part in parts):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backfill_assets.settings import s3_url
+from backfill_assets.settings import place
 
 
 @dataclass(frozen=True)
@@ -19,15 +19,14 @@ class Unpartitioned:
         url: where it lies, as Spark reads it; in the warehouse under its name, if not given.
 
     Raises:
-        ValueError: the URL is of a store other than S3.
+        ValueError: the URL is of a store other than S3, or has a password.
     """
 
     name: str
     url: str = ""
 
     def __post_init__(self) -> None:
-        if "://" in self.url:
-            object.__setattr__(self, "url", s3_url(self.url))
+        object.__setattr__(self, "url", place(self.url))
 
     def place(self, warehouse: str) -> str:
         """Where it lies, in a deployment with this warehouse."""
