@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from pydantic import ByteSize
 
 from backfill_assets.monitoring.states import State
 from backfill_assets.orders.tables import TABLES
@@ -150,6 +151,13 @@ def sets(place: Place, command: str) -> None:
         assert place.run(f"{command}; python -c '{code}'") != default
 
 
+def lets_in(place: Place, command: str) -> None:
+    """`backfill-assets password NAME` asks for the password."""
+    people = place.root / "people"
+    place.run(f"echo secret | {command}", BACKFILL_ASSETS_UI_PASSWORDS=str(people))
+    assert f"{command.split()[-1]}:" in people.read_text()
+
+
 KNOWN = {
     r"make (demo|test|test-system|ui|install|check|docs|lock)": recipe,
     r"make lock ARGS=--upgrade": recipe,
@@ -159,7 +167,12 @@ KNOWN = {
     r"backfill-assets (sample --days .*|init shop)": elsewhere,
     r"dagster asset materialize .*": runs,
     r"dagster definitions validate .*": runs,
-    r"export \w+=\S.*": sets,
+    r"backfill-assets (doctor|jars --s3)": runs,
+    r"backfill-assets password \w+": lets_in,
+    r"dagster job execute .*": runs,
+    # Not ours: for Amazon's clients, for a proxy, for Dagster's storage.
+    r"export (AWS|DAGSTER)_\w+=\S.*": runs,
+    r"export (SPARK_REMOTE|BACKFILL_ASSETS_\w+)=\S.*": sets,
 }
 
 
@@ -316,7 +329,9 @@ def test_every_setting_has_a_row():
     assert set(rows) == {*variables, "DAGSTER_HOME"}
     for name, default in variables.items():
         if default is not None and name != "BACKFILL_ASSETS_SPARK_CONF":
-            assert rows[name] == f"`{default}`", name
+            sized = isinstance(default, ByteSize)
+            shown = default.human_readable().replace(".0", "") if sized else default
+            assert rows[name] == f"`{shown}`", name
         elif default is None:
             assert "`" not in rows[name], name
 
