@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,15 @@ LASTING = {
     **SMALL,
     "spark.driver.extraJavaOptions": "-XX:ReservedCodeCacheSize=256m",
 }
+
+
+def pytest_configure() -> None:
+    """What tests start ends when it is told to, also where a script's background ignores that.
+
+    Python's own handling of SIGINT is what Dagster takes for SIGTERM as well.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
