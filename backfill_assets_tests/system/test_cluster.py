@@ -18,9 +18,12 @@ from backfill_assets_tests.pipeline import END, EVERYTHING, START, Pipeline, day
 from backfill_assets_tests.places import BIN, PROJECT
 from backfill_assets_tests.postgres import option
 
-pytestmark = pytest.mark.skipif(
-    "SPARK_REMOTE" in os.environ or MASTER in os.environ, reason="this is the run on a cluster"
-)
+pytestmark = [
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif(
+        "SPARK_REMOTE" in os.environ or MASTER in os.environ, reason="this is the run on a cluster"
+    ),
+]
 
 #: The suite's core, run once more in a process that computes on the cluster.
 CORE = ["test_pipeline.py", "test_cdnow.py"]

@@ -37,6 +37,7 @@ CORE = ["system/test_stored.py", "system/test_races.py", "system/test_recovery.p
 CHOICE = "life or nightly_against or killed_at_random"
 
 pytestmark = [
+    pytest.mark.timeout(3600),
     pytest.mark.skipif(FOLDER in os.environ, reason="this is the run on S3"),
     pytest.mark.skipif(not PROGRAM, reason=MISSING),
 ]
