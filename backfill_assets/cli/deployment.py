@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from backfill_assets.cli.output import CannotRunError, Output, Status, command
-from backfill_assets.cli.parameters import home
+from backfill_assets.cli.parameters import home, port_option
 from backfill_assets.dagster_ext.claims import claimed_home, claimed_port
 from backfill_assets.settings import PREFIX, Settings, load_settings
 
@@ -20,13 +20,7 @@ _SAMPLE_DAYS = 28
 
 
 @command("ui", "ui --port 3001")
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    default=3000,
-    show_default=True,
-    help="Port of the UI on 127.0.0.1.",
-)
+@port_option
 def ui(out: Output, port: int) -> Status:
     """The Dagster UI, daemon and runs on one warm Spark engine.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from backfill_assets.cli.output import Output, Status, command
-from backfill_assets.cli.parameters import json_option
+from backfill_assets.cli.parameters import json_option, port_option
 from backfill_assets.settings import Settings, SettingsError, load_settings
 
 if TYPE_CHECKING:
@@ -25,13 +25,7 @@ _ENGINE_SECONDS = 120.0
 
 
 @command("doctor", "doctor --engine --json")
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    default=3000,
-    show_default=True,
-    help="Port of the UI on 127.0.0.1.",
-)
+@port_option
 @click.option("--engine", is_flag=True, help="Also start an embedded engine, and write with it.")
 @click.option(
     "--seconds",

@@ -134,6 +134,17 @@ def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
+def port_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--port`: where the UI is."""
+    return click.option(
+        "--port",
+        type=click.IntRange(1, 65535),
+        default=3000,
+        show_default=True,
+        help="Port of the UI on 127.0.0.1.",
+    )(function)
+
+
 def home(note: Callable[[str], None] | None = None) -> str:
     """DAGSTER_HOME, where plans are kept and runs recorded; empty if it is not set.
 

@@ -77,12 +77,6 @@ def spark_config(settings: Settings) -> dict[str, Any]:
     return _of_driver(settings, _RUNTIME)
 
 
-def _on_this_machine(config: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """The configuration of a JVM that is to start here: with its jars, and where S3 is."""
-    told = S3.of_environment().with_spark(config) if uses_s3(settings) else config
-    return with_jars(told, settings.jars)
-
-
 def uses_s3(settings: Settings) -> bool:
     """Whether landing or warehouse lie on S3."""
     return on_s3(settings.landing) or on_s3(settings.warehouse)
@@ -110,7 +104,7 @@ def connect_server_command(
         # The runs of a deployment share a session, which is to outlast a quiet weekend.
         "spark.connect.session.manager.defaultSessionTimeout": "7d",
     }
-    if is_local(settings.spark_conf.get("spark.master", settings.spark_master)):
+    if is_local(_master(settings)):
         own |= _AUTHENTICATED
     conf = _of_driver(settings, own)
     refuse_unknown_jars(conf, settings.jars)
@@ -146,14 +140,14 @@ def static_config(given: str = "") -> dict[str, str]:
 
 
 def _of_driver(settings: Settings, own: Mapping[str, str]) -> dict[str, Any]:
-    """The configuration of a driver: ours, then the deployment's.
+    """The configuration of a driver here: ours, then the deployment's; jars, and where S3 is.
 
     Args:
         settings: the deployment's settings.
         own: what this driver has besides.
     """
     given = settings.spark_conf
-    master = given.get("spark.master", settings.spark_master)
+    master = _master(settings)
     config = {
         "spark.master": master,
         "spark.app.name": "backfill_assets",
@@ -162,7 +156,14 @@ def _of_driver(settings: Settings, own: Mapping[str, str]) -> dict[str, Any]:
         **own,
     }
     added = {name: f"{config[name]} {given[name]}" for name in _OPTIONS if name in given}
-    return _on_this_machine({**config, **given, **added}, settings)
+    config = {**config, **given, **added}
+    if uses_s3(settings):
+        config = S3.of_environment().with_spark(config)
+    return with_jars(config, settings.jars)
+
+
+def _master(settings: Settings) -> str:
+    return settings.spark_conf.get("spark.master", settings.spark_master)
 
 
 def is_local(master: str) -> bool:
