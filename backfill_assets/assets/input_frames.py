@@ -1,4 +1,4 @@
-"""What the parameters of a declared table hold besides rows as they are, and what is wrong in them."""
+"""What the parameters of a declared table hold besides rows as they are; and bad input rows."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def repeated(table: Derived, sources: Mapping[str, Snapshot], days: Window) -> d
         if strange and (bad := _repeating(sources[name].days(strange), strange, key)):
             for day in days:
                 said.setdefault(day, []).extend(
-                    f"{of.table.name}[{d}] repeats a ({', '.join(of.table.key)}) in {bad[d]} row(s), "
-                    "as another writer has left it; rebuild that day first"
+                    f"{of.table.name}[{d}] has {bad[d]} row(s) that repeat a "
+                    f"({', '.join(of.table.key)}), as another writer left it; rebuild it first"
                     for d in sorted(reached[day] & bad.keys())
                 )
     return {day: "; ".join(found) for day, found in said.items() if found}
@@ -88,5 +88,7 @@ def _repeating(rows: DataFrame, days: Iterable[date], key: tuple[str, ...]) -> d
     """By day that has such, the rows beyond the first of their key."""
     day = key[0]
     keys = rows.where(any_of(windows(days), day)).groupBy(*dict.fromkeys(key)).count()
-    found = keys.where("count > 1").groupBy(day).agg(F.sum(F.col("count") - 1)).collect()
-    return {of: more for of, more in found}
+    found = (
+        keys.where("count > 1").groupBy(day).agg(F.sum(F.col("count") - 1).alias("more")).collect()
+    )
+    return {row[day]: row["more"] for row in found}
