@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY, Reach
+from backfill_assets.tables.drifts import wrong_drifts
 from backfill_assets.tables.references import Unpartitioned
 from backfill_assets.tables.sources import Role, SourceTable
 from backfill_assets.tables.table import (
@@ -220,7 +221,7 @@ def table(
 
     Args:
         model: the columns. `Config.metadata` has `partition`, the name of the DATE column of the
-            day; and, where there are such, `key` and `totals`.
+            day; and, where there are such, `key`, `totals` and `drift`, see `tables.drifts`.
         checks: what must be conserved between the inputs and a day.
         group: the asset group in the UI.
         frozen: whether a check says so if a final day was changed by no person.
@@ -266,6 +267,8 @@ def _check(made: Derived) -> None:
         source = made.reads[check.parameter].table
         if check.column is not None and check.column not in source.columns:
             raise DeclarationError(f"{made.name}: {source.name} has no column {check.column}")
+    if wrong := wrong_drifts(made):
+        raise DeclarationError(f"{made.name}: {'; '.join(wrong)}")
     there = {(of.table.name, column) for of in made.reads.values() for column in of.table.columns}
     for column, made_of in made.lineage.items():
         if column not in made.columns:

@@ -7,18 +7,23 @@ from collections import defaultdict
 from datetime import date
 from decimal import Decimal
 
+import dagster as dg
 import pyarrow.compute as pc
 import pytest
+from dagster._core.execution.backfill import BulkActionStatus
 from deltalake import write_deltalake
 
+from backfill_assets.backfills import jobs, stages, undertakings
 from backfill_assets.backfills.comparison import Match
+from backfill_assets.backfills.plans import Parameters
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.staleness.backlog import backlog
-from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, order, verify
+from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, order, planned, verify
 
 PLACE = "backfill_assets_tests.training_tables:TABLES"
+BEFORE = "backfill_assets_tests.training_tables_before:TABLES"
 TABLES = ("features", "labels_daily", "training_daily")
 ALL = (*EVERYTHING, *TABLES)
 END = date(2024, 6, 1)
@@ -247,3 +252,140 @@ def test_rows_that_an_old_job_doubled_are_caught(pipeline):
     assert "unique_key" in said  # the rows of the day itself
     pipeline.run(1, 34, ALL)
     assert {name: held(pipeline, name) for name in TABLES} == before
+
+
+# --- features -------------------------------------------------------------------------------------
+
+
+def test_a_score_is_added_to_the_last_days_of_history_by_a_backfill_of_one_table(engine, tmp_path):
+    lines = landed(3, 12)
+    given = {"window_days": 2, "end": END}
+    then = Pipeline(
+        engine, tmp_path, tables="backfill_assets_tests.training_tables_before:TABLES", **given
+    )
+    land(then, lines, range(1, 13))
+    then.run(1, 12, (*EVERYTHING, "features"))
+    before = held(then, "features")
+    assert before == [row[:6] for row in model_features(lines, 12)]
+
+    now = Pipeline(engine, tmp_path, tables=PLACE, **given)
+    wanted = Window(day(7), day(13))
+    plan = planned(now, str(wanted), tables=("features",))
+    assert set(plan.tables) == {"features"}
+    assert plan.tables["features"].why == {"other code": (str(wanted),)}
+    untouched = now.log("stg_orders").version()
+    now.run(7, 12, ("features",))
+    rows = held(now, "features")
+    assert [row[:6] for row in rows] == before
+    scores = {row[:2]: row[6] for row in model_features(lines, 12)}
+    assert [row[6] for row in rows] == [
+        scores[row[:2]] if row[0] in wanted else None for row in before
+    ]
+    ledger = read_ledgers(now.settings)["features"]
+    assert {str(day(n)): ledger.latest[day(n)].version for n in (1, 6)} == {
+        str(day(n)): ledger.records[0].version for n in (1, 6)
+    }
+    assert now.log("stg_orders").version() == untouched
+
+
+def test_rows_are_merged_by_their_key_where_that_is_asked_for(pipeline):
+    lines = [(n, order(f"o{n}", n, customer=f"c{n}")) for n in (1, 2, 3)]
+    land(pipeline, lines, range(1, 4))
+    pipeline.run(1, 3, ALL)
+    more = (3, order("more", 3, "5.00", customer="c1", ingested=f"{day(3)}T20:00:00Z"))
+    pipeline.land(3, [more[1]], "more.jsonl")
+    pipeline.run(3, 3, EVERYTHING)
+    pipeline.run(3, 3, ("features",), tags={"backfill_assets/write_mode": "merge"})
+    assert held(pipeline, "features") == model_features([*lines, more], 3)
+    assert read_ledgers(pipeline.settings)["features"].latest[day(3)].merged
+
+
+def test_drift_is_warned_of_and_shown_with_its_numbers(pipeline):
+    def orders(n: int, amount: str) -> list[dict]:
+        return [order(f"o{n}-{k}", n, amount, f"c{k}") for k in range(120)]
+
+    for n in (1, 2):
+        pipeline.land(n, orders(n, "10.00"))
+    pipeline.land(3, [])
+    pipeline.run(1, 3, ALL)
+
+    def shown(n: int) -> tuple[bool, float]:
+        records = pipeline.instance.fetch_materializations(
+            dg.AssetRecordsFilter(dg.AssetKey("features"), asset_partitions=[str(day(n))]), limit=1
+        ).records
+        metadata = records[0].asset_materialization.metadata
+        return "warnings" in metadata, metadata["drift of revenue_30d"].value
+
+    assert shown(3) == (False, 0)  # as on the day before: nothing came
+    pipeline.land(3, orders(3, "900.00"), "wrong.jsonl")
+    pipeline.run(3, 3, EVERYTHING)
+    result = pipeline.run(3, 3, ("features",))
+    warned, index = shown(3)
+    assert (warned, index > 1) == (True, True)
+    (check,) = (e for e in result.get_asset_check_evaluations() if e.check_name == "drift")
+    assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert "120 rows against 120 of version" in check.description
+    assert check.metadata["drift of revenue_30d"].value == index
+    assert read_ledgers(pipeline.settings)["features"].latest[day(3)].days[day(3)].verdict == "warn"
+
+
+# --- training sets in chunks ----------------------------------------------------------------------
+
+
+def stage(pipeline: Pipeline, *, fails: bool = False) -> str:
+    """The daemon's part in the stage that is under way: its run, and then the gate."""
+    while not (told := tick(pipeline)).endswith("under way"):
+        assert undertakings.under_way(pipeline.instance), told
+    (id_,) = undertakings.under_way(pipeline.instance)
+    backfill = pipeline.instance.get_backfill(undertakings.find(pipeline.instance, id_).backfill_id)
+    of = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
+    days = sorted({key for subset in of.values() for key in subset.get_partition_keys()})
+    tags = {**backfill.tags, "dagster/backfill": backfill.backfill_id}
+    first, last = map(date.fromisoformat, (days[0], days[-1]))
+    pipeline.run(first, last, ("training_daily",), tags=tags, fails=fails)
+    status = BulkActionStatus.COMPLETED_FAILED if fails else BulkActionStatus.COMPLETED_SUCCESS
+    pipeline.instance.update_backfill(backfill.with_status(status))
+    return backfill.backfill_id
+
+
+def tick(pipeline: Pipeline) -> str:
+    told = pipeline.tick("planned_backfills")
+    for request in told.run_requests or []:
+        pipeline.repository.get_job("reconcile").execute_in_process(
+            instance=pipeline.instance,
+            run_config=request.run_config,
+            tags=request.tags,
+            raise_on_error=False,
+        )
+    return told.skip_message or ""
+
+
+def test_ninety_days_in_chunks_of_seven_with_a_gate_after_each():
+    asked = Parameters(days="2024-01-01...2024-03-30", chunk_days=7)
+    names = [name for name, _ in asked.stages()]
+    assert names == [f"{n:03d}" for n in range(1, 14)]
+
+
+def test_a_training_set_is_rebuilt_in_chunks_and_stops_at_the_first_bad_one(pipeline, monkeypatch):
+    monkeypatch.setattr(stages, "lacking_daemons", lambda _: [])
+    for n in range(1, 46):
+        pipeline.land(n, [order(f"o{n}-{k}", n, customer=f"c{k}") for k in range(2)])
+    pipeline.run(1, 45, (*EVERYTHING, "features", "labels_daily"))
+    # What a job of somebody's own appended to a day of the second chunk.
+    rows = pipeline.log("features").to_pyarrow_dataset()
+    rows = rows.to_table(filter=pc.field("event_date") == day(5))
+    write_deltalake(str(pipeline.warehouse / "features"), rows, mode="append")
+    asked = {"tables": ("training_daily",), "chunk_days": 4, "reason": "new set"}
+    plan = planned(pipeline, f"{day(1)}...{day(12)}", **asked)
+    graph = pipeline.repository.asset_graph
+    jobs.launch(pipeline.settings, graph, pipeline.instance, pipeline.code, plan.id)
+    assert stage(pipeline) == f"{plan.id}-001"
+    assert stage(pipeline, fails=True) == f"{plan.id}-002"
+    tick(pipeline)
+    assert "did not pass" in tick(pipeline)
+    assert not undertakings.under_way(pipeline.instance)
+    ledger = read_ledgers(pipeline.settings)["training_daily"]
+    assert ledger.published == {*Window(day(1), day(9))} - {day(5)}
+    made_of = ledger.latest[day(1)]
+    assert set(made_of.inputs) == {"features", "labels_daily"}
+    assert made_of.backfill_id == f"{plan.id}-001"
