@@ -58,6 +58,7 @@ class Expectation:
         problems: why the day must not be published whatever its rows are.
         warnings: what a reader of the day should know.
         notices: findings of the table's own checks that hold no day back, by check.
+        figures: the numbers behind them, by check.
     """
 
     entries: Mapping[str, int | Decimal] = field(default_factory=dict)
@@ -66,6 +67,7 @@ class Expectation:
     problems: Sequence[str] = ()
     warnings: Sequence[str] = ()
     notices: Mapping[str, tuple[Severity, str]] = field(default_factory=dict)
+    figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from pyspark.sql import functions as F
 from backfill_assets.calendar.partitions import unpacked
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import Known, Reach
+from backfill_assets.tables.drifts import notices_of
 from backfill_assets.tables.references import Unpartitioned
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ class Table:
         object.__setattr__(self, "partition", metadata["partition"])
         object.__setattr__(self, "key", tuple(metadata.get("key", ())))
         object.__setattr__(self, "totals", tuple(metadata.get("totals", ())))
-        object.__setattr__(self, "notices", metadata.get("notices", {}))
+        object.__setattr__(self, "notices", notices_of(metadata))
         object.__setattr__(self, "merges", metadata.get("merge", False))
 
     @property
