@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY, Reach
 from backfill_assets.tables.references import Unpartitioned
+from backfill_assets.tables.rules import Forbidden, bounds_of
 from backfill_assets.tables.table import (
     DeclarationError,
     Dependency,
@@ -161,7 +162,7 @@ class Derived(Table):
 def table(
     model: type[pa.DataFrameModel],
     *,
-    checks: Sequence[Conserved] = (),
+    checks: Sequence[Conserved | Forbidden] = (),
     group: str = "derived",
     frozen: bool = False,
     lineage: Lineage | None = None,
@@ -184,8 +185,9 @@ def table(
 
     Args:
         model: the columns. `Config.metadata` has `partition`, the name of the DATE column of the
-            day; and, where there are such, `key` and `totals`.
-        checks: what must be conserved between the inputs and a day.
+            day; and, where there are such, `key`, `totals` and `rules`.
+        checks: what must be conserved between the inputs and a day; and which rows of a day may
+            not be there beside others, see `forbids`.
         group: the asset group in the UI.
         frozen: whether a check says so if a final day was changed by no person.
         lineage: for the UI, by column of the table, the (table, column) pairs it is made of.
@@ -206,7 +208,8 @@ def table(
             transform=function,
             reads=reads,
             whole=whole,
-            conserved=tuple(checks),
+            conserved=tuple(check for check in checks if isinstance(check, Conserved)),
+            forbidden=tuple(check for check in checks if isinstance(check, Forbidden)),
             group=group,
             frozen=frozen,
             lineage=lineage or {},
@@ -229,6 +232,7 @@ def _check(made: Derived) -> None:
         source = made.reads[check.parameter].table
         if check.column is not None and check.column not in source.columns:
             raise DeclarationError(f"{made.name}: {source.name} has no column {check.column}")
+    _check_rules(made)
     there = {(of.table.name, column) for of in made.reads.values() for column in of.table.columns}
     for column, made_of in made.lineage.items():
         if column not in made.columns:
@@ -236,6 +240,22 @@ def _check(made: Derived) -> None:
         whole = {of.name for of in made.references}
         for name, other in {of for of in made_of if of[0] not in whole} - there:
             raise DeclarationError(f"{made.name}: {column} cannot be made of {name}.{other}")
+
+
+def _check_rules(made: Derived) -> None:
+    """Refuse rules and checks whose names are none, or belong to others."""
+    bounds = {n for name, column in made.columns.items() for n in bounds_of(name, column)}
+    others = {"row_count", "nulls", "conservation", "unique_key", *made.notices}
+    for kind, names, taken in (
+        ("rule", [*made.rules], bounds),
+        ("check", [check.name for check in made.forbidden], others),
+    ):
+        for name in names:
+            if not name.isidentifier() or name in taken or names.count(name) > 1:
+                raise DeclarationError(
+                    f"{made.name}: a {kind} cannot be named {name!r}: a name has letters, digits "
+                    f"and _, and belongs to one {kind}"
+                )
 
 
 def _inputs(function: Transform) -> tuple[dict[str, Reads], dict[str, Unpartitioned]]:
