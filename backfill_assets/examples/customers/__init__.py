@@ -1,0 +1,1 @@
+"""Tables with memory: customers as they were, and what is made of them."""
