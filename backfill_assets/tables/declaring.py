@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pandera.pyspark as pa
 
+from backfill_assets.calendar.reach import PREVIOUS_DAY
 from backfill_assets.tables.derived import SELF, Conserved, Derived, Published, Reads, Transform
 from backfill_assets.tables.drifts import wrong_drifts
 from backfill_assets.tables.references import Unpartitioned
@@ -152,14 +153,25 @@ def _inputs(
             f"{function.__name__}: it needs inputs with days besides itself, each table once: "
             f"{names}"
         )
-    for parameter, one in found.items():
-        if one.table is SELF and not one.reach.of_the_past:
-            raise DeclarationError(
-                f"{function.__name__}: {parameter} has days that are being made; of itself, a "
-                "table reads earlier days: Reads(SELF, PREVIOUS_DAY)"
-            )
+    if SELF.name in with_days:
+        _check_state(function.__name__, found)
     _check_days(function.__name__, found, there)
     return found, whole, there
+
+
+def _check_state(name: str, reads: Mapping[str, Reads]) -> None:
+    """Refuse what a table that is made of its own day before cannot be made of."""
+    for parameter, one in reads.items():
+        if one.table is SELF and one.reach != PREVIOUS_DAY:
+            raise DeclarationError(
+                f"{name}: {parameter} has days that are being made; of itself, a table reads the "
+                "day before: Reads(SELF, PREVIOUS_DAY)"
+            )
+        if one.table is not SELF and not one.of_the_day:
+            raise DeclarationError(
+                f"{name}: {parameter} reaches for other days than the day itself; a table that is "
+                "made of its own day before has them in its state"
+            )
 
 
 def _check_days(name: str, reads: Mapping[str, Reads], there: Mapping[str, Published]) -> None:
