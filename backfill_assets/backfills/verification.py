@@ -42,6 +42,7 @@ def verify(
     defs: dg.Definitions,
     window: Window,
     tables: Sequence[str] = (),
+    as_of: Mapping[str, int] | None = None,
 ) -> list[Verified]:
     """Compute days anew by the assets themselves, and compare them with what is published.
 
@@ -58,6 +59,7 @@ def verify(
         defs: its assets and resources.
         window: the days.
         tables: names of tables; all that there are, if none is given.
+        as_of: by table, the version that it is seen at; the last one where none is given.
 
     Returns:
         What was found, table by table as they are declared, days in ascending order.
@@ -68,7 +70,9 @@ def verify(
         EngineError: no Spark session can be had.
     """
     days_asked(str(window), settings)
-    ledgers = read_ledgers(settings)
+    ledgers = {**read_ledgers(settings)}
+    pinned = {name: version for name, version in (as_of or {}).items() if name in ledgers}
+    ledgers |= {name: ledgers[name].as_of(version) for name, version in pinned.items()}
     there = [name for name in ledgers if ledgers[name].version is not None]
     if not tables and not there:
         raise ValueError(f"nothing has been published at {settings.warehouse}")

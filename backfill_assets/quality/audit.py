@@ -59,6 +59,7 @@ class Expectation:
         problems: why the day must not be published whatever its rows are.
         warnings: what a reader of the day should know.
         notices: findings of the table's own checks that hold no day back, by check.
+        figures: the numbers behind them, by check.
     """
 
     entries: Mapping[str, int | Decimal] = field(default_factory=dict)
@@ -67,6 +68,7 @@ class Expectation:
     problems: Sequence[str] = ()
     warnings: Sequence[str] = ()
     notices: Mapping[str, tuple[Severity, str]] = field(default_factory=dict)
+    figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -252,7 +254,8 @@ def judge(
     for day in days:
         measured = found.get(day, empty_day(table))
         expectation = expectations.get(day, Expectation())
-        trailing = [known[d] for d in _trailing(day) if d in known]
+        before_it = (day - timedelta(days=n) for n in range(1, TRAILING_DAYS + 1))
+        trailing = [known[d] for d in before_it if d in known]
         findings = [
             _row_count(measured, trailing),
             _nulls(table, measured, trailing),
@@ -268,10 +271,6 @@ def judge(
         verdicts.append(Verdict(day, measured, expectation, findings))
         known[day] = measured
     return verdicts
-
-
-def _trailing(day: date) -> list[date]:
-    return [day - timedelta(days=n) for n in range(1, TRAILING_DAYS + 1)]
 
 
 def _row_count(measured: Measured, trailing: Sequence[Measured]) -> Finding:

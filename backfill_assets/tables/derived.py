@@ -12,8 +12,10 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY, Reach
+from backfill_assets.tables.drifts import wrong_drifts
 from backfill_assets.tables.references import Unpartitioned
-from backfill_assets.tables.rules import Forbidden, bounds_of
+from backfill_assets.tables.rules import Forbidden, wrong_names
+from backfill_assets.tables.sources import Role, SourceTable
 from backfill_assets.tables.table import (
     DeclarationError,
     Dependency,
@@ -51,7 +53,34 @@ class Reads:
 
     Attributes:
         table: the input; `SELF` is the table that is being declared.
-        reach: which days of it decide a day: `SAME_DAY`, `last_days(n)` or `PREVIOUS_DAY`.
+        reach: which days of it decide a day: `SAME_DAY`, `last_days(n)`, `following_days(n)` or
+            `PREVIOUS_DAY`.
+        as_known: of the raw log of a source: the parameter holds the columns of its staging, each
+            key in the greatest version that was logged by `for_day`, and the event days that the
+            reach has. So nothing in it became known after that day, and it never changes.
+    """
+
+    table: Table
+    reach: Reach = SAME_DAY
+    as_known: bool = False
+
+    @property
+    def of_the_day(self) -> bool:
+        """Whether the parameter holds the rows of the same day as they are."""
+        return self.reach == SAME_DAY and not self.as_known
+
+
+@dataclass(frozen=True)
+class Published:
+    """Which days of a table are published; the annotation of a parameter.
+
+    The parameter holds a row for each day of the reach that is there, empty days included:
+    `for_day`, the day of the table that is made, and `day`. So a function can tell *nothing came*
+    from *not known yet*, without a clock.
+
+    Attributes:
+        table: the table. Where another parameter reads it, that has the same reach.
+        reach: which days of it are looked at.
     """
 
     table: Table
@@ -94,6 +123,7 @@ class Derived(Table):
         transform: the function.
         reads: its inputs by day, by parameter.
         whole: its inputs without days, by parameter.
+        there: the inputs of which it is told which days are published, by parameter.
         conserved: the totals that must follow from the inputs.
         group: the asset group.
         lineage: by column, the columns of the inputs that it is made of, where that is said.
@@ -103,6 +133,7 @@ class Derived(Table):
     transform: Transform
     reads: Mapping[str, Reads]
     whole: Mapping[str, Unpartitioned] = field(default_factory=dict)
+    there: Mapping[str, Published] = field(default_factory=dict)
     conserved: Sequence[Conserved] = ()
     group: str = "derived"
     lineage: Lineage = field(default_factory=dict)
@@ -126,11 +157,16 @@ class Derived(Table):
                 of.reach,
                 launched=None if of.table is self or of.reach == SAME_DAY else SAME_DAY,
             )
-            for of in reads.values()
+            for of in {of.table.name: of for of in self.by_day.values()}.values()
         )
         object.__setattr__(self, "inputs", lambda _: dependencies)
-        others = [of.table for of in reads.values() if of.table is not self]
+        others = [of.table for of in self.by_day.values() if of.table is not self]
         object.__setattr__(self, "decided_by", decided_by(others))
+
+    @property
+    def by_day(self) -> Mapping[str, Reads | Published]:
+        """Its inputs with days, by parameter."""
+        return {**self.reads, **self.there}
 
     @property
     def references(self) -> Sequence[Unpartitioned]:
@@ -144,7 +180,7 @@ class Derived(Table):
         for check in self.conserved:
             of = self.reads[check.parameter]
             name = "rows" if check.column is None else check.column
-            if of.reach == SAME_DAY and name in ("rows", *of.table.totals):
+            if of.of_the_day and name in ("rows", *of.table.totals):
                 has = "has {} rows" if name == "rows" else f"has {name} {{}}"
                 found.append(Equation(Figure(of.table, name, has), self.figure(check.total)))
         return found
@@ -181,11 +217,13 @@ def table(
 
     The function gets all rows that decide some days, with the column `for_day`: the day of the
     table that a row counts for. It gives the rows of these days. It reads no clock and no table.
-    A parameter that is annotated with an `Unpartitioned` holds all rows of a table without days.
+    A parameter that is annotated with an `Unpartitioned` holds all rows of a table without days;
+    one that is annotated with a `Published`, which days of a table are there.
 
     Args:
         model: the columns. `Config.metadata` has `partition`, the name of the DATE column of the
-            day; and, where there are such, `key`, `totals` and `rules`.
+            day; and, where there are such, `key`, `totals`, `rules`, and `drift`, see
+            `tables.drifts`.
         checks: what must be conserved between the inputs and a day; and which rows of a day may
             not be there beside others, see `forbids`.
         group: the asset group in the UI.
@@ -200,7 +238,7 @@ def table(
         name = function.__name__
         if "<" in function.__qualname__ or not name.isidentifier():
             raise DeclarationError(f"{function.__qualname__}: a table needs a function in a module")
-        reads, whole = _inputs(function)
+        reads, whole, there = _inputs(function)
         made = Derived(
             name=name,
             model=model,
@@ -208,6 +246,7 @@ def table(
             transform=function,
             reads=reads,
             whole=whole,
+            there=there,
             conserved=tuple(check for check in checks if isinstance(check, Conserved)),
             forbidden=tuple(check for check in checks if isinstance(check, Forbidden)),
             group=group,
@@ -232,7 +271,9 @@ def _check(made: Derived) -> None:
         source = made.reads[check.parameter].table
         if check.column is not None and check.column not in source.columns:
             raise DeclarationError(f"{made.name}: {source.name} has no column {check.column}")
-    _check_rules(made)
+    wrong = [*wrong_drifts(made), *wrong_names(made)]
+    if wrong:
+        raise DeclarationError(f"{made.name}: {'; '.join(wrong)}")
     there = {(of.table.name, column) for of in made.reads.values() for column in of.table.columns}
     for column, made_of in made.lineage.items():
         if column not in made.columns:
@@ -242,37 +283,26 @@ def _check(made: Derived) -> None:
             raise DeclarationError(f"{made.name}: {column} cannot be made of {name}.{other}")
 
 
-def _check_rules(made: Derived) -> None:
-    """Refuse rules and checks whose names are none, or belong to others."""
-    bounds = {n for name, column in made.columns.items() for n in bounds_of(name, column)}
-    others = {"row_count", "nulls", "conservation", "unique_key", *made.notices}
-    for kind, names, taken in (
-        ("rule", [*made.rules], bounds),
-        ("check", [check.name for check in made.forbidden], others),
-    ):
-        for name in names:
-            if not name.isidentifier() or name in taken or names.count(name) > 1:
-                raise DeclarationError(
-                    f"{made.name}: a {kind} cannot be named {name!r}: a name has letters, digits "
-                    f"and _, and belongs to one {kind}"
-                )
-
-
-def _inputs(function: Transform) -> tuple[dict[str, Reads], dict[str, Unpartitioned]]:
-    """The inputs that have days, and those that have none, by parameter."""
+def _inputs(
+    function: Transform,
+) -> tuple[dict[str, Reads], dict[str, Unpartitioned], dict[str, Published]]:
+    """The inputs that have days, those that have none, and those told of, by parameter."""
     hints: Mapping[str, Any] = get_type_hints(function, include_extras=True)
     found: dict[str, Reads] = {}
     whole: dict[str, Unpartitioned] = {}
+    there: dict[str, Published] = {}
     for parameter in inspect.signature(function).parameters:
         hint = hints.get(parameter)
         of = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-        inputs = [one for one in of if isinstance(one, Reads | Unpartitioned)]
+        inputs = [one for one in of if isinstance(one, Reads | Unpartitioned | Published)]
         if len(inputs) != 1:
             raise DeclarationError(
                 f"{function.__name__}: annotate {parameter} as Annotated[DataFrame, Reads(TABLE)]"
             )
         if isinstance(inputs[0], Reads):
             found[parameter] = inputs[0]
+        elif isinstance(inputs[0], Published):
+            there[parameter] = inputs[0]
         else:
             whole[parameter] = inputs[0]
     with_days = [one.table.name for one in found.values()]
@@ -288,4 +318,23 @@ def _inputs(function: Transform) -> tuple[dict[str, Reads], dict[str, Unpartitio
                 f"{function.__name__}: {parameter} has days that are being made; of itself, a "
                 "table reads earlier days: Reads(SELF, PREVIOUS_DAY)"
             )
-    return found, whole
+    _check_days(function.__name__, found, there)
+    return found, whole, there
+
+
+def _check_days(name: str, reads: Mapping[str, Reads], there: Mapping[str, Published]) -> None:
+    """Refuse what no day can be made of."""
+    for parameter, one in reads.items():
+        log = isinstance(one.table, SourceTable) and one.table.role is Role.LOG
+        if one.as_known and (not log or one.reach.after):
+            raise DeclarationError(
+                f"{name}: {parameter} is as it was known on a day: of the raw log of a source, "
+                "and of days that end with the day itself, as last_days(n) has them"
+            )
+    reaches = {one.table.name: one.reach for one in reads.values()}
+    for parameter, told in there.items():
+        if told.table is SELF or reaches.setdefault(told.table.name, told.reach) != told.reach:
+            raise DeclarationError(
+                f"{name}: {parameter} tells which days of {told.table.name} are published: of "
+                "another table, and with the reach that it is read with"
+            )

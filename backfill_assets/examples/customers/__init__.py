@@ -1,1 +1,1 @@
-"""Tables with memory: customers as they were, and what is made of them."""
+"""Tables with memory, about the customers of the orders: to read and to copy."""
