@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from backfill_assets.orders.tables import LATE, ORDERS, RAW, REJECTED, STAGED
     from backfill_assets.settings import load_settings
     from backfill_assets.tables.derived import SELF, Published, Reads, conserves, table
+    from backfill_assets.tables.joins import as_of
     from backfill_assets.tables.known import corrections, current
     from backfill_assets.tables.references import Unpartitioned
+    from backfill_assets.tables.rules import forbids, no_leaks
     from backfill_assets.tables.sources import Source
     from backfill_assets.tables.table import json_text, nullable
 
@@ -31,6 +33,9 @@ _PLACES = {
     "SELF": "tables.derived",
     "conserves": "tables.derived",
     "table": "tables.derived",
+    "as_of": "tables.joins",
+    "forbids": "tables.rules",
+    "no_leaks": "tables.rules",
     "corrections": "tables.known",
     "current": "tables.known",
     "PREVIOUS_DAY": "calendar.reach",
@@ -66,15 +71,18 @@ __all__ = [
     "Reads",
     "Source",
     "Unpartitioned",
+    "as_of",
     "build_defs",
     "conserves",
     "corrections",
     "current",
     "delta_io_manager",
     "following_days",
+    "forbids",
     "json_text",
     "last_days",
     "load_settings",
+    "no_leaks",
     "nullable",
     "table",
 ]

@@ -22,12 +22,14 @@ from backfill_assets.quality.audit import (
     TRAILING_DAYS,
     Expectation,
     Measured,
+    RefusedError,
     Verdict,
     judge,
     measure,
     refuse_strays,
 )
 from backfill_assets.quality.drift import Earlier, Spread, drifted, spreads
+from backfill_assets.quality.forbidden import offences
 from backfill_assets.tables.drifts import DRIFT, drifts_of
 from backfill_assets.tables.table import Table
 
@@ -117,6 +119,13 @@ def compute(
     rules = rules_of(table, ledger.metadata)
     found = measure(frame, table, [*rules.values()])
     refuse_strays(found, table, days, built.expectations)
+    for day, of in offences(frame, table).items():
+        if day not in found:
+            raise RefusedError(
+                f"{table.name} [{days}]: refused, the table is as it was: {', '.join(of)} found "
+                f"rows of {day}, of which the frame has none. A check gives rows of the frame."
+            )
+        found[day] = replace(found[day], offences=of)
     expectations = dict(built.expectations)
     if merging and ledger.version is not None:
         left = merging.leftover(frame, list(wanted), ledger.version)

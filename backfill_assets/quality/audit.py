@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import Window, windows
 from backfill_assets.escaping import one_line
+from backfill_assets.quality.forbidden import Offence
 from backfill_assets.tables.table import Table
 
 #: How many days before a day are its neighbours, and how many of them make a comparison worth it.
@@ -81,6 +82,7 @@ class Measured:
         totals: sums by column.
         digest: the day's content as text; the same for the same rows in any order.
         broken: by rule, the rows that break it, where there are any.
+        offences: by check, the rows that may not be there, where there are any.
     """
 
     rows: int
@@ -89,6 +91,7 @@ class Measured:
     totals: Mapping[str, int | Decimal]
     digest: str
     broken: Mapping[str, int] = field(default_factory=dict)
+    offences: Mapping[str, Offence] = field(default_factory=dict)
 
     def null_rate(self, column: str) -> float:
         """Share of rows (0 to 1) in which a column is null; 0 for an empty day."""
@@ -251,7 +254,8 @@ def judge(
     for day in days:
         measured = found.get(day, empty_day(table))
         expectation = expectations.get(day, Expectation())
-        trailing = [known[d] for d in _trailing(day) if d in known]
+        before_it = (day - timedelta(days=n) for n in range(1, TRAILING_DAYS + 1))
+        trailing = [known[d] for d in before_it if d in known]
         findings = [
             _row_count(measured, trailing),
             _nulls(table, measured, trailing),
@@ -259,6 +263,7 @@ def judge(
         ]
         if table.key:
             findings.append(_unique_key(table, measured))
+        findings += [_forbidden(check.name, measured) for check in table.forbidden]
         findings += [
             Finding(check, *expectation.notices.get(check, (Severity.OK, "nothing")))
             for check in table.notices
@@ -266,10 +271,6 @@ def judge(
         verdicts.append(Verdict(day, measured, expectation, findings))
         known[day] = measured
     return verdicts
-
-
-def _trailing(day: date) -> list[date]:
-    return [day - timedelta(days=n) for n in range(1, TRAILING_DAYS + 1)]
 
 
 def _row_count(measured: Measured, trailing: Sequence[Measured]) -> Finding:
@@ -313,6 +314,11 @@ def _unique_key(table: Table, measured: Measured) -> Finding:
         text = f"{measured.duplicate_keys} row(s) repeat a ({', '.join(table.key)}) of the day"
         return Finding("unique_key", Severity.ERROR, text)
     return Finding("unique_key", Severity.OK, f"{measured.rows} distinct keys")
+
+
+def _forbidden(check: str, measured: Measured) -> Finding:
+    found = measured.offences.get(check)
+    return Finding(check, Severity.ERROR if found else Severity.OK, str(found or "no such row"))
 
 
 def _conservation(measured: Measured, expectation: Expectation) -> Finding:

@@ -82,6 +82,8 @@ def _evidence(finding: Finding, verdict: Verdict) -> dict[str, Any]:
         return _null_rates(measured)
     if finding.check == "unique_key":
         return {"rows": measured.rows, "repeated": measured.duplicate_keys}
+    if offence := measured.offences.get(finding.check):
+        return {"rows": measured.rows, "offending": offence.rows}
     if figures := verdict.expectation.figures.get(finding.check):
         return dict(figures)
     if finding.check == "conservation" or finding.check in verdict.expectation.notices:

@@ -14,6 +14,7 @@ from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY, Reach
 from backfill_assets.tables.drifts import wrong_drifts
 from backfill_assets.tables.references import Unpartitioned
+from backfill_assets.tables.rules import Forbidden, wrong_names
 from backfill_assets.tables.sources import Role, SourceTable
 from backfill_assets.tables.table import (
     DeclarationError,
@@ -197,7 +198,7 @@ class Derived(Table):
 def table(
     model: type[pa.DataFrameModel],
     *,
-    checks: Sequence[Conserved] = (),
+    checks: Sequence[Conserved | Forbidden] = (),
     group: str = "derived",
     frozen: bool = False,
     lineage: Lineage | None = None,
@@ -221,8 +222,10 @@ def table(
 
     Args:
         model: the columns. `Config.metadata` has `partition`, the name of the DATE column of the
-            day; and, where there are such, `key`, `totals` and `drift`, see `tables.drifts`.
-        checks: what must be conserved between the inputs and a day.
+            day; and, where there are such, `key`, `totals`, `rules`, and `drift`, see
+            `tables.drifts`.
+        checks: what must be conserved between the inputs and a day; and which rows of a day may
+            not be there beside others, see `forbids`.
         group: the asset group in the UI.
         frozen: whether a check says so if a final day was changed by no person.
         lineage: for the UI, by column of the table, the (table, column) pairs it is made of.
@@ -244,7 +247,8 @@ def table(
             reads=reads,
             whole=whole,
             there=there,
-            conserved=tuple(checks),
+            conserved=tuple(check for check in checks if isinstance(check, Conserved)),
+            forbidden=tuple(check for check in checks if isinstance(check, Forbidden)),
             group=group,
             frozen=frozen,
             lineage=lineage or {},
@@ -267,7 +271,8 @@ def _check(made: Derived) -> None:
         source = made.reads[check.parameter].table
         if check.column is not None and check.column not in source.columns:
             raise DeclarationError(f"{made.name}: {source.name} has no column {check.column}")
-    if wrong := wrong_drifts(made):
+    wrong = [*wrong_drifts(made), *wrong_names(made)]
+    if wrong:
         raise DeclarationError(f"{made.name}: {'; '.join(wrong)}")
     there = {(of.table.name, column) for of in made.reads.values() for column in of.table.columns}
     for column, made_of in made.lineage.items():
