@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING
 from backfill_assets.engine.garbage import collect_rarely
 
 if TYPE_CHECKING:
-    from backfill_assets.calendar.reach import (
-        PREVIOUS_DAY,
-        SAME_DAY,
-        following_days,
-        last_days,
-        next_days,
-    )
+    from backfill_assets.calendar.reach import PREVIOUS_DAY, SAME_DAY, following_days, last_days
     from backfill_assets.component import BackfillAssets
     from backfill_assets.definitions import build_defs, delta_io_manager
     from backfill_assets.orders.facts import CURRENT, FACT
@@ -49,7 +43,6 @@ _PLACES = {
     "SAME_DAY": "calendar.reach",
     "following_days": "calendar.reach",
     "last_days": "calendar.reach",
-    "next_days": "calendar.reach",
     "CURRENT": "orders.facts",
     "FACT": "orders.facts",
     "LATE": "orders.tables",
@@ -90,7 +83,6 @@ __all__ = [
     "json_text",
     "last_days",
     "load_settings",
-    "next_days",
     "no_leaks",
     "nullable",
     "table",

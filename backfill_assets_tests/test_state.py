@@ -135,7 +135,9 @@ def test_it_ends_where_a_day_comes_out_as_it_was(stateful: Pipeline) -> None:
     stateful.run(2, 3, [CURRENT.name])
     stateful.run(2, 6, [LTV])
     ledger = stateful.io_manager.ledger(customer_lifetime_value)
-    assert {of for of, r in ledger.latest.items() if r.version > before} == {day(2), day(3)}
+    said = [record for record in ledger.records if record.version > before]
+    assert {of for record in said for of in record.wrote} == {day(2), day(3)}
+    assert {of for record in said for of in record.days} == {day(n) for n in (2, 3, 4)}
     assert rows(stateful) == values([*ORDERED[:2], {**ORDERED[2], "n": 2}, *ordered[3:]], 6)
 
 

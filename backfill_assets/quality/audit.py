@@ -254,7 +254,8 @@ def judge(
     for day in days:
         measured = found.get(day, empty_day(table))
         expectation = expectations.get(day, Expectation())
-        trailing = [known[d] for d in _trailing(day) if d in known]
+        before_it = (day - timedelta(days=n) for n in range(1, TRAILING_DAYS + 1))
+        trailing = [known[d] for d in before_it if d in known]
         findings = [
             _row_count(measured, trailing),
             _nulls(table, measured, trailing),
@@ -270,10 +271,6 @@ def judge(
         verdicts.append(Verdict(day, measured, expectation, findings))
         known[day] = measured
     return verdicts
-
-
-def _trailing(day: date) -> list[date]:
-    return [day - timedelta(days=n) for n in range(1, TRAILING_DAYS + 1)]
 
 
 def _row_count(measured: Measured, trailing: Sequence[Measured]) -> Finding:

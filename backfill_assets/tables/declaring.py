@@ -12,7 +12,7 @@ from backfill_assets.calendar.reach import PREVIOUS_DAY
 from backfill_assets.tables.derived import SELF, Conserved, Derived, Published, Reads, Transform
 from backfill_assets.tables.drifts import wrong_drifts
 from backfill_assets.tables.references import Unpartitioned
-from backfill_assets.tables.rules import Forbidden, bounds_of
+from backfill_assets.tables.rules import Forbidden, wrong_names
 from backfill_assets.tables.sources import Role, SourceTable
 from backfill_assets.tables.table import DeclarationError, Lineage
 
@@ -96,9 +96,8 @@ def _check(made: Derived) -> None:
         source = made.reads[check.parameter].table
         if check.column is not None and check.column not in source.columns:
             raise DeclarationError(f"{made.name}: {source.name} has no column {check.column}")
-    if wrong := wrong_drifts(made):
+    if wrong := [*wrong_drifts(made), *wrong_names(made)]:
         raise DeclarationError(f"{made.name}: {'; '.join(wrong)}")
-    _check_rules(made)
     there = {(of.table.name, column) for of in made.reads.values() for column in of.table.columns}
     for column, made_of in made.lineage.items():
         if column not in made.columns:
@@ -106,22 +105,6 @@ def _check(made: Derived) -> None:
         whole = {of.name for of in made.references}
         for name, other in {of for of in made_of if of[0] not in whole} - there:
             raise DeclarationError(f"{made.name}: {column} cannot be made of {name}.{other}")
-
-
-def _check_rules(made: Derived) -> None:
-    """Refuse rules and checks whose names are none, or belong to others."""
-    bounds = {n for name, column in made.columns.items() for n in bounds_of(name, column)}
-    others = {"row_count", "nulls", "conservation", "unique_key", *made.notices}
-    for kind, names, taken in (
-        ("rule", [*made.rules], bounds),
-        ("check", [check.name for check in made.forbidden], others),
-    ):
-        for name in names:
-            if not name.isidentifier() or name in taken or names.count(name) > 1:
-                raise DeclarationError(
-                    f"{made.name}: a {kind} cannot be named {name!r}: a name has letters, digits "
-                    f"and _, and belongs to one {kind}"
-                )
 
 
 def _inputs(

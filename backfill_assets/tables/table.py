@@ -26,7 +26,7 @@ from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import Known, Reach
 from backfill_assets.tables.drifts import notices_of
 from backfill_assets.tables.references import Unpartitioned
-from backfill_assets.tables.rules import Forbidden, Rule, bounds_of
+from backfill_assets.tables.rules import Forbidden, Rule, bounds_of, rules_in
 
 if TYPE_CHECKING:
     from backfill_assets.delta.ledgers import Ledger
@@ -191,8 +191,7 @@ class Table:
         object.__setattr__(self, "key", tuple(metadata.get("key", ())))
         object.__setattr__(self, "totals", tuple(metadata.get("totals", ())))
         object.__setattr__(self, "notices", notices_of(metadata))
-        rules = {name: Rule(*rule) for name, rule in metadata.get("rules", {}).items()}
-        object.__setattr__(self, "rules", rules)
+        object.__setattr__(self, "rules", rules_in(metadata))
         object.__setattr__(self, "merges", metadata.get("merge", False))
 
     @property

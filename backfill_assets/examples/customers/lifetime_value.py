@@ -20,7 +20,7 @@ class LifetimeValue(pa.DataFrameModel):
     customer_id: T.StringType = Field(description="Customer, or `unknown`.")
     first_order: T.DateType = Field(description="The day of the first order.")
     orders: T.LongType = Field(ge=1, description="Orders so far.")
-    revenue: T.DecimalType(28, 2) = Field(description="Sum of their amounts.")
+    revenue: T.DecimalType(28, 2) = Field(description="Sum of their amounts.")  # type: ignore[valid-type]
     days_since_last: T.IntegerType = Field(ge=0, description="Days since the last order's day.")
 
     class Config:

@@ -10,7 +10,16 @@ from pandera.pyspark import Field
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import STAGED, Reads, as_of, conserves, next_days, no_leaks, nullable, table
+from backfill_assets import (
+    STAGED,
+    Reads,
+    as_of,
+    conserves,
+    following_days,
+    no_leaks,
+    nullable,
+    table,
+)
 from backfill_assets.examples.customers.dimension import dim_customers
 
 #: So many days after an order, what is known of its customer is taken as settled.
@@ -102,7 +111,7 @@ def fact_orders_enriched(
 @table(SettledOrder, checks=[conserves("orders", "amount", "amount")], group="customers")
 def fact_orders_settled(
     orders: Annotated[DataFrame, Reads(STAGED)],
-    customers: Annotated[DataFrame, Reads(dim_customers, next_days(SETTLES_AFTER))],
+    customers: Annotated[DataFrame, Reads(dim_customers, following_days(SETTLES_AFTER))],
 ) -> DataFrame:
     """Orders with what is known of their customers at the time of the order, some days later."""
     newest = customers.groupBy("for_day").agg(F.max("log_date").alias("log_date"))

@@ -1,0 +1,128 @@
+"""Joins as of a moment: which version is taken, and what is refused."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+
+from backfill_assets import as_of
+
+
+def hour(n: int) -> datetime:
+    return datetime(2024, 1, 1, tzinfo=timezone.utc) + timedelta(hours=n)
+
+
+ROWS = "id STRING, k STRING, d STRING, at TIMESTAMP, until TIMESTAMP"
+VERSIONS = "k STRING, d STRING, began TIMESTAMP, known TIMESTAMP, v STRING"
+ON = {"key": ["k", "d"], "at": "at", "valid_from": "began", "known": "known"}
+
+
+def joined(spark, rows: list[tuple], versions: list[tuple], **on: Any) -> dict[str, str | None]:
+    found = as_of(
+        spark.createDataFrame(rows, ROWS),
+        spark.createDataFrame(versions, VERSIONS),
+        **{**ON, "cutoff": "until", **on},
+    )
+    assert found.columns == ["id", "k", "d", "at", "until", "began", "known", "v"]
+    collected = found.collect()
+    assert len(collected) == len(rows), "each row once"
+    return {row["id"]: row["v"] for row in collected}
+
+
+def test_the_latest_version_that_had_begun_and_was_known(spark):
+    rows = [
+        ("before", "a", "x", hour(0), hour(9)),
+        ("at the moment", "a", "x", hour(1), hour(9)),
+        ("between", "a", "x", hour(4), hour(9)),
+        ("at the cutoff", "a", "x", hour(5), hour(8)),
+        ("not known yet", "a", "x", hour(5), hour(7)),
+        ("nothing known", "a", "x", hour(5), hour(0)),
+        ("no moment", "a", "x", None, hour(9)),
+        ("no cutoff", "a", "x", hour(5), None),
+        ("another key", "a", "y", hour(5), hour(9)),
+        ("no such key", "b", "x", hour(5), hour(9)),
+        ("no key", None, "x", hour(5), hour(9)),
+    ]
+    versions = [
+        ("a", "x", hour(1), hour(1), "first"),
+        ("a", "x", hour(5), hour(8), "second"),
+        ("a", "x", hour(3), hour(6), "late"),
+        ("a", "x", hour(2), None, "never known"),
+        ("a", "x", None, hour(1), "never began"),
+        ("a", "y", hour(1), hour(1), "other"),
+        (None, "x", hour(1), hour(1), "of nobody"),
+    ]
+    assert joined(spark, rows, versions) == {
+        "before": None,
+        "at the moment": "first",
+        "between": "late",
+        "at the cutoff": "second",
+        "not known yet": "late",
+        "nothing known": None,
+        "no moment": None,
+        "no cutoff": None,
+        "another key": "other",
+        "no such key": None,
+        "no key": None,
+    }
+    # The cutoff of a row may be worked out.
+    hours = F.expr("at + INTERVAL 3 HOURS")
+    assert joined(spark, rows, versions, cutoff=hours)["at the cutoff"] == "second"
+    assert joined(spark, rows, versions, cutoff=hours)["at the moment"] == "first"
+
+
+def test_of_versions_of_a_moment_the_one_that_was_known_last_and_then_the_greatest(spark):
+    rows = [("r", "a", "x", hour(5), hour(9))]
+    same = [
+        ("a", "x", hour(5), hour(5), "z"),
+        ("a", "x", hour(5), hour(6), "m"),
+        ("a", "x", hour(5), hour(6), "n"),
+        ("a", "x", hour(4), hour(9), "y"),
+    ]
+    for order in (same, same[::-1]):
+        assert joined(spark, rows, order) == {"r": "n"}
+    assert joined(spark, rows, []) == {"r": None}
+
+
+def test_it_is_what_looking_at_all_pairs_finds(spark):
+    chance = random.Random(5)
+    rows = [
+        (f"r{n}", chance.choice("abc"), "x", hour(chance.randrange(9)), hour(chance.randrange(9)))
+        for n in range(60)
+    ]
+    versions = [
+        (chance.choice("ab"), "x", hour(chance.randrange(9)), hour(chance.randrange(9)), f"v{n:02}")
+        for n in range(40)
+    ]
+
+    def of(row: tuple) -> str | None:
+        there = [v for v in versions if v[0] == row[1] and v[2] <= row[3] and v[3] <= row[4]]
+        return max(there, key=lambda v: v[2:])[4] if there else None
+
+    assert joined(spark, rows, versions) == {row[0]: of(row) for row in rows}
+
+
+@pytest.mark.parametrize("left_out", ["known", "cutoff"])
+def test_none_can_be_written_without_a_cutoff_of_what_is_known(left_out):
+    assert inspect.signature(as_of).parameters[left_out].default is inspect.Parameter.empty
+    with pytest.raises(TypeError, match=left_out):
+        as_of(None, None, **{n: v for n, v in {**ON, "cutoff": "at"}.items() if n != left_out})
+
+
+@pytest.mark.parametrize(
+    ("on", "said"),
+    [
+        ({"key": "nothing"}, "the rows have no column nothing"),
+        ({"at": "then"}, "the rows have no column then"),
+        ({"known": "told"}, "the versions have no column told"),
+        ({"key": "k"}, "rows and versions both have d: rename or drop one of them"),
+    ],
+)
+def test_columns_that_are_not_there_or_twice_are_refused(spark, on, said):
+    with pytest.raises(ValueError, match=said):
+        joined(spark, [("r", "a", "x", hour(1), hour(1))], [], **on)

@@ -1,0 +1,201 @@
+"""Rules of rows over several columns, and checks between rows: declared, held, and shown."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Annotated, ClassVar
+
+import dagster as dg
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+import pytest
+from pandera.pyspark import Field
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.window import Window
+
+from backfill_assets import ORDERS, STAGED, Reads, current, forbids, no_leaks, nullable, table
+from backfill_assets.publish.candidates import Built, Plan
+from backfill_assets.publish.computing import compute
+from backfill_assets.quality.audit import RefusedError
+from backfill_assets.quality.forbidden import Offence, offences
+from backfill_assets.tables.table import DeclarationError
+from backfill_assets_tests.invented_logs import ledger
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
+
+
+class Span(pa.DataFrameModel):
+    """The least and the greatest amount of a customer on a day."""
+
+    run_date: T.DateType = Field(description="The day.")
+    customer_id: T.StringType = Field(description="Customer.")
+    least: T.DecimalType(18, 2) = Field(description="The least amount.")
+    most: T.DecimalType(18, 2) = Field(ge=-1000, description="The greatest amount.")
+    most_orders: T.LongType = nullable(1.0, 1.0, "Orders of both amounts, if any.")
+
+    class Config:
+        strict = True
+        metadata: ClassVar = {
+            "partition": "run_date",
+            "key": ["customer_id"],
+            "rules": {"In_Order": ("most >= least", "The greatest is not below the least.")},
+        }
+
+
+def same_least(rows: DataFrame) -> DataFrame:
+    """Rows of customers with the same least amount."""
+    same = F.count("*").over(Window.partitionBy("run_date", "least"))
+    return rows.withColumn("same", same).where("same > 1")
+
+
+def beyond(rows: DataFrame) -> DataFrame:
+    return rows.where("most > 99")
+
+
+CHECKS = [
+    forbids("same_least", same_least, "No two customers have the same least amount."),
+    forbids("beyond", beyond, "No amount is beyond 99."),
+]
+
+
+@table(Span, checks=CHECKS)
+def spans(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
+    # A customer whose name says so gets what breaks the rule.
+    turned = F.col("customer_id").startswith("turned")
+    least, most = F.min("amount"), F.max("amount")
+    found = orders.groupBy(F.col("for_day").alias("run_date"), "customer_id").agg(
+        least.alias("least"), most.alias("most")
+    )
+    return found.select(
+        "run_date",
+        "customer_id",
+        F.when(turned, F.col("most")).otherwise(F.col("least")).alias("least"),
+        F.when(turned, F.col("least")).otherwise(F.col("most")).alias("most"),
+        F.lit(None).cast("long").alias("most_orders"),
+    )
+
+
+TABLES = [*ORDERS, spans]
+PLACE = f"{__name__}:TABLES"
+
+
+def test_a_bad_day_is_held_back_and_the_finding_says_why(engine, tmp_path):
+    pipeline = Pipeline(engine, tmp_path, tables=PLACE)
+    pipeline.land(1, [order("a", 1, "1.00"), order("b", 1, "2.00", "c2")])
+    same = [order(f"s{n}", 2, "5.00", f"c{n}") for n in range(5)]
+    pipeline.land(2, [*same, order("t", 2, "100.00", "far")])
+    pipeline.land(3, [order("x", 3, "1.00", "turned"), order("y", 3, "2.00", "turned")])
+    pipeline.land(4, [order("z", 4)])
+    result = pipeline.run(1, 4, [*LAYERS, spans.name], fails=True)
+    assert {row["run_date"] for row in pipeline.rows(spans.name)} == {day(1), day(4)}
+
+    properties = pipeline.log(spans.name).metadata().configuration
+    assert properties["delta.constraints.in_order"] == "most >= least"
+    found = {
+        (e.check_name, e.partition): e
+        for e in result.get_asset_check_evaluations()
+        if e.asset_key == dg.AssetKey(spans.name)
+    }
+    assert {of for of, e in found.items() if of[1] and not e.passed} == {
+        ("same_least", str(day(2))),
+        ("beyond", str(day(2))),
+        ("conservation", str(day(3))),
+    }
+    same_, beyond_ = found["same_least", str(day(2))], found["beyond", str(day(2))]
+    assert same_.description == "5 row(s) that may not be there: (c0), (c1), (c2), ..."
+    assert same_.metadata["offending"].value == 5
+    assert beyond_.description == "1 row(s) that may not be there: (far)"
+    assert "1 row(s) break the rule most >= least" in found["conservation", str(day(3))].description
+    assert found["beyond", str(day(1))].description == "no such row"
+
+
+def test_they_are_shown():
+    assert [*spans.checks] == [
+        "row_count",
+        "nulls",
+        "conservation",
+        "unique_key",
+        "same_least",
+        "beyond",
+    ]
+    schema = spans.column_schema
+    assert schema.constraints.other == ["most >= least: The greatest is not below the least."]
+    of = {column.name: column.constraints.other for column in schema.columns}
+    # And not those of the column whose name begins so.
+    assert of["most"] == ["most >= -1000"]
+    assert of["most_orders"] == []
+    assert current(spans, name="spans_now").forbidden == spans.forbidden
+
+
+def frame(spark, *rows: tuple) -> DataFrame:
+    given = [(day(d), name, Decimal(least), Decimal(most), None) for d, name, least, most in rows]
+    return spark.createDataFrame(given, spans.struct)
+
+
+def test_offences_of_several_days_and_checks(spark):
+    rows = [(2, f"c{n}", "1.00", "2.00") for n in range(4)]
+    found = offences(
+        frame(spark, *rows, (1, "a", "1.00", "100.00"), (3, "b", "1.00", "2.00")), spans
+    )
+    assert found == {
+        day(1): {"beyond": Offence(1, ("(a)",))},
+        day(2): {"same_least": Offence(4, ("(c0)", "(c1)", "(c2)"))},
+    }
+    assert offences(frame(spark), spans) == {}
+    assert offences(frame(spark, (1, "a", "1.00", "1.00")), STAGED) == {}
+
+
+def test_a_check_that_finds_rows_of_no_day_of_the_frame_is_refused(spark):
+    @table_of(
+        [forbids("lost", lambda rows: rows.withColumn("run_date", F.date_add("run_date", 9)), "d")]
+    )
+    def build(days):
+        return Built(frame(spark, (1, "a", "1.00", "1.00")), {})
+
+    made, built = build
+    with pytest.raises(RefusedError, match=r"lost found rows of 2024-01-10, of which the frame"):
+        compute(made, Plan({day(1): ""}, built), {day(1): ""}, ledger(made))
+
+
+def table_of(checks):
+    return lambda build: (table(Span, checks=checks)(spans.transform), build)
+
+
+@pytest.mark.parametrize(
+    ("rules", "names", "said"),
+    [
+        ({"most_greater_than_or_equal_to": ("1 = 1", "d")}, [], "a rule cannot be named"),
+        ({"two words": ("1 = 1", "d")}, [], "a rule cannot be named 'two words'"),
+        ({}, ["nulls"], "a check cannot be named 'nulls'"),
+        ({}, ["twice", "twice"], "a check cannot be named 'twice'"),
+        ({}, ["a-b"], "a check cannot be named 'a-b'"),
+    ],
+)
+def test_names_that_are_taken_are_refused(rules, names, said):
+    class Ruled(Span):
+        class Config(Span.Config):
+            metadata: ClassVar = {**Span.Config.metadata, "rules": rules}
+
+    checks = [forbids(name, beyond, "d") for name in names]
+    with pytest.raises(DeclarationError, match=f"spans: {said}"):
+        table(Ruled, checks=checks)(spans.transform)
+
+
+def test_what_is_carried_without_its_moments_is_a_leak(spark):
+    rules = no_leaks("at", carries=["x", "y"], began="since", known="told")
+    columns = "x INT, y INT, at INT, since INT, told INT"
+
+    def broken(*row: int | None) -> set[str]:
+        of = spark.createDataFrame([row], columns)
+        return {
+            n
+            for n, rule in rules.items()
+            if of.where(f"NOT coalesce({rule.condition}, false)").count()
+        }
+
+    assert broken(1, None, 5, 5, 5) == set()
+    assert broken(None, None, 5, None, None) == set()
+    assert broken(1, None, 5, 6, 5) == {"since_by_at"}
+    assert broken(1, None, 5, 5, 6) == {"told_by_at"}
+    assert broken(1, None, 5, 5, None) == broken(None, 1, 5, None, 5) == {"told_told"}
+    assert broken(None, None, None, 5, 5) == {"since_by_at", "told_by_at"}
