@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from backfill_assets.orders.facts import CURRENT, FACT
     from backfill_assets.orders.tables import LATE, ORDERS, RAW, REJECTED, STAGED
     from backfill_assets.settings import load_settings
-    from backfill_assets.tables.derived import SELF, Published, Reads, conserves, table
+    from backfill_assets.tables.declaring import table
+    from backfill_assets.tables.derived import SELF, Published, Reads, conserves
     from backfill_assets.tables.joins import as_of
     from backfill_assets.tables.known import corrections, current
     from backfill_assets.tables.references import Unpartitioned
@@ -32,7 +33,7 @@ _PLACES = {
     "Reads": "tables.derived",
     "SELF": "tables.derived",
     "conserves": "tables.derived",
-    "table": "tables.derived",
+    "table": "tables.declaring",
     "as_of": "tables.joins",
     "forbids": "tables.rules",
     "no_leaks": "tables.rules",

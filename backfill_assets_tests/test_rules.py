@@ -105,9 +105,7 @@ def test_a_bad_day_is_held_back_and_the_finding_says_why(engine, tmp_path):
     assert same_.description == "5 row(s) that may not be there: (c0), (c1), (c2), ..."
     assert same_.metadata["offending"].value == 5
     assert beyond_.description == "1 row(s) that may not be there: (far)"
-    assert (
-        "1 row(s) break the rule most >= least" in found["conservation", str(day(3))].description
-    )
+    assert "1 row(s) break the rule most >= least" in found["conservation", str(day(3))].description
     assert found["beyond", str(day(1))].description == "no such row"
 
 
