@@ -47,8 +47,7 @@ def table(
 
     Args:
         model: the columns. `Config.metadata` has `partition`, the name of the DATE column of the
-            day; and, where there are such, `key`, `totals`, `rules`, and `drift`, see
-            `tables.drifts`.
+            day; and, where there are such, `key`, `totals`, `rules` and `drift`.
         checks: what must be conserved between the inputs and a day; and which rows of a day may
             not be there beside others, see `forbids`.
         group: the asset group in the UI.

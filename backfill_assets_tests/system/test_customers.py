@@ -1,0 +1,192 @@
+"""Customers as they were, end to end: three batches land, and days run in order and at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import date, datetime, timezone
+from typing import Annotated, Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets import ORDERS, STAGED, Reads, conserves, following_days, last_days, table
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.examples.customers.changes import CUSTOMER_CHANGES
+from backfill_assets.examples.customers.dimension import CustomerVersion, dim_customers
+from backfill_assets.examples.customers.orders import (
+    EnrichedOrder,
+    SettledOrder,
+    enriched,
+    fact_orders_enriched,
+    fact_orders_settled,
+)
+from backfill_assets.examples.customers.sample import Batch, batches, land
+from backfill_assets_tests.customers_model import Version, as_known, change, dimension, moment
+from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, day
+
+DAYS = 7
+
+
+@table(CustomerVersion, checks=dim_customers.forbidden)
+def customers_at_once(
+    changes: Annotated[DataFrame, Reads(CUSTOMER_CHANGES.raw, last_days(60))],
+) -> DataFrame:
+    """The dimension without a state: each day of all changes since the first day."""
+    columns = [F.lit(None).cast(of.dataType).alias(of.name) for of in dim_customers.struct]
+    return dim_customers(changes, changes.limit(0).select("for_day", *columns))
+
+
+@table(EnrichedOrder, checks=[conserves("orders", "amount", "amount")])
+def orders_enriched(
+    orders: Annotated[DataFrame, Reads(STAGED)],
+    customers: Annotated[DataFrame, Reads(customers_at_once)],
+) -> DataFrame:
+    return fact_orders_enriched(orders, customers)
+
+
+@table(SettledOrder, checks=[conserves("orders", "amount", "amount")])
+def orders_settled(
+    orders: Annotated[DataFrame, Reads(STAGED)],
+    customers: Annotated[DataFrame, Reads(customers_at_once, following_days(7))],
+) -> DataFrame:
+    return fact_orders_settled(orders, customers)
+
+
+@table(EnrichedOrder, checks=[conserves("orders", "amount", "amount")])
+def orders_leaking(
+    orders: Annotated[DataFrame, Reads(STAGED)],
+    customers: Annotated[DataFrame, Reads(customers_at_once)],
+) -> DataFrame:
+    """With a cutoff that cuts nothing off."""
+    return enriched(orders, customers, F.lit("9999-12-31").cast("timestamp"))
+
+
+MADE = [customers_at_once, orders_enriched, orders_settled]
+TABLES = [*ORDERS, CUSTOMER_CHANGES, *MADE, orders_leaking]
+PLACE = f"{__name__}:TABLES"
+SOURCES = [CUSTOMER_CHANGES.raw.name, CUSTOMER_CHANGES.rejected.name, *LAYERS]
+NAMES = [*SOURCES, *(of.name for of in MADE)]
+
+
+def lines(given: Iterable[Batch], source: str) -> list[tuple[date, Mapping[str, Any]]]:
+    return [(of, line) for batch in given for of, all_ in batch[source].items() for line in all_]
+
+
+def versions(pipeline: Pipeline, of: date) -> set[Version]:
+    rows = [row for row in pipeline.rows(customers_at_once.name) if row["log_date"] == of]
+    found = {
+        Version(
+            row["customer_id"],
+            row["change_id"],
+            row["valid_from"],
+            row["valid_to"],
+            row["is_deleted"],
+            (row["email_status"], row["segment"], row["country"]),
+            row["known_at"],
+            row["logged_on"],
+        )
+        for row in rows
+    }
+    assert len(found) == len(rows)
+    return found
+
+
+def carried(pipeline: Pipeline, name: str) -> dict[str, str | None]:
+    return {row["order_id"]: row["change_id"] for row in pipeline.rows(name)}
+
+
+def contents(pipeline: Pipeline) -> dict[str, dict[date, str | None]]:
+    """The digest of each published day."""
+    found = read_ledgers(pipeline.settings)
+    return {
+        of.name: {d: found[of.name].content(d) for d in found[of.name].published} for of in MADE
+    }
+
+
+def test_three_batches_by_night_and_at_once(engine, tmp_path):
+    made = batches(start=START, days=DAYS, customers=5, orders_per_day=8, seed=11)
+    changes = [change(*one) for one in lines(made, "customer_changes")]
+    pipeline = Pipeline(engine, tmp_path / "nightly", land=False, tables=PLACE)
+    for batch, (first, last) in zip(
+        made, [(1, DAYS - 2), (DAYS - 1,) * 2, (DAYS,) * 2], strict=True
+    ):
+        land(pipeline.landing, batch)
+        pipeline.run(first, last, NAMES)
+    # The days before that came late are built again, as the sensor would.
+    pipeline.run(1, DAYS, NAMES)
+
+    for n in range(1, DAYS + 1):
+        assert versions(pipeline, day(n)) == dimension(changes, day(n))
+    orders = {o["order_id"]: o for _, o in lines(made, "orders")}
+    then = {
+        id_: as_known(
+            dimension(changes, moment(o["order_ts"]).date()),
+            o["customer_id"],
+            moment(o["order_ts"]),
+            moment(o["order_ts"]),
+        )
+        for id_, o in orders.items()
+    }
+    assert carried(pipeline, orders_enriched.name) == {
+        i: v and v.change_id for i, v in then.items()
+    }
+    end = datetime(2025, 1, 1, tzinfo=timezone.utc)
+    newest = dimension(changes, day(DAYS))
+    later = {
+        id_: as_known(newest, o["customer_id"], moment(o["order_ts"]), end)
+        for id_, o in orders.items()
+    }
+    settled = carried(pipeline, orders_settled.name)
+    assert settled == {i: v and v.change_id for i, v in later.items()}
+    assert settled != carried(pipeline, orders_enriched.name)
+    there = pipeline.log(orders_enriched.name).metadata().configuration
+    assert (
+        there["delta.constraints.known_at_by_order_ts"]
+        == "known_at IS NULL OR known_at <= order_ts"
+    )
+
+    # All of it at once, on another warehouse: the same days.
+    clean = Pipeline(engine, tmp_path / "clean", land=False, tables=PLACE)
+    for batch in made:
+        land(clean.landing, batch)
+    clean.run(1, DAYS, NAMES)
+    assert contents(clean) == contents(pipeline)
+
+    # A late change: the days before stay as they were, the last one has another history.
+    before = contents(pipeline)
+    first = min(changes, key=lambda c: (c.changed_at, c.change_id))
+    at = f"{first.changed_at:%Y-%m-%d}T23:59:59Z"
+    came = {
+        "change_id": "late",
+        "customer_id": first.customer_id,
+        "op": "update",
+        "email_status": "bounced",
+        "segment": None,
+        "country": None,
+        "changed_at": at,
+        "ingested_at": f"{day(DAYS)}T23:59:59Z",
+    }
+    land(
+        pipeline.landing,
+        {"customer_changes": {day(DAYS): [*made[2]["customer_changes"][day(DAYS)], came]}},
+    )
+    pipeline.run(1, DAYS, NAMES)
+    assert versions(pipeline, day(DAYS)) == dimension(
+        [*changes, change(day(DAYS), came)], day(DAYS)
+    )
+    after = contents(pipeline)
+    changed = {name: {d for d in of if of[d] != before[name][d]} for name, of in after.items()}
+    assert changed[customers_at_once.name] == {day(DAYS)}
+    assert changed[orders_enriched.name] == set()
+
+    # A join that leaks is held back, day by day, and readers see nothing of it.
+    result = pipeline.run(1, DAYS, [orders_leaking.name], fails=True)
+    said = pipeline.failure(result)
+    leaks = {
+        day(n)
+        for n in range(1, DAYS + 1)
+        if f"{orders_leaking.name}[{day(n)}]  conservation:" in said
+    }
+    assert leaks
+    assert "break the rule known_at IS NULL OR known_at <= order_ts" in said
+    assert not {row["event_date"] for row in pipeline.rows(orders_leaking.name)} & leaks
