@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from backfill_assets.settings import load_settings
     from backfill_assets.tables.derived import SELF, Reads, conserves, table
     from backfill_assets.tables.known import corrections, current
+    from backfill_assets.tables.lookups import Answers, Lookup, Quota
     from backfill_assets.tables.references import Unpartitioned
     from backfill_assets.tables.sources import Source
     from backfill_assets.tables.table import json_text, nullable
@@ -44,6 +45,9 @@ _PLACES = {
     "STAGED": "orders.tables",
     "load_settings": "settings",
     "Source": "tables.sources",
+    "Answers": "tables.lookups",
+    "Lookup": "tables.lookups",
+    "Quota": "tables.lookups",
     "Unpartitioned": "tables.references",
     "json_text": "tables.table",
     "nullable": "tables.table",
@@ -59,7 +63,10 @@ __all__ = [
     "SAME_DAY",
     "SELF",
     "STAGED",
+    "Answers",
     "BackfillAssets",
+    "Lookup",
+    "Quota",
     "Reads",
     "Source",
     "Unpartitioned",

@@ -143,17 +143,26 @@ def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition
             for name, of in table.reads.items()
         }
         spark = next(iter(frames.values())).sparkSession
-        rows = cache(table.transform(**frames, **read.whole(table.whole, spark)))
+        whole = read.whole(table.whole, spark)
+        asked = read.asking.ask(table.asks, {**frames, **whole}, cache, days)
+        rows = cache(table.transform(**frames, **whole, **asked.frames))
 
         def remarks(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
             passed = (v.day for v in verdicts if v.passed)
             return Remarks({d for d in passed if _final(table, sources, d, starts)})
 
-        return Built(
-            rows, expectations(table, sources, frames, days), scattered=True, remarks=remarks
-        )
+        due = asked.added_to(expectations(table, sources, frames, days))
+        return Built(rows, due, scattered=True, numbers=asked.numbers, remarks=remarks)
 
-    return made_asset(settings, code, table, make, group=table.group, lineage=table.lineage)
+    return made_asset(
+        settings,
+        code,
+        table,
+        make,
+        group=table.group,
+        lineage=table.lineage,
+        lookups=[of.lookup for of in table.asks.values()],
+    )
 
 
 def _refuse_the_past(table: Derived) -> None:

@@ -29,6 +29,7 @@ from backfill_assets.publish.candidates import Candidate, Done, Plan
 from backfill_assets.publish.computing import compute
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.refusals import lacking
+from backfill_assets.publish.run_tags import CALLS_TAG
 from backfill_assets.quality.audit import Measured, RefusedError, Verdict, empty_day, judge, measure
 from backfill_assets.settings import Settings
 from backfill_assets.tables.codes import Code
@@ -91,6 +92,7 @@ def verify(
                 tags={
                     "dagster/asset_partition_range_start": str(part.start),
                     "dagster/asset_partition_range_end": str(part.end - DAY),
+                    CALLS_TAG: "none",
                 },
                 run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
             )

@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import pandera.pyspark as pa
 from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY, Reach
-from backfill_assets.tables.references import Unpartitioned
+from backfill_assets.tables.lookups import Answers
+from backfill_assets.tables.references import Unpartitioned, WithoutDays
 from backfill_assets.tables.table import (
     DeclarationError,
     Dependency,
@@ -93,6 +94,7 @@ class Derived(Table):
         transform: the function.
         reads: its inputs by day, by parameter.
         whole: its inputs without days, by parameter.
+        asks: what it asks of services, by parameter.
         conserved: the totals that must follow from the inputs.
         group: the asset group.
         lineage: by column, the columns of the inputs that it is made of, where that is said.
@@ -102,6 +104,7 @@ class Derived(Table):
     transform: Transform
     reads: Mapping[str, Reads]
     whole: Mapping[str, Unpartitioned] = field(default_factory=dict)
+    asks: Mapping[str, Answers] = field(default_factory=dict)
     conserved: Sequence[Conserved] = ()
     group: str = "derived"
     lineage: Lineage = field(default_factory=dict)
@@ -132,9 +135,9 @@ class Derived(Table):
         object.__setattr__(self, "decided_by", decided_by(others))
 
     @property
-    def references(self) -> Sequence[Unpartitioned]:
-        """Its inputs without days."""
-        return [*self.whole.values()]
+    def references(self) -> Sequence[WithoutDays]:
+        """Its inputs without days, and the tables of answers."""
+        return [*self.whole.values(), *(of.lookup for of in self.asks.values())]
 
     @property
     def equations(self) -> list[Equation]:
@@ -180,7 +183,8 @@ def table(
 
     The function gets all rows that decide some days, with the column `for_day`: the day of the
     table that a row counts for. It gives the rows of these days. It reads no clock and no table.
-    A parameter that is annotated with an `Unpartitioned` holds all rows of a table without days.
+    A parameter that is annotated with an `Unpartitioned` holds all rows of a table without days;
+    one with `Answers` holds what a service answers.
 
     Args:
         model: the columns. `Config.metadata` has `partition`, the name of the DATE column of the
@@ -198,14 +202,18 @@ def table(
         name = function.__name__
         if "<" in function.__qualname__ or not name.isidentifier():
             raise DeclarationError(f"{function.__qualname__}: a table needs a function in a module")
-        reads, whole = _inputs(function)
+        found = _inputs(function)
         made = Derived(
             name=name,
             model=model,
-            made_in=(_PUBLISHES, function.__module__),
+            made_in=(
+                *(_PUBLISHES, function.__module__),
+                *(of.of.__module__ for of in found.asks.values()),
+            ),
             transform=function,
-            reads=reads,
-            whole=whole,
+            reads=found.reads,
+            whole=found.whole,
+            asks=found.asks,
             conserved=tuple(checks),
             group=group,
             frozen=frozen,
@@ -229,6 +237,7 @@ def _check(made: Derived) -> None:
         source = made.reads[check.parameter].table
         if check.column is not None and check.column not in source.columns:
             raise DeclarationError(f"{made.name}: {source.name} has no column {check.column}")
+    _check_asks(made)
     there = {(of.table.name, column) for of in made.reads.values() for column in of.table.columns}
     for column, made_of in made.lineage.items():
         if column not in made.columns:
@@ -238,25 +247,51 @@ def _check(made: Derived) -> None:
             raise DeclarationError(f"{made.name}: {column} cannot be made of {name}.{other}")
 
 
-def _inputs(function: Transform) -> tuple[dict[str, Reads], dict[str, Unpartitioned]]:
-    """The inputs that have days, and those that have none, by parameter."""
+def _check_asks(made: Derived) -> None:
+    """Refuse requests that are made of nothing, and pools that a step cannot have."""
+    for parameter, asked in made.asks.items():
+        if not asked.parameters or not {*asked.parameters} <= {*made.reads, *made.whole}:
+            raise DeclarationError(
+                f"{made.name}: the requests of {parameter} are made of {[*asked.parameters]}; they "
+                f"must be parameters with rows: {[*made.reads, *made.whole]}"
+            )
+    if len({of.lookup.pool or of.lookup.name for of in made.asks.values()}) > 1:
+        raise DeclarationError(
+            f"{made.name}: a step has one pool; give its lookups the same: "
+            f"{[of.lookup.name for of in made.asks.values()]}"
+        )
+
+
+class _Inputs(NamedTuple):
+    """The inputs of a function by parameter, each kind by itself."""
+
+    reads: dict[str, Reads]
+    whole: dict[str, Unpartitioned]
+    asks: dict[str, Answers]
+
+
+def _inputs(function: Transform) -> _Inputs:
+    """The inputs of a function, as its parameters are annotated."""
     hints: Mapping[str, Any] = get_type_hints(function, include_extras=True)
-    found: dict[str, Reads] = {}
-    whole: dict[str, Unpartitioned] = {}
+    made = _Inputs({}, {}, {})
+    found, whole, asks = made
     for parameter in inspect.signature(function).parameters:
         hint = hints.get(parameter)
         of = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-        inputs = [one for one in of if isinstance(one, Reads | Unpartitioned)]
+        inputs = [one for one in of if isinstance(one, Reads | Unpartitioned | Answers)]
         if len(inputs) != 1:
             raise DeclarationError(
                 f"{function.__name__}: annotate {parameter} as Annotated[DataFrame, Reads(TABLE)]"
             )
         if isinstance(inputs[0], Reads):
             found[parameter] = inputs[0]
-        else:
+        elif isinstance(inputs[0], Unpartitioned):
             whole[parameter] = inputs[0]
+        else:
+            asks[parameter] = inputs[0]
     with_days = [one.table.name for one in found.values()]
-    names = [*with_days, *(one.name for one in whole.values())]
+    others: list[WithoutDays] = [*whole.values(), *(of.lookup for of in asks.values())]
+    names = [*with_days, *(one.name for one in others)]
     if {*with_days} <= {SELF.name} or len(set(names)) < len(names):
         raise DeclarationError(
             f"{function.__name__}: it needs inputs with days besides itself, each table once: "
@@ -268,4 +303,4 @@ def _inputs(function: Transform) -> tuple[dict[str, Reads], dict[str, Unpartitio
                 f"{function.__name__}: {parameter} has days that are being made; of itself, a "
                 "table reads earlier days: Reads(SELF, PREVIOUS_DAY)"
             )
-    return found, whole
+    return made

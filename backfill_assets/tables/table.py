@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from backfill_assets.calendar.partitions import unpacked
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import Known, Reach
-from backfill_assets.tables.references import Unpartitioned
+from backfill_assets.tables.references import WithoutDays
 
 if TYPE_CHECKING:
     from backfill_assets.delta.ledgers import Ledger
@@ -188,7 +188,7 @@ class Table:
         object.__setattr__(self, "merges", metadata.get("merge", False))
 
     @property
-    def references(self) -> Sequence[Unpartitioned]:
+    def references(self) -> Sequence[WithoutDays]:
         """What it is made of besides `inputs`: tables without days."""
         return ()
 

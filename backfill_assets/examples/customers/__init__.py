@@ -1,0 +1,1 @@
+"""Tables with memory, about the customers of the orders: to read and to copy."""
