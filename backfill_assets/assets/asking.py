@@ -166,7 +166,6 @@ class Asking:
         finally:
             service.close()
             quota.close()
-        kept.compact()
         return found
 
 

@@ -19,7 +19,7 @@ from backfill_assets.engine.stores import folder_of
 from backfill_assets.tables.lookups import Lookup
 
 _ATTEMPTS = 50
-#: A table of more files is compacted: an answer more is a file more.
+#: After so many small files they are put together.
 _FILES = 200
 #: The version after the one that was looked at, or none.
 _NEXT = 0
@@ -56,12 +56,13 @@ class KeptAnswers:
             )
         self.version = log.version()
         self._files = {*log.file_uris()}
+        self._added = 0
 
     def add(self, answers: Sequence[Mapping[str, Any]], run_id: str) -> None:
         """Keep answers; of a request that somebody else kept meanwhile, the first answer counts.
 
         Args:
-            answers: with the columns of the table.
+            answers: to different requests that had none, with the columns of the table.
             run_id: of the run that asked.
 
         Raises:
@@ -79,6 +80,9 @@ class KeptAnswers:
                 time.sleep(random.uniform(0.05, 0.5))
                 continue
             self.version, self._files = log.version(), {*log.file_uris()}
+            self._added += 1
+            if self._added >= _FILES:
+                self._compact()
             return
         raise AnswersError(
             f"{self._lookup.name}: other processes committed first {_ATTEMPTS} times in a row; "
@@ -106,13 +110,14 @@ class KeptAnswers:
         found = read.to_table(columns=columns)
         return {*zip(*(found.column(name).to_pylist() for name in columns), strict=True)}
 
-    def compact(self) -> None:
-        """Put many small files together; if somebody else does, that will do."""
-        if len(self._files) < _FILES:
-            return
+    def _compact(self) -> None:
+        """Put small files together; if somebody else is at the table, the next one may."""
+        self._added = 0
         try:
             log = delta_log(self._url).load()
-            log.optimize.compact()
+            if log.version() != self.version:
+                return
+            log.optimize.compact(commit_properties=CommitProperties(max_commit_retries=_NEXT))
             log.vacuum(dry_run=False)
         except DeltaError:
             return
