@@ -78,7 +78,7 @@ class Asking:
         return cls(
             quotas=Path(context.instance.root_directory) / "quotas",
             warehouse=warehouse,
-            run_id=context.run_id,
+            run_id=context.run.run_id,
             live=launched_by(tags) != PERSON,
             calls=tags.get(CALLS_TAG) != "none",
         )

@@ -11,6 +11,7 @@ from datetime import date
 
 import dagster as dg
 
+from backfill_assets.backfills.calls import calls_of
 from backfill_assets.backfills.durations import expected_seconds, past_runs
 from backfill_assets.backfills.fates import WORK, Fate, fates_of
 from backfill_assets.backfills.plan_landing import Landed, digest_of, landed_for
@@ -172,6 +173,7 @@ def plan_backfill(
         seconds=expected_seconds(past, runs, len(parameters.window) * waves)
         if any(work.values())
         else 0,
+        calls=calls_of(found, ledgers),
     )
 
 
