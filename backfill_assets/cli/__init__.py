@@ -26,7 +26,7 @@ _FAMILIES = {
         "reconcile": "outcomes",
         "undo": "outcomes",
     },
-    "Upkeep": {"verify": "upkeep", "maintain": "upkeep"},
+    "Upkeep": {"verify": "upkeep", "maintain": "upkeep", "forget": "upkeep"},
     "Deployment": {
         "init": "init",
         "ui": "deployment",

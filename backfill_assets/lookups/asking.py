@@ -138,12 +138,13 @@ class _Asking:
         """The answer to a request, and the calls that it took."""
         named = dict(zip(self._lookup.request, request, strict=True))
         calls = tries = 0
+        last = ""
         while self._turn():
             try:
                 reply = self._service.get(named)
             except Exception as error:  # noqa: BLE001 - a thread that ends would be waited for
                 reply = Reply(problem=f"the call failed ({type(error).__name__})", again=False)
-            calls += 1
+            calls, last = calls + 1, reply.problem
             if reply.wait or reply.busy:
                 pause = 1.0 if reply.wait is None else reply.wait
                 self._quota.pause(pause * random.uniform(1.0, 1.05))
@@ -159,7 +160,7 @@ class _Asking:
             if not reply.busy:
                 pause = min(_PAUSE * 2 ** (tries - 1), _LONGEST_PAUSE)
                 self._stop.wait(pause * random.uniform(0.8, 1.2))
-        return Reply(problem=f"not asked: {self._why}"), calls
+        return Reply(problem=f"{last or 'not asked'}: {self._why}"), calls
 
     def _given_up(self, reply: Reply, tries: int) -> Reply:
         if reply.again:
