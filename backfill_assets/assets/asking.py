@@ -24,7 +24,7 @@ from backfill_assets.lookups.service import Service, ServiceError
 from backfill_assets.publish.run_tags import CALLS_TAG, launched_by
 from backfill_assets.quality.audit import Expectation
 from backfill_assets.tables.derived import FOR_DAY
-from backfill_assets.tables.lookups import ANSWERED_AT, Answers, Lookup
+from backfill_assets.tables.lookups import ANSWERED_AT, Answers, Lookup, calls_of, requests_to
 from backfill_assets.tables.table import SchemaError
 
 #: Of the reasons why requests have no answer, a message has so many.
@@ -143,8 +143,8 @@ class Asking:
                 for day in of:
                     unanswered[day][request] = asked.unanswered[request]
         for day, count in by_day.items():
-            numbers[day][f"requests to {lookup.name}"] = count
-            numbers[day][f"calls of {lookup.name}"] = calls[day]
+            numbers[day][requests_to(lookup.name)] = count
+            numbers[day][calls_of(lookup.name)] = calls[day]
             if day in unanswered:
                 problems[day].append(_said(lookup, count, unanswered[day]))
         answers = _rows(spark, url, kept.version)

@@ -120,27 +120,32 @@ class Calls(BaseModel, frozen=True):
 
     Attributes:
         at_most: so many at most, one for each row that requests are made of.
+        expected: so many, if days ask like those that are published; none if none are.
         unknown_days: days whose input is not there yet; their calls come on top.
-        seconds: how long the quota makes these take, if nobody else calls.
+        seconds: how long the quota makes all of these take, if nobody else calls.
+        expected_seconds: the same of those that are expected.
         quota: what the service allows, in words.
         reserve: the share of it (0 to 1) that is left to the schedule and the sensors.
     """
 
     at_most: int
+    expected: int | None = None
     unknown_days: int = 0
     seconds: float = 0.0
+    expected_seconds: float = 0.0
     quota: str = ""
     reserve: float = 0.0
 
     def __str__(self) -> str:
-        said = f"at most {self.at_most:,} (one for each row that is read)"
+        bound = f"at most {self.at_most:,} (one for each row that is read)"
+        took = f"at most {timedelta(seconds=round(self.seconds))}"
+        if self.expected is not None:
+            bound = f"about {self.expected:,}, as days before; {bound}"
+            took = f"{timedelta(seconds=round(self.expected_seconds))}, {took}"
         if self.unknown_days:
-            said += f", and those of {self.unknown_days} days whose input is not there yet"
-        if not self.at_most:
-            return said
-        took = timedelta(seconds=round(self.seconds))
+            bound += f"; and those of {self.unknown_days} days whose input is not there yet"
         less = f" less a reserve of {self.reserve:.0%}" if self.reserve else ""
-        return f"{said}: {took} at {self.quota}{less}"
+        return f"{bound}: {took}, at {self.quota}{less}"
 
 
 class BackfillPlan(BaseModel, frozen=True):

@@ -26,6 +26,16 @@ _TYPES = (
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 
 
+def requests_to(name: str) -> str:
+    """The figure of a day that says how many requests to a lookup it made, by its name."""
+    return f"requests to {name}"
+
+
+def calls_of(name: str) -> str:
+    """The figure of a day that says how many calls of a lookup it took, by its name."""
+    return f"calls of {name}"
+
+
 @dataclass(frozen=True)
 class Quota:
     """So many calls a second, minute, hour or day, in any such time."""
