@@ -49,7 +49,8 @@ def test_ten_million_rows_and_how_long_the_quota_makes_them_take():
         id="p",
         parameters=Parameters(days=f"{day(1)}...{day(20)}"),
         **dict.fromkeys(("code_version", "code", "config_digest", "landing"), ""),
-        **dict.fromkeys(("versions", "tables"), {}),
+        versions={},
+        tables={},
         **dict.fromkeys(("files", "size", "commits", "runs", "seconds"), 0),
         calls={"exchange_rates": found},
     )

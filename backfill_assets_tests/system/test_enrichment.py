@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
+from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 import dagster as dg
@@ -21,13 +22,18 @@ from backfill_assets.backfills.comparison import Match
 from backfill_assets.backfills.plans import Expected, in_numbers
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
+from backfill_assets.cli import main
 from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.examples.customers import enrichment
 from backfill_assets.examples.customers.enrichment import RATES, fact_orders_eur
 from backfill_assets.lookups import asking
 from backfill_assets.lookups.kept import forget
+from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.staleness.backlog import backlog
+from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.known import current
 from backfill_assets.tables.table import DeclarationError
+from backfill_assets_tests.pages import documented
 from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order, planned, undo, verify
 from backfill_assets_tests.rate_server import SECRET, rate_server, true_rate
 
@@ -315,13 +321,60 @@ def test_the_secret_is_nowhere(pipeline, server, caplog, capfd):
     assert "RATES_KEY" not in str(run.run_config)
     files = [path for path in pipeline.root.rglob("*") if path.is_file()]
     home = pipeline.instance.root_directory
-    files += [os.path.join(at, name) for at, _, names in os.walk(home) for name in names]
+    files += [path for path in Path(home).rglob("*") if path.is_file()]
     assert any("quotas" in str(path) for path in files)
-    texts += [open(path, "rb").read().decode(errors="replace") for path in files]
+    texts += [path.read_bytes().decode(errors="replace") for path in files]
     assert any("not_published" in text for text in texts)
     assert not [text[:200] for text in texts if SECRET in text]
     assert SECRET not in json.dumps(pipeline.settings.model_dump(mode="json"))
     assert SECRET not in repr(RATES)
+
+
+def test_a_night_asks_again_what_an_outage_has_left(pipeline, server):
+    server.behave = lambda path, before: "status 503" if int(path[15:17]) > 3 else ""
+    pipeline.night(day(6))
+    assert amounts(pipeline) == expected(1, 2, 3)
+    server.behave = lambda path, before: ""
+    server.asked.clear()
+    pipeline.night(day(7))
+    assert amounts(pipeline) == expected(1, 2, 3, 4, 5)
+    assert sorted(set(server.asked)) == [f"/rates/{day(n)}/USD" for n in (4, 5)]
+
+
+def test_a_person_forgets_answers_by_a_command(pipeline, server, monkeypatch, capsys):
+    pipeline.run(1, 5, [EUR])
+    monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", str(pipeline.warehouse))
+    monkeypatch.setenv("BACKFILL_ASSETS_TABLES", pipeline.settings.tables)
+    assert main(["forget", RATES.name, f"day = '{day(3)}'"]) == 0
+    assert "exchange_rates: 1 answers forgotten" in capsys.readouterr().out
+    assert len(pipeline.rows(RATES.name)) == 4
+    assert main(["forget", RATES.name, f"day = '{day(3)}'"]) == 1
+    assert main(["forget", RATES.name, "nonsense"]) == 3
+    assert main(["forget", "another", "TRUE"]) == 3
+    said = capsys.readouterr().err
+    assert "no lookup is named another; there are ['exchange_rates', 'scores']" in said
+
+
+def test_the_page_shows_the_module():
+    module = Path(enrichment.__file__).read_text()
+    assert documented("docs/enrichment.md", "python") == [module]
+
+
+@table(OrderScore)
+def other_scores(
+    orders: Annotated[DataFrame, Reads(STAGED)],
+    scores: Annotated[DataFrame, Answers(replace(SCORES, reserve=0.1), of=scores_needed)],
+) -> DataFrame:
+    """With another lookup of a name that there is."""
+    return orders.join(scores, "for_day")
+
+
+ALIKE = [*TABLES, other_scores]
+
+
+def test_two_lookups_of_a_name_are_refused():
+    with pytest.raises(SettingsError, match="two lookups are named scores"):
+        tables_of(load_settings(tables=f"{__name__}:ALIKE"))
 
 
 def test_what_is_not_possible_is_refused():
