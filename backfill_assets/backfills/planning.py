@@ -148,8 +148,7 @@ def plan_backfill(
         for name, of in found.items()
     }
     files, size = _reading(landed, work, ledgers, policy)
-    stages = [stage for _, stage in parameters.stages()]
-    chunks = sum(len(stage.split(settings.partitions_per_run)) for stage in stages)
+    chunks = sum(len(of.split(settings.partitions_per_run)) for _, of in parameters.stages())
     # What is made of the log by event day comes in runs of its own, once the log is there.
     waves = 2 if {*days} & {*tables.sources} and len(days) > 1 else 1
     runs = chunks * waves

@@ -206,14 +206,9 @@ def table(
         made = Derived(
             name=name,
             model=model,
-            made_in=(
-                *(_PUBLISHES, function.__module__),
-                *(of.of.__module__ for of in found.asks.values()),
-            ),
+            made_in=(_PUBLISHES, function.__module__, *found.asking_modules),
             transform=function,
-            reads=found.reads,
-            whole=found.whole,
-            asks=found.asks,
+            **found._asdict(),
             conserved=tuple(checks),
             group=group,
             frozen=frozen,
@@ -268,6 +263,11 @@ class _Inputs(NamedTuple):
     reads: dict[str, Reads]
     whole: dict[str, Unpartitioned]
     asks: dict[str, Answers]
+
+    @property
+    def asking_modules(self) -> list[str]:
+        """The modules of the functions that make requests."""
+        return [of.of.__module__ for of in self.asks.values()]
 
 
 def _inputs(function: Transform) -> _Inputs:
