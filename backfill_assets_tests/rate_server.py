@@ -153,3 +153,9 @@ def rate_server(calls: int = 10_000, seconds: float = 1.0) -> Iterator[RateServe
         finally:
             server.shutdown()
             thread.join()
+
+
+if __name__ == "__main__":
+    with RateServer(calls=20) as by_hand:
+        print(f"export RATES_URL={by_hand.url} RATES_KEY={SECRET}", flush=True)
+        by_hand.serve_forever()

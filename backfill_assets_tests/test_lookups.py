@@ -319,6 +319,25 @@ def test_a_wrong_secret_is_not_tried_again(server, tmp_path, monkeypatch):
     assert "not asked: it takes no request of ours (HTTP 401)" in found.unanswered.values()
 
 
+def test_an_interrupted_run_keeps_what_it_had(server, tmp_path, monkeypatch):
+    class EndedError(Exception):
+        pass
+
+    def interrupted() -> None:
+        if len(server.asked) > 50:
+            raise EndedError
+
+    monkeypatch.setattr(asking, "raise_if_interrupted", interrupted)
+    server.behave = lambda path, before: "slow 0.01"
+    keep, quota = Kept(), SharedQuota(tmp_path, "rates", RATES.quotas, 1.0)
+    with pytest.raises(EndedError):
+        ask(RATES, requests(500), Service(RATES), quota, keep)
+    count = len(server.asked)
+    assert len(keep) == len(keep.rates) == count < 100
+    time.sleep(0.1)
+    assert len(server.asked) == count
+
+
 # --- the quota ------------------------------------------------------------------------------------
 
 
