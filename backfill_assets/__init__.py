@@ -8,16 +8,25 @@ from typing import TYPE_CHECKING
 from backfill_assets.engine.garbage import collect_rarely
 
 if TYPE_CHECKING:
-    from backfill_assets.calendar.reach import PREVIOUS_DAY, SAME_DAY, last_days
+    from backfill_assets.calendar.reach import (
+        PREVIOUS_DAY,
+        SAME_DAY,
+        following_days,
+        last_days,
+        next_days,
+    )
     from backfill_assets.component import BackfillAssets
     from backfill_assets.definitions import build_defs, delta_io_manager
     from backfill_assets.orders.facts import CURRENT, FACT
     from backfill_assets.orders.tables import LATE, ORDERS, RAW, REJECTED, STAGED
     from backfill_assets.settings import load_settings
-    from backfill_assets.tables.derived import SELF, Reads, conserves, table
+    from backfill_assets.tables.declaring import table
+    from backfill_assets.tables.derived import SELF, Published, Reads, conserves
+    from backfill_assets.tables.joins import as_of
     from backfill_assets.tables.known import corrections, current
     from backfill_assets.tables.lookups import Answers, Lookup, Quota
     from backfill_assets.tables.references import Unpartitioned
+    from backfill_assets.tables.rules import forbids, no_leaks
     from backfill_assets.tables.sources import Source
     from backfill_assets.tables.table import json_text, nullable
 
@@ -27,15 +36,21 @@ _PLACES = {
     "BackfillAssets": "component",
     "build_defs": "definitions",
     "delta_io_manager": "definitions",
+    "Published": "tables.derived",
     "Reads": "tables.derived",
     "SELF": "tables.derived",
     "conserves": "tables.derived",
-    "table": "tables.derived",
+    "table": "tables.declaring",
+    "as_of": "tables.joins",
+    "forbids": "tables.rules",
+    "no_leaks": "tables.rules",
     "corrections": "tables.known",
     "current": "tables.known",
     "PREVIOUS_DAY": "calendar.reach",
     "SAME_DAY": "calendar.reach",
+    "following_days": "calendar.reach",
     "last_days": "calendar.reach",
+    "next_days": "calendar.reach",
     "CURRENT": "orders.facts",
     "FACT": "orders.facts",
     "LATE": "orders.tables",
@@ -66,18 +81,24 @@ __all__ = [
     "Answers",
     "BackfillAssets",
     "Lookup",
+    "Published",
     "Quota",
     "Reads",
     "Source",
     "Unpartitioned",
+    "as_of",
     "build_defs",
     "conserves",
     "corrections",
     "current",
     "delta_io_manager",
+    "following_days",
+    "forbids",
     "json_text",
     "last_days",
     "load_settings",
+    "next_days",
+    "no_leaks",
     "nullable",
     "table",
 ]

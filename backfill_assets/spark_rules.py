@@ -34,6 +34,7 @@ _TUNING = (
     "spark.sql.inMemoryColumnarStorage.",
     "spark.sql.join.preferSortMergeJoin",
     "spark.sql.maxPlanStringLength",
+    "spark.sql.parquet.columnarReaderBatchSize",
     "spark.sql.parquet.compression.codec",
     "spark.sql.shuffle.partitions",
     "spark.sql.sources.parallelPartitionDiscovery.",

@@ -270,6 +270,24 @@ def test_arrays_and_other_tables(spark, tmp_path):
         assert {d: held.sha256 for d, held in found.items()} == independent(url, 0, [day(1)])
 
 
+class Answers(pa.DataFrameModel):
+    """Yes or no, or neither."""
+
+    day: T.DateType = pa.Field()
+    answer: T.BooleanType = pa.Field(nullable=True)
+
+    class Config:
+        metadata = {"partition": "day"}  # noqa: RUF012
+
+
+def test_booleans(spark, tmp_path):
+    table, url = Table("answers", Answers), str(tmp_path / "answers")
+    frame = spark.createDataFrame([(day(1), of) for of in (True, False, None)], table.struct)
+    save(frame, table, url)
+    (found,) = fingerprints(frame, table).values()
+    assert independent(url, 0, [day(1)]) == {day(1): found.sha256}
+
+
 def test_a_type_without_a_rule_is_refused(spark):
     class Measures(pa.DataFrameModel):
         day: T.DateType = pa.Field()

@@ -1,6 +1,7 @@
 """The assets of tables that are declared by a function."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 
@@ -8,6 +9,7 @@ import dagster as dg
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from backfill_assets.assets.input_frames import known_rows, published_days, repeated
 from backfill_assets.assets.making import Read, made_asset
 from backfill_assets.assets.sums import Sums, sums_by_day
 from backfill_assets.calendar.partitions import Window, any_of, windows
@@ -110,7 +112,7 @@ def expectations(
         wanted = {
             check.total: check.column for check in table.conserved if check.parameter == parameter
         }
-        if table.reads[parameter].reach == SAME_DAY:
+        if table.reads[parameter].of_the_day:
             source = sources[parameter]
             found = input_sums(source, frame, FOR_DAY, wanted, table.zeros, days)
         else:
@@ -132,26 +134,33 @@ def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition
     """
     _refuse_the_past(table)
     graph = graph_for(settings)
-    starts = {name: graph.policy_of(of.table.name).start for name, of in table.reads.items()}
+    starts = {name: graph.policy_of(of.table.name).start for name, of in table.by_day.items()}
 
     def make(read: Read, cache: Cache, days: Window) -> Built:
-        sources = {name: read.tables[of.table.name] for name, of in table.reads.items()}
-        frames = {
-            name: for_days(
-                sources[name].days(of.reach.read(days)), of.table.partition, of.reach, days
+        sources = {name: read.tables[of.table.name] for name, of in table.by_day.items()}
+        frames = {}
+        for name, of in table.reads.items():
+            rows = sources[name].days(of.reach.read(days))
+            frames[name] = (
+                known_rows(rows, of, days, settings.timezone)
+                if of.as_known
+                else for_days(rows, of.table.partition, of.reach, days)
             )
-            for name, of in table.reads.items()
-        }
         spark = next(iter(frames.values())).sparkSession
-        whole = read.whole(table.whole, spark)
-        asked = read.asking.ask(table.asks, {**frames, **whole}, cache, days)
-        rows = cache(table.transform(**frames, **whole, **asked.frames))
+        others = {
+            **read.whole(table.whole, spark),
+            **published_days(table, sources, days, spark),
+        }
+        asked = read.asking.ask(table.asks, {**frames, **others}, cache, days)
+        rows = cache(table.transform(**frames, **others, **asked.frames))
 
         def remarks(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
             passed = (v.day for v in verdicts if v.passed)
             return Remarks({d for d in passed if _final(table, sources, d, starts)})
 
         due = asked.added_to(expectations(table, sources, frames, days))
+        for day, why in repeated(table, sources, days).items():
+            due[day] = replace(due[day], problems=[*due[day].problems, why])
         return Built(rows, due, scattered=True, numbers=asked.numbers, remarks=remarks)
 
     return made_asset(
@@ -186,6 +195,6 @@ def _final(
     return all(
         of in source.ledger.final
         for name, source in sources.items()
-        for of in table.reads[name].reach.deciding(source.ledger)(day)
+        for of in table.by_day[name].reach.deciding(source.ledger)(day)
         if of >= starts[name]
     )

@@ -7,7 +7,6 @@ specified in `docs/reconciliation.md`.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +29,7 @@ from backfill_assets.delta.commits import gist
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.snapshots import rows_as_of
 from backfill_assets.engine.spark import SPARK_ERRORS
+from backfill_assets.quality.drift import stability_index
 from backfill_assets.tables.table import Table
 
 #: How many rows of each kind a report shows in all.
@@ -68,7 +68,7 @@ def _cell(value: Column, kind: T.DataType, table: Table, name: str) -> Column:
     ):
         elements = F.transform(value, lambda x: _cell(x, kind.elementType, table, name))
         text = F.concat(F.lit("["), F.array_join(elements, ", "), F.lit("]"))
-    elif isinstance(kind, T.DateType | T.IntegralType) or (
+    elif isinstance(kind, T.DateType | T.IntegralType | T.BooleanType) or (
         isinstance(kind, T.DecimalType) and kind.scale <= _MOST_DECIMALS
     ):
         text = value.cast("string")
@@ -298,8 +298,6 @@ def _moment(micros: int) -> str:
 
 
 _TENTHS = [n / 10 for n in range(1, 10)]
-#: Added to each bin's count, so that one without rows does not make the index infinite.
-_SMOOTHING = 0.5
 
 
 def _drift(before: DataFrame, after: DataFrame, table: Table) -> dict[str, Drift]:
@@ -328,17 +326,10 @@ def _drift(before: DataFrame, after: DataFrame, table: Table) -> dict[str, Drift
         upto = [] if top is None else [F.count_if(value <= F.lit(top))]
         ranks.append(F.array(*below, *upto, F.count(value), F.count(F.lit(1))).alias(name))
     counts = [frame.agg(*ranks).first() for frame in (before, after)]
-    return {name: Drift(_psi(*[_bins(row[name]) for row in counts if row])) for name in names}
+    return {
+        name: Drift(stability_index(*[_bins(row[name]) for row in counts if row])) for name in names
+    }
 
 
 def _bins(ranks: Sequence[int]) -> list[int]:
     return [high - low for low, high in pairwise([0, *ranks])]
-
-
-def _psi(before: Sequence[int], after: Sequence[int]) -> float:
-    """The population stability index of two counts by bin."""
-    old, new = (
-        [(count + _SMOOTHING) / (sum(side) + _SMOOTHING * len(side)) for count in side]
-        for side in (before, after)
-    )
-    return sum((b - a) * math.log(b / a) for a, b in zip(old, new, strict=True))

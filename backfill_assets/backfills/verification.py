@@ -43,6 +43,7 @@ def verify(
     defs: dg.Definitions,
     window: Window,
     tables: Sequence[str] = (),
+    as_of: Mapping[str, int] | None = None,
 ) -> list[Verified]:
     """Compute days anew by the assets themselves, and compare them with what is published.
 
@@ -52,13 +53,15 @@ def verify(
     what is published. Days that are final are no exception: computed from the published log, they
     give the same rows on any later date.
 
-    Nothing is written: no commit, no data file, no event in the deployment's Dagster instance.
+    Nothing is written: no commit, no data file, no event in the deployment's Dagster instance. No
+    service is asked.
 
     Args:
         settings: the deployment's settings.
         defs: its assets and resources.
         window: the days.
         tables: names of tables; all that there are, if none is given.
+        as_of: by table, the version that it is seen at; the last one where none is given.
 
     Returns:
         What was found, table by table as they are declared, days in ascending order.
@@ -69,7 +72,9 @@ def verify(
         EngineError: no Spark session can be had.
     """
     days_asked(str(window), settings)
-    ledgers = read_ledgers(settings)
+    ledgers = {**read_ledgers(settings)}
+    pinned = {name: version for name, version in (as_of or {}).items() if name in ledgers}
+    ledgers |= {name: ledgers[name].as_of(version) for name, version in pinned.items()}
     there = [name for name in ledgers if ledgers[name].version is not None]
     if not tables and not there:
         raise ValueError(f"nothing has been published at {settings.warehouse}")
@@ -77,6 +82,8 @@ def verify(
     resources = dict(defs.resources or {})
     with dg.build_resources({"publisher": resources["io_manager"]}) as ours:
         verifier = _Verifier.like(ours.publisher, ledgers)
+    # As it is: of a resource that is configurable, Dagster would make a copy.
+    resources["io_manager"] = dg.IOManagerDefinition.hardcoded_io_manager(verifier)
     with dg.DagsterInstance.ephemeral() as instance:
         # Without the check on the states of the days: it is about what runs have published.
         for part in window.split(settings.partitions_per_run):
@@ -84,11 +91,7 @@ def verify(
                 [asset for asset in defs.assets or () if isinstance(asset, dg.AssetsDefinition)],
                 selection=names,
                 instance=instance,
-                # As it is: of a resource that is configurable, Dagster would make a copy.
-                resources={
-                    **resources,
-                    "io_manager": dg.IOManagerDefinition.hardcoded_io_manager(verifier),
-                },
+                resources=resources,
                 tags={
                     "dagster/asset_partition_range_start": str(part.start),
                     "dagster/asset_partition_range_end": str(part.end - DAY),

@@ -109,6 +109,14 @@ def last_days(n: int) -> Reach:
     return Reach(before=n - 1)
 
 
+def following_days(n: int) -> Reach:
+    """The day itself and the `n` days after it, as what decides it: an outcome comes later.
+
+    Unlike `next_days` it is no window: whatever of these days is published decides the day.
+    """
+    return Reach(after=n)
+
+
 @dataclass(frozen=True)
 class Known:
     """A day is decided by all input days that hold something of it, however late they came.

@@ -26,6 +26,7 @@ _FAMILIES = {
         "reconcile": "outcomes",
         "undo": "outcomes",
     },
+    "Exports": {"export": "exports", "verify-export": "exports"},
     "Upkeep": {"verify": "upkeep", "maintain": "upkeep", "forget": "upkeep"},
     "Deployment": {
         "init": "init",
@@ -40,6 +41,8 @@ _FAMILIES = {
         "progress": "deployment",
     },
 }
+#: Those that are no name of a function.
+_FUNCTIONS = {"verify-export": "verify_export"}
 _MODULES = {name: module for of in _FAMILIES.values() for name, module in of.items()}
 
 _INTERRUPTED = 130  # as a shell tells it
@@ -83,7 +86,7 @@ class _Commands(click.Group):
 
 
 def _load(name: str) -> click.Command:
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), _FUNCTIONS.get(name, name))
 
 
 def _expected(error: Exception) -> bool:

@@ -17,6 +17,7 @@ from backfill_assets.delta.logs import delta_log, load_log, storage_options
 from backfill_assets.delta.store_check import refuse_unsafe_store
 from backfill_assets.engine.sharing import alone
 from backfill_assets.engine.spark import SPARK_ERRORS
+from backfill_assets.tables.rules import bounds_of
 from backfill_assets.tables.table import Table
 
 #: How the property of a CHECK constraint begins, before its name.
@@ -143,10 +144,11 @@ def add_columns(spark: SparkSession, url: str, since: Ledger) -> bool:
                 raise
     # Who added a column may have been killed before its rules.
     added = {*since.added, *(column.name for column in new)}
+    # A rule over several columns is held by the audit alone: the rows that are there may break it.
     rules = {
-        name: rule
-        for name, rule in _own_rules(table).items()
-        if any(name.startswith(f"{column.lower()}_") for column in added)
+        name.lower(): rule
+        for column in added & table.columns.keys()
+        for name, rule in bounds_of(column, table.columns[column]).items()
     }
     return _add_constraints(spark, url, table, rules) or bool(new)
 

@@ -67,6 +67,7 @@ class Details(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         undoes: the backfill that it undoes.
         as_of: of an undo, by version of the table, the days that it put back to that version.
         references: by name, what the tables without days held that its days were made of.
+        spreads: by day and column that is watched, the rows in each bin; see `quality.drift`.
     """
 
     landing: dict[date, Any] = msgspec.field(default_factory=dict)
@@ -80,6 +81,7 @@ class Details(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     undoes: str | None = None
     as_of: dict[str, list[str]] = msgspec.field(default_factory=dict, name="as of")
     references: dict[str, str | None] = msgspec.field(default_factory=dict)
+    spreads: dict[date, dict[str, dict[str, int]]] = msgspec.field(default_factory=dict)
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):

@@ -43,7 +43,8 @@ class SharedQuota:
         """Take a call: 0, or the seconds after which there may be one."""
         if (left := self.paused) > 0:
             return left
-        with self._lock:
+        # The time is told under the lock: of two calls, the one that counts first is the earlier.
+        with self._lock, self._bucket.lock:
             item = RateItem("call", time.time_ns() // 1_000_000)
             if self._bucket.put(item):
                 self._clean(item.timestamp)

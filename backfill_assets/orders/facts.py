@@ -11,7 +11,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.orders.lines import ORDER_LINES
-from backfill_assets.tables.derived import FOR_DAY, Reads, conserves, table
+from backfill_assets.tables.declaring import table
+from backfill_assets.tables.derived import FOR_DAY, Reads, conserves
 from backfill_assets.tables.known import corrections, current
 
 _STAGED = ORDER_LINES.staged

@@ -7,25 +7,30 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any
 
+import msgspec
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame
 
-from backfill_assets.calendar.partitions import Days, Window
+from backfill_assets.calendar.partitions import DAY, Days, Window
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.creation import rules_of
 from backfill_assets.delta.data_files import DataFiles, rows_in
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import as_written, published
+from backfill_assets.delta.records import Details, as_written, published
 from backfill_assets.publish.candidates import Built, Plan
 from backfill_assets.quality.audit import (
     TRAILING_DAYS,
     Expectation,
     Measured,
+    RefusedError,
     Verdict,
     judge,
     measure,
     refuse_strays,
 )
+from backfill_assets.quality.drift import Earlier, Spread, drifted, spreads
+from backfill_assets.quality.forbidden import offences
+from backfill_assets.tables.drifts import DRIFT, drifts_of
 from backfill_assets.tables.table import Table
 
 
@@ -41,6 +46,7 @@ class Audited:
         rules: by name, what was asked of each row.
         merge: whether they were judged as for a merge.
         files: by day, the data files that are written and not committed.
+        spreads: by day, how its columns are distributed that are watched.
     """
 
     built: Built
@@ -50,6 +56,7 @@ class Audited:
     rules: Mapping[str, str]
     merge: bool = False
     files: dict[date, list[AddAction]] = field(default_factory=dict)
+    spreads: Mapping[date, Spread] = field(default_factory=dict)
 
     def covers(self, wanted: Mapping[date, str], ledger: Ledger) -> bool:
         """Whether these days would be made and judged no otherwise now."""
@@ -112,6 +119,13 @@ def compute(
     rules = rules_of(table, ledger.metadata)
     found = measure(frame, table, [*rules.values()])
     refuse_strays(found, table, days, built.expectations)
+    for day, of in offences(frame, table).items():
+        if day not in found:
+            raise RefusedError(
+                f"{table.name} [{days}]: refused, the table is as it was: {', '.join(of)} found "
+                f"rows of {day}, of which the frame has none. A check gives rows of the frame."
+            )
+        found[day] = replace(found[day], offences=of)
     expectations = dict(built.expectations)
     if merging and ledger.version is not None:
         left = merging.leftover(frame, list(wanted), ledger.version)
@@ -122,9 +136,54 @@ def compute(
                 "merge would leave them; launch the day without merge"
             )
             expectations[day] = replace(expectation, problems=[*expectation.problems, said])
+    found_spreads = spreads(frame, table)
+    numbers = _look_for_drift(table, ledger, found_spreads, days, expectations)
+    built = replace(built, numbers=_joined(built.numbers, numbers)) if numbers else built
     verdicts = judge(table, days, found, expectations, _trailing(ledger, days))
     by_day = {v.day: v for v in verdicts}
-    return Audited(built, frame, wanted, by_day, rules, merging is not None)
+    merge = merging is not None
+    return Audited(built, frame, wanted, by_day, rules, merge, spreads=found_spreads)
+
+
+def _look_for_drift(
+    table: Table,
+    ledger: Ledger,
+    now: Mapping[date, Spread],
+    days: Window,
+    expectations: dict[date, Expectation],
+) -> dict[date, Mapping[str, float]]:
+    """Add what is found of drift to what is expected of the days; numbers for the UI by day."""
+    numbers: dict[date, Mapping[str, float]] = {}
+    for day in days if drifts_of(table) else ():
+        notice, numbers[day] = drifted(table, now.get(day, {}), _earlier(ledger, now, day))
+        due = expectations.get(day, Expectation())
+        expectations[day] = replace(
+            due,
+            notices={**due.notices, DRIFT: notice},
+            figures={**due.figures, DRIFT: numbers[day]},
+        )
+    return numbers
+
+
+def _earlier(ledger: Ledger, now: Mapping[date, Spread], day: date) -> Earlier | None:
+    """What a day is held against: the version that it replaces, or else the last day before it."""
+
+    def published_then(of: date) -> Spread | None:
+        record = ledger.latest.get(of)
+        return record.details.spreads.get(of) if record and ledger.current_record(of) else None
+
+    if then := published_then(day):
+        return Earlier(f"version {ledger.latest[day].version}", then)
+    for before in (day - n * DAY for n in range(1, TRAILING_DAYS + 1)):
+        if then := now.get(before) or published_then(before):
+            return Earlier(str(before), then)
+    return None
+
+
+def _joined(
+    some: Mapping[date, Mapping[str, Any]], more: Mapping[date, Mapping[str, Any]]
+) -> dict[date, Mapping[str, Any]]:
+    return {**some, **{day: {**some.get(day, {}), **of} for day, of in more.items()}}
 
 
 def _trailing(ledger: Ledger, window: Window) -> dict[date, Measured]:
@@ -151,3 +210,9 @@ def summary(verdicts: Sequence[Verdict], audited: Audited) -> dict[str, Any]:
         },
         "not_published": {str(v.day): v.reasons for v in verdicts if not v.passed},
     }
+
+
+def with_spreads(details: Details, audited: Audited, passed: Iterable[Verdict]) -> Details:
+    """What a commit is to tell of itself, with the distributions of its days."""
+    found = {v.day: audited.spreads[v.day] for v in passed if v.day in audited.spreads}
+    return msgspec.structs.replace(details, spreads=found) if found else details

@@ -27,7 +27,7 @@ from backfill_assets.delta.records import verdict_of
 from backfill_assets.delta.snapshots import rows_as_of
 from backfill_assets.engine.spark import Engine
 from backfill_assets.publish.candidates import Candidate, Done, Outcome, Plan, Remarks, Snapshot
-from backfill_assets.publish.computing import Audited, compute, summary
+from backfill_assets.publish.computing import Audited, compute, summary, with_spreads
 from backfill_assets.publish.reasons import by_reason, to_compute
 from backfill_assets.publish.refusals import lacking, refuse_other_code
 from backfill_assets.publish.run_tags import REASON_TAG, launched_by
@@ -212,7 +212,7 @@ class Publisher(dg.ConfigurableIOManager):
                 "because": by_reason({v.day: because[v.day] for v in passed}),
                 "final": packed(remarks.final),
                 "withdrawn": packed(remarks.withdrawn),
-                "said": msgspec.to_builtins(remarks.details),
+                "said": msgspec.to_builtins(with_spreads(remarks.details, audited, passed)),
             }
             version = self._commit(table, audited, sorted(changed), metadata, ledger)
             if version is None:

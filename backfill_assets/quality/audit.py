@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import Window, windows
 from backfill_assets.escaping import one_line
+from backfill_assets.quality.forbidden import Offence
 from backfill_assets.tables.table import Table
 
 #: How many days before a day are its neighbours, and how many of them make a comparison worth it.
@@ -58,6 +59,7 @@ class Expectation:
         problems: why the day must not be published whatever its rows are.
         warnings: what a reader of the day should know.
         notices: findings of the table's own checks that hold no day back, by check.
+        figures: the numbers behind them, by check.
     """
 
     entries: Mapping[str, int | Decimal] = field(default_factory=dict)
@@ -66,6 +68,7 @@ class Expectation:
     problems: Sequence[str] = ()
     warnings: Sequence[str] = ()
     notices: Mapping[str, tuple[Severity, str]] = field(default_factory=dict)
+    figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class Measured:
         totals: sums by column.
         digest: the day's content as text; the same for the same rows in any order.
         broken: by rule, the rows that break it, where there are any.
+        offences: by check, the rows that may not be there, where there are any.
     """
 
     rows: int
@@ -87,6 +91,7 @@ class Measured:
     totals: Mapping[str, int | Decimal]
     digest: str
     broken: Mapping[str, int] = field(default_factory=dict)
+    offences: Mapping[str, Offence] = field(default_factory=dict)
 
     def null_rate(self, column: str) -> float:
         """Share of rows (0 to 1) in which a column is null; 0 for an empty day."""
@@ -257,6 +262,7 @@ def judge(
         ]
         if table.key:
             findings.append(_unique_key(table, measured))
+        findings += [_forbidden(check.name, measured) for check in table.forbidden]
         findings += [
             Finding(check, *expectation.notices.get(check, (Severity.OK, "nothing")))
             for check in table.notices
@@ -311,6 +317,11 @@ def _unique_key(table: Table, measured: Measured) -> Finding:
         text = f"{measured.duplicate_keys} row(s) repeat a ({', '.join(table.key)}) of the day"
         return Finding("unique_key", Severity.ERROR, text)
     return Finding("unique_key", Severity.OK, f"{measured.rows} distinct keys")
+
+
+def _forbidden(check: str, measured: Measured) -> Finding:
+    found = measured.offences.get(check)
+    return Finding(check, Severity.ERROR if found else Severity.OK, str(found or "no such row"))
 
 
 def _conservation(measured: Measured, expectation: Expectation) -> Finding:

@@ -1,13 +1,11 @@
-"""Tables that are declared by a function: its parameters are the inputs, its rows the days."""
+"""Tables that a function makes: its parameters are the inputs, its rows the days."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any
 
-import pandera.pyspark as pa
 from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.policy import Policy
@@ -15,7 +13,6 @@ from backfill_assets.calendar.reach import SAME_DAY, Reach
 from backfill_assets.tables.lookups import Answers
 from backfill_assets.tables.references import Unpartitioned, WithoutDays
 from backfill_assets.tables.table import (
-    DeclarationError,
     Dependency,
     Equation,
     Figure,
@@ -28,9 +25,6 @@ from backfill_assets.tables.table import (
 #: The column that says for which day of the table a row of an input counts. A row of an input that
 #: decides seven days is there seven times.
 FOR_DAY = "for_day"
-
-#: The module that runs the functions and publishes their rows.
-_PUBLISHES = "backfill_assets.assets.derived"
 
 Transform = Callable[..., DataFrame]
 
@@ -51,7 +45,34 @@ class Reads:
 
     Attributes:
         table: the input; `SELF` is the table that is being declared.
-        reach: which days of it decide a day: `SAME_DAY`, `last_days(n)` or `PREVIOUS_DAY`.
+        reach: which days of it decide a day: `SAME_DAY`, `last_days(n)`, `following_days(n)` or
+            `PREVIOUS_DAY`.
+        as_known: of the raw log of a source: the parameter holds the columns of its staging, each
+            key in the greatest version that was logged by `for_day`, and the event days that the
+            reach has. So nothing in it became known after that day, and it never changes.
+    """
+
+    table: Table
+    reach: Reach = SAME_DAY
+    as_known: bool = False
+
+    @property
+    def of_the_day(self) -> bool:
+        """Whether the parameter holds the rows of the same day as they are."""
+        return self.reach == SAME_DAY and not self.as_known
+
+
+@dataclass(frozen=True)
+class Published:
+    """Which days of a table are published; the annotation of a parameter.
+
+    The parameter holds a row for each day of the reach that is there, empty days included:
+    `for_day`, the day of the table that is made, and `day`. So a function can tell *nothing came*
+    from *not known yet*, without a clock.
+
+    Attributes:
+        table: the table. Where another parameter reads it, that has the same reach.
+        reach: which days of it are looked at.
     """
 
     table: Table
@@ -94,6 +115,7 @@ class Derived(Table):
         transform: the function.
         reads: its inputs by day, by parameter.
         whole: its inputs without days, by parameter.
+        there: the inputs of which it is told which days are published, by parameter.
         asks: what it asks of services, by parameter.
         conserved: the totals that must follow from the inputs.
         group: the asset group.
@@ -104,6 +126,7 @@ class Derived(Table):
     transform: Transform
     reads: Mapping[str, Reads]
     whole: Mapping[str, Unpartitioned] = field(default_factory=dict)
+    there: Mapping[str, Published] = field(default_factory=dict)
     asks: Mapping[str, Answers] = field(default_factory=dict)
     conserved: Sequence[Conserved] = ()
     group: str = "derived"
@@ -128,11 +151,16 @@ class Derived(Table):
                 of.reach,
                 launched=None if of.table is self or of.reach == SAME_DAY else SAME_DAY,
             )
-            for of in reads.values()
+            for of in {of.table.name: of for of in self.by_day.values()}.values()
         )
         object.__setattr__(self, "inputs", lambda _: dependencies)
-        others = [of.table for of in reads.values() if of.table is not self]
+        others = [of.table for of in self.by_day.values() if of.table is not self]
         object.__setattr__(self, "decided_by", decided_by(others))
+
+    @property
+    def by_day(self) -> Mapping[str, Reads | Published]:
+        """Its inputs with days, by parameter."""
+        return {**self.reads, **self.there}
 
     @property
     def references(self) -> Sequence[WithoutDays]:
@@ -146,7 +174,7 @@ class Derived(Table):
         for check in self.conserved:
             of = self.reads[check.parameter]
             name = "rows" if check.column is None else check.column
-            if of.reach == SAME_DAY and name in ("rows", *of.table.totals):
+            if of.of_the_day and name in ("rows", *of.table.totals):
                 has = "has {} rows" if name == "rows" else f"has {name} {{}}"
                 found.append(Equation(Figure(of.table, name, has), self.figure(check.total)))
         return found
@@ -159,148 +187,3 @@ class Derived(Table):
     def __call__(self, *frames: DataFrame, **named: DataFrame) -> DataFrame:
         """What the function gives, for tests: frames with the column `for_day`."""
         return self.transform(*frames, **named)
-
-
-def table(
-    model: type[pa.DataFrameModel],
-    *,
-    checks: Sequence[Conserved] = (),
-    group: str = "derived",
-    frozen: bool = False,
-    lineage: Lineage | None = None,
-) -> Callable[[Transform], Derived]:
-    """Declare the table that a function makes; it is named like the function.
-
-    Each parameter is an input, annotated with the table and its reach::
-
-        @table(CustomerSpend, checks=[conserves("orders", "amount", "spend")])
-        def customer_spend_7d(
-            orders: Annotated[DataFrame, Reads(STAGED, last_days(7))],
-        ) -> DataFrame:
-            return orders.groupBy(F.col("for_day").alias("run_date"), "customer_id").agg(
-                F.sum("amount").alias("spend")
-            )
-
-    The function gets all rows that decide some days, with the column `for_day`: the day of the
-    table that a row counts for. It gives the rows of these days. It reads no clock and no table.
-    A parameter that is annotated with an `Unpartitioned` holds all rows of a table without days;
-    one with `Answers` holds what a service answers.
-
-    Args:
-        model: the columns. `Config.metadata` has `partition`, the name of the DATE column of the
-            day; and, where there are such, `key` and `totals`.
-        checks: what must be conserved between the inputs and a day.
-        group: the asset group in the UI.
-        frozen: whether a check says so if a final day was changed by no person.
-        lineage: for the UI, by column of the table, the (table, column) pairs it is made of.
-
-    Raises:
-        DeclarationError: a parameter has neither, or something is named that is not there.
-    """
-
-    def declare(function: Transform) -> Derived:
-        name = function.__name__
-        if "<" in function.__qualname__ or not name.isidentifier():
-            raise DeclarationError(f"{function.__qualname__}: a table needs a function in a module")
-        found = _inputs(function)
-        made = Derived(
-            name=name,
-            model=model,
-            made_in=(_PUBLISHES, function.__module__, *found.asking_modules),
-            transform=function,
-            **found._asdict(),
-            conserved=tuple(checks),
-            group=group,
-            frozen=frozen,
-            lineage=lineage or {},
-        )
-        _check(made)
-        return made
-
-    return declare
-
-
-def _check(made: Derived) -> None:
-    """Refuse a declaration that names what is not there."""
-    for check in made.conserved:
-        if check.parameter not in made.reads:
-            raise DeclarationError(f"{made.name}: there is no parameter {check.parameter}")
-        if check.total not in made.totals:
-            raise DeclarationError(
-                f"{made.name}: {check.total} is none of the model's totals ({list(made.totals)})"
-            )
-        source = made.reads[check.parameter].table
-        if check.column is not None and check.column not in source.columns:
-            raise DeclarationError(f"{made.name}: {source.name} has no column {check.column}")
-    _check_asks(made)
-    there = {(of.table.name, column) for of in made.reads.values() for column in of.table.columns}
-    for column, made_of in made.lineage.items():
-        if column not in made.columns:
-            raise DeclarationError(f"{made.name}: lineage of {column}, which is no column of it")
-        whole = {of.name for of in made.references}
-        for name, other in {of for of in made_of if of[0] not in whole} - there:
-            raise DeclarationError(f"{made.name}: {column} cannot be made of {name}.{other}")
-
-
-def _check_asks(made: Derived) -> None:
-    """Refuse requests that are made of nothing, and pools that a step cannot have."""
-    for parameter, asked in made.asks.items():
-        if not asked.parameters or not {*asked.parameters} <= {*made.reads, *made.whole}:
-            raise DeclarationError(
-                f"{made.name}: the requests of {parameter} are made of {[*asked.parameters]}; they "
-                f"must be parameters with rows: {[*made.reads, *made.whole]}"
-            )
-    if len({of.lookup.pool or of.lookup.name for of in made.asks.values()}) > 1:
-        raise DeclarationError(
-            f"{made.name}: a step has one pool; give its lookups the same: "
-            f"{[of.lookup.name for of in made.asks.values()]}"
-        )
-
-
-class _Inputs(NamedTuple):
-    """The inputs of a function by parameter, each kind by itself."""
-
-    reads: dict[str, Reads]
-    whole: dict[str, Unpartitioned]
-    asks: dict[str, Answers]
-
-    @property
-    def asking_modules(self) -> list[str]:
-        """The modules of the functions that make requests."""
-        return [of.of.__module__ for of in self.asks.values()]
-
-
-def _inputs(function: Transform) -> _Inputs:
-    """The inputs of a function, as its parameters are annotated."""
-    hints: Mapping[str, Any] = get_type_hints(function, include_extras=True)
-    made = _Inputs({}, {}, {})
-    found, whole, asks = made
-    for parameter in inspect.signature(function).parameters:
-        hint = hints.get(parameter)
-        of = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-        inputs = [one for one in of if isinstance(one, Reads | Unpartitioned | Answers)]
-        if len(inputs) != 1:
-            raise DeclarationError(
-                f"{function.__name__}: annotate {parameter} as Annotated[DataFrame, Reads(TABLE)]"
-            )
-        if isinstance(inputs[0], Reads):
-            found[parameter] = inputs[0]
-        elif isinstance(inputs[0], Unpartitioned):
-            whole[parameter] = inputs[0]
-        else:
-            asks[parameter] = inputs[0]
-    with_days = [one.table.name for one in found.values()]
-    others: list[WithoutDays] = [*whole.values(), *(of.lookup for of in asks.values())]
-    names = [*with_days, *(one.name for one in others)]
-    if {*with_days} <= {SELF.name} or len(set(names)) < len(names):
-        raise DeclarationError(
-            f"{function.__name__}: it needs inputs with days besides itself, each table once: "
-            f"{names}"
-        )
-    for parameter, one in found.items():
-        if one.table is SELF and not one.reach.of_the_past:
-            raise DeclarationError(
-                f"{function.__name__}: {parameter} has days that are being made; of itself, a "
-                "table reads earlier days: Reads(SELF, PREVIOUS_DAY)"
-            )
-    return made

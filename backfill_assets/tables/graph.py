@@ -135,7 +135,11 @@ class Graph:
         for name in self.by_event_day:
             if all(
                 not isinstance(of.reach, Known)
-                and (of.source.name in (*found, name) or of.reach.stays_open)
+                and (
+                    of.source.name in (*found, name)
+                    # A log closes; what is made of it by log day is not known to.
+                    or (of.reach.stays_open and of.source.name in self.sources)
+                )
                 for of in self.inputs[name]
             ):
                 found.append(name)

@@ -133,6 +133,7 @@ def current(of: Derived, *, name: str | None = None, doc: str | None = None) -> 
         made_in=(*_modules(of), source.lines.__module__, source.declared_in),
         decided_by=("window_days", "late_lines"),
         inputs=inputs,
+        forbidden=of.forbidden,
         of=of,
         source=source,
     )

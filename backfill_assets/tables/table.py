@@ -24,7 +24,9 @@ from pyspark.sql import functions as F
 from backfill_assets.calendar.partitions import unpacked
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import Known, Reach
+from backfill_assets.tables.drifts import notices_of
 from backfill_assets.tables.references import WithoutDays
+from backfill_assets.tables.rules import Forbidden, Rule, bounds_of
 
 if TYPE_CHECKING:
     from backfill_assets.delta.ledgers import Ledger
@@ -159,11 +161,13 @@ class Table:
             `Settings.digest_of`.
         inputs: what it is made of, under a late-data policy; nothing if it comes from the landing.
         frozen: whether a check says so if a final day of it was changed by no person.
+        forbidden: which rows of a day may not be there beside others.
         partition: name of the DATE column the table is partitioned by.
         key: columns that are unique within a partition; empty where there is no natural key.
         totals: numeric columns whose daily sums are part of the audit.
         notices: checks of what the inputs say of a day, beyond conservation, with their
             descriptions; they hold a day back only if they say that it is an error.
+        rules: what must hold for each row over several columns, by name.
         merges: whether a run may ask for its rows to be merged instead of replacing the days.
     """
 
@@ -173,10 +177,12 @@ class Table:
     decided_by: tuple[str, ...] = ()
     inputs: Callable[[Policy], Inputs] = _none
     frozen: bool = False
+    forbidden: Sequence[Forbidden] = ()
     partition: str = field(init=False)
     key: tuple[str, ...] = field(init=False)
     totals: tuple[str, ...] = field(init=False)
     notices: Mapping[str, str] = field(init=False)
+    rules: Mapping[str, Rule] = field(init=False)
     merges: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -184,7 +190,9 @@ class Table:
         object.__setattr__(self, "partition", metadata["partition"])
         object.__setattr__(self, "key", tuple(metadata.get("key", ())))
         object.__setattr__(self, "totals", tuple(metadata.get("totals", ())))
-        object.__setattr__(self, "notices", metadata.get("notices", {}))
+        object.__setattr__(self, "notices", notices_of(metadata))
+        rules = {name: Rule(*rule) for name, rule in metadata.get("rules", {}).items()}
+        object.__setattr__(self, "rules", rules)
         object.__setattr__(self, "merges", metadata.get("merge", False))
 
     @property
@@ -234,17 +242,10 @@ class Table:
 
     @property
     def constraints(self) -> Mapping[str, str]:
-        """Value bounds as SQL conditions by constraint name, for Delta CHECK constraints."""
-        operators = {"greater_than_or_equal_to": (">=", "min_value")}
-        found = {}
-        for name, column in self.columns.items():
-            for check in column.checks:
-                sign, value = operators[check.name]
-                rule = f"{name} {sign} {check.statistics[value]}"
-                # What is neither true nor false does not hold.
-                rule = f"{name} IS NULL OR {rule}" if column.nullable else rule
-                found[f"{name}_{check.name}"] = rule
-        return found
+        """What must hold for each row, as SQL by name, for Delta CHECK constraints."""
+        bounds = [bounds_of(name, column) for name, column in self.columns.items()]
+        rules = {name: rule.condition for name, rule in self.rules.items()}
+        return {name: rule for of in [*bounds, rules] for name, rule in of.items()}
 
     @property
     def checks(self) -> Mapping[str, str]:
@@ -255,9 +256,10 @@ class Table:
             "conservation": "No row was lost or invented between the inputs and this day.",
         }
         if self.key:
-            columns = dict.fromkeys((self.partition, *self.key))
-            found["unique_key"] = f"({', '.join(columns)}) is unique."
-        return {**found, **self.notices}
+            columns = ", ".join(dict.fromkeys((self.partition, *self.key)))
+            found["unique_key"] = f"({columns}) is unique."
+        forbidden = {check.name: check.description for check in self.forbidden}
+        return {**found, **forbidden, **self.notices}
 
     @property
     def column_schema(self) -> dg.TableSchema:
@@ -272,16 +274,17 @@ class Table:
                         nullable=bool(column.nullable),
                         unique=False,
                         other=[
-                            rule
-                            for key, rule in self.constraints.items()
-                            if key.startswith(f"{name}_")
-                        ]
-                        + (["partition column"] if name == self.partition else [])
-                        + (["part of the natural key"] if name in self.key else []),
+                            *bounds_of(name, column).values(),
+                            *(["partition column"] if name == self.partition else []),
+                            *(["part of the natural key"] if name in self.key else []),
+                        ],
                     ),
                 )
                 for name, column in self.columns.items()
-            ]
+            ],
+            constraints=dg.TableConstraints(
+                [f"{rule.condition}: {rule.description}" for rule in self.rules.values()]
+            ),
         )
 
     def conform(self, frame: DataFrame) -> DataFrame:

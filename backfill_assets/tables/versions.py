@@ -11,7 +11,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.window import Window as SqlWindow
 from pyspark.sql.window import WindowSpec
 
-from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.reach import Reach
+from backfill_assets.tables.derived import FOR_DAY
 from backfill_assets.tables.sources import Source
 
 #: Of the rows of `ranked` and `known`: whether they do not count. No field has a name like this.
@@ -127,6 +129,32 @@ def known(
         .where(window.predicate("event_date"))
         .where(~late)
         .select(*source.staged.columns, SUPERSEDED)
+    )
+
+
+def as_known(raw: DataFrame, source: Source, reach: Reach, days: Window) -> DataFrame:
+    """Each key as it was known at the end of each of some days: nothing that was logged later.
+
+    Args:
+        raw: `with_event_day` of the log days that `reach` reads. No earlier one has a greater
+            version of what they tell of, as no line is logged before the day of its version time.
+        source: of the log.
+        reach: the event days that count for a day; the last of them is the day itself.
+        days: the days.
+
+    Returns:
+        The columns of staging and `for_day`: a row for each key and day on which the version that
+        was the greatest one then tells of a day that counts. `log_date` is never after `for_day`.
+    """
+    greater = greatest_first(source, *source.key).rowsBetween(SqlWindow.unboundedPreceding, -1)
+    superseded_on = F.min("log_date").over(greater)
+    until = F.least(F.date_add("event_date", reach.before), F.date_sub(superseded_on, 1))
+    return (
+        raw.withColumn("_until", F.least(until, F.lit(days.end - DAY)))
+        .where(F.col("_until") >= F.col("log_date"))
+        .select(*source.staged.columns, F.sequence("log_date", "_until").alias("_days"))
+        .select(*source.staged.columns, F.explode("_days").alias(FOR_DAY))
+        .where(days.predicate(FOR_DAY))
     )
 
 

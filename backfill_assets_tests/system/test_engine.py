@@ -45,6 +45,25 @@ with caching() as cache:
     input()
 """
 VIEWS = "print(len(spark.sql('SHOW VIEWS IN global_temp').collect()))"
+#: Loads a day of long lines, with an engine of its own.
+LONG_LINES = """
+import gzip, json, sys
+from pathlib import Path
+from backfill_assets.engine.spark import Engine
+from backfill_assets.settings import load_settings
+from backfill_assets_tests.pipeline import Pipeline, order
+conf = {"spark.driver.memory": "1500m"}
+pipeline = Pipeline(
+    Engine.of(load_settings(spark_master="local[2]", spark_conf=conf)), Path(sys.argv[1])
+)
+with gzip.open(pipeline.folder(1) / "a.jsonl.gz", "wt", compresslevel=1) as file:
+    for n in range(400):
+        file.write(json.dumps(order(f"{n}-" + "x" * 1_000_000, 1)) + "\\n")
+    for n in range(200):
+        file.write(f"{n}-" + "y" * 1_000_000 + "\\n")
+assert pipeline.run(1, 1)
+print(sum(row["orders"] for row in pipeline.rows("fact_daily_orders")))
+"""
 MUCH = "spark.range(1).selectExpr('length(repeat(string(id), 1900000000))').collect()"
 
 
@@ -204,3 +223,10 @@ def test_out_of_memory_it_ends_and_is_restarted(real):
     client.wait()
     assert "The Spark engine ended with status 3: restarting it ..." in real.said
     assert real.asked()
+
+
+def test_many_lines_of_a_megabyte_are_not_too_many(tmp_path):
+    """A reader takes few rows at once: long ones end no engine when they are read back."""
+    command = [sys.executable, "-W", "ignore", "-c", LONG_LINES, str(tmp_path)]
+    found = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert found.stdout.strip().endswith("400"), found.stderr[-2000:]

@@ -1,0 +1,71 @@
+"""Features of each user on each day: what was known of the orders of thirty days, on that day."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+from pandera.pyspark import Field
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets import RAW, Reads, conserves, last_days, nullable, table
+
+
+class Features(pa.DataFrameModel):
+    """What was known on a day of each user with an order in the thirty days up to it."""
+
+    event_date: T.DateType = Field(description="The last of the thirty days.")
+    user_id: T.StringType = Field(description="Customer, or `unknown`.")
+    orders_7d: T.LongType = Field(ge=0, description="Orders of the last seven days.")
+    orders_30d: T.LongType = Field(ge=1, description="Orders of the thirty days.")
+    revenue_30d: T.DecimalType(28, 2) = Field(description="Sum of their amounts.")  # type: ignore[valid-type]
+    features_through: T.DateType = Field(
+        description="Log day of the newest line that the row is made of."
+    )
+    engagement_score: T.DecimalType(5, 2) = nullable(  # type: ignore[valid-type]
+        1.0, 1.0, "Days with an order, of a hundred; null on days made before it was added."
+    )
+
+    class Config:
+        """One row for each day and user."""
+
+        strict = True
+        metadata: ClassVar = {
+            "partition": "event_date",
+            "key": ["user_id"],
+            "totals": ["orders_30d", "revenue_30d"],
+            "merge": True,
+            "drift": {"orders_7d": 0.25, "revenue_30d": 0.25},
+            "rules": {
+                "nothing_of_later": (
+                    "features_through <= event_date",
+                    "No line was logged after the day.",
+                )
+            },
+        }
+
+
+@table(
+    Features,
+    checks=[conserves("orders", None, "orders_30d"), conserves("orders", "amount", "revenue_30d")],
+    group="training",
+)
+def features(
+    orders: Annotated[DataFrame, Reads(RAW, last_days(30), as_known=True)],
+) -> DataFrame:
+    """The features of each user, without an order or a version that was logged later."""
+    of_the_week = F.col("event_date") > F.date_sub("for_day", 7)
+    days = F.count_distinct("event_date")
+    return (
+        orders.groupBy("for_day", F.coalesce("customer_id", F.lit("unknown")).alias("user_id"))
+        .agg(
+            F.count_if(of_the_week).alias("orders_7d"),
+            F.count("*").alias("orders_30d"),
+            F.sum("amount").cast("decimal(28,2)").alias("revenue_30d"),
+            F.max("log_date").alias("features_through"),
+            (days * 100 / F.lit(30)).cast("decimal(5,2)").alias("engagement_score"),
+        )
+        .withColumnRenamed("for_day", "event_date")
+    )

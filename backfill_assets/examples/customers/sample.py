@@ -1,0 +1,195 @@
+"""Sample data: a change feed of customers and their orders, in three batches.
+
+The batches have the shape of TPC-DI: a historical load, and then two increments of a day each. The
+feed has inserts, updates, hard deletes and re-inserts, several changes a day and two at the same
+moment; lines come late, out of order and twice; a change is corrected by a later version, which may
+tell of another moment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, time, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+_DAY = timedelta(days=1)
+_STATUSES = ("ok", "ok", "ok", "bounced", "unsubscribed")
+_SEGMENTS = ("auto", "building", "furniture", "machinery")
+_COUNTRIES = ("DE", "FR", "JP", "US")
+#: By source and arrival day, the lines of the landing.
+Batch = Mapping[str, Mapping[date, Sequence[Mapping[str, Any]]]]
+
+
+@dataclass
+class _Feed:
+    """Decides what happens to customers, and when each line of it lands."""
+
+    chance: random.Random
+    start: date
+    days: int
+    landed: dict[str, dict[date, list[dict[str, Any]]]] = field(
+        default_factory=lambda: {
+            "customer_changes": defaultdict(list),
+            "orders": defaultdict(list),
+        }
+    )
+    #: By customer, whether it is there.
+    there: dict[str, bool] = field(default_factory=dict)
+    changes: int = 0
+
+    @property
+    def last(self) -> date:
+        return self.start + (self.days - 1) * _DAY
+
+    def moment(self, day: date) -> datetime:
+        midnight = datetime.combine(day, time(), timezone.utc)
+        return midnight + timedelta(seconds=self.chance.randrange(86_400))
+
+    def change(self, customer: str, op: str, at: datetime) -> None:
+        """A change with all its lines: late, sent again, corrected."""
+        self.changes += 1
+        self.there[customer] = op != "delete"
+        line = {
+            "change_id": f"ch-{self.changes:06d}",
+            "customer_id": customer,
+            "op": op,
+            **self._attributes(),
+            "changed_at": _text(at),
+        }
+        arrival, taken = self._taken(at)
+        self._land(arrival, line, taken)
+        if self.chance.random() < 0.05:
+            self._land(arrival + self.chance.choice((0, 1, 2)) * _DAY, line, taken)
+        while self.chance.random() < 0.12:
+            moved = {}
+            if self.chance.random() < 0.5:
+                hours = self.chance.choice((-40, -5, -1, 1, 5))
+                moved = {"changed_at": _text(min(at + timedelta(hours=hours), taken))}
+            line = {**line, **self._attributes(), **moved}
+            taken = min(taken + timedelta(minutes=self.chance.randrange(1, 4000)), self._end)
+            later = taken.date() + self.chance.choice((0, 0, 1, 3)) * _DAY
+            self._land(later, line, taken)
+
+    def order(self, day: date, number: int) -> None:
+        at = self.moment(day)
+        arrival, taken = self._taken(at)
+        known = [*self.there, "c-stranger", None]
+        line = {
+            "order_id": f"o-{day:%Y%m%d}-{number:04d}",
+            "customer_id": self.chance.choice(known),
+            "order_ts": _text(at),
+            "amount": f"{self.chance.randrange(100, 20_000) / 100:.2f}",
+            "ingestion_ts": _text(taken),
+        }
+        if arrival <= self.last:
+            self.landed["orders"][arrival].append(line)
+
+    @property
+    def _end(self) -> datetime:
+        return datetime.combine(self.last, time(23, 59, 59), timezone.utc)
+
+    def _attributes(self) -> dict[str, str | None]:
+        return {
+            "email_status": self.chance.choice(_STATUSES),
+            "segment": self.chance.choice(_SEGMENTS),
+            "country": self.chance.choice((*_COUNTRIES, None)),
+        }
+
+    def _taken(self, at: datetime) -> tuple[date, datetime]:
+        """The arrival day of a line, and when the source took it."""
+        taken = min(at + timedelta(seconds=self.chance.randrange(1, 7200)), self._end)
+        if self.chance.random() < 0.8:
+            return taken.date(), taken
+        arrival = taken.date() + self.chance.randrange(1, 5) * _DAY
+        # Taken at once and shipped late, or taken late.
+        return arrival, taken if self.chance.random() < 0.5 else self.moment(arrival)
+
+    def _land(self, arrival: date, line: Mapping[str, Any], taken: datetime) -> None:
+        if arrival <= self.last:
+            of = self.landed["customer_changes"][arrival]
+            of.append({**line, "ingested_at": _text(taken)})
+
+
+def _text(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%dT%H:%M:%S}Z"
+
+
+def batches(
+    *, start: date, days: int = 14, customers: int = 12, orders_per_day: int = 20, seed: int = 7
+) -> list[Batch]:
+    """What lands: the historical load, and two increments of a day each.
+
+    The same arguments give the same lines.
+
+    Args:
+        start: the first arrival day.
+        days: arrival days of all batches together; 3 or more.
+        customers: how many there are in the beginning; some come later.
+        orders_per_day: how many orders happen on a day.
+        seed: another seed gives other lines with the same troubles.
+
+    Raises:
+        ValueError: there are too few days for three batches.
+    """
+    if days < 3:
+        raise ValueError("three batches need three days or more")
+    chance = random.Random(seed)
+    feed = _Feed(chance, start, days)
+    for n in range(customers):
+        feed.change(
+            f"c-{n:04d}", "insert", feed.moment(start - chance.choice((0, 0, 0, 30)) * _DAY)
+        )
+    for day in (start + n * _DAY for n in range(days)):
+        for customer in sorted(feed.there):
+            for _ in range(chance.choice((0, 0, 0, 0, 1, 1, 2, 3))):
+                at = feed.moment(day)
+                op = "update" if feed.there[customer] else "insert"
+                feed.change(customer, "delete" if chance.random() < 0.15 else op, at)
+                if chance.random() < 0.1:
+                    feed.change(customer, "update", at)
+        if chance.random() < 0.5:
+            feed.change(f"c-{len(feed.there):04d}", "insert", feed.moment(day))
+        for number in range(orders_per_day):
+            feed.order(day, number)
+    increments = [feed.last - _DAY, feed.last]
+    history = [feed.start + n * _DAY for n in range(days - 2)]
+    return [
+        {source: {day: by_day.get(day, []) for day in of} for source, by_day in feed.landed.items()}
+        for of in (history, *([day] for day in increments))
+    ]
+
+
+def land(landing: Path, batch: Batch) -> None:
+    """Write the files of a batch below a landing root; its lines are out of order."""
+    for source, by_day in batch.items():
+        for day, lines in by_day.items():
+            folder = landing / source / f"arrival_date={day}"
+            folder.mkdir(parents=True, exist_ok=True)
+            shuffled = random.Random(f"{source} {day}").sample([*lines], len(lines))
+            text = "".join(f"{json.dumps(line)}\n" for line in shuffled)
+            (folder / "part-000.jsonl").write_text(text)
+
+
+def main() -> None:
+    """Write sample data from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("landing", type=Path, help="the landing root")
+    parser.add_argument("--start", type=date.fromisoformat, default=date(2024, 1, 1))
+    parser.add_argument("--days", type=int, default=21)
+    parser.add_argument("--customers", type=int, default=50)
+    parser.add_argument("--orders-per-day", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=7)
+    given = vars(parser.parse_args())
+    landing = given.pop("landing")
+    for batch in batches(**given):
+        land(landing, batch)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,18 @@
+"""All tables with memory, inputs first."""
+
+from __future__ import annotations
+
+from backfill_assets import ORDERS
+from backfill_assets.examples.customers.changes import CUSTOMER_CHANGES
+from backfill_assets.examples.customers.dimension import dim_customers
+from backfill_assets.examples.customers.enrichment import fact_orders_eur
+from backfill_assets.examples.customers.orders import fact_orders_enriched, fact_orders_settled
+
+TABLES = [
+    *ORDERS,
+    CUSTOMER_CHANGES,
+    dim_customers,
+    fact_orders_enriched,
+    fact_orders_settled,
+    fact_orders_eur,
+]

@@ -1,0 +1,128 @@
+"""Drift: how far the distribution of a column has moved from what it was.
+
+Told by the population stability index: the sum of (p - q) * ln(p / q) over bins, where p and q are
+the shares of rows now and then. Below 0.1 little has moved; above 0.25 it is another distribution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import date
+from typing import NamedTuple
+
+import pyspark.sql.types as T
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets.quality.audit import Severity
+from backfill_assets.tables.drifts import drifts_of
+from backfill_assets.tables.table import Table
+
+#: By column, the rows of a day in each bin.
+Spread = Mapping[str, Mapping[str, int]]
+
+#: With fewer rows on either side, chance alone moves the index.
+ENOUGH_ROWS = 100
+#: Added to each bin, so that an empty one does not make the sum infinite.
+_SMOOTHING = 0.5
+
+
+class Earlier(NamedTuple):
+    """What a day is held against.
+
+    Attributes:
+        name: what it is, for a reader.
+        spread: its distributions.
+    """
+
+    name: str
+    spread: Spread
+
+
+def spreads(frame: DataFrame, table: Table) -> dict[date, Spread]:
+    """By day that has rows, the distributions of the columns that are watched, in one Spark query.
+
+    A number lies in a bin with those of its sign and of its power of two, so bins are the same for
+    all days. Null and zero have bins of their own.
+
+    Args:
+        frame: the rows.
+        table: which columns are watched, see `tables.drifts`.
+    """
+    types = {column.name: column.dataType for column in table.struct}
+    watched = drifts_of(table)
+    if not watched:
+        return {}
+    cells = [
+        F.struct(F.lit(name).alias("name"), _bin(F.col(name), types[name]).alias("bin"))
+        for name in watched
+    ]
+    rows = frame.select(F.col(table.partition).alias("_day"), F.explode(F.array(*cells)).alias("c"))
+    found: dict[date, dict[str, dict[str, int]]] = {}
+    for day, name, of, count in rows.groupBy("_day", "c.name", "c.bin").count().collect():
+        found.setdefault(day, {}).setdefault(name, {})[of] = count
+    # In an order of their own: the same rows are the same record.
+    return {
+        day: {name: dict(sorted(of[name].items())) for name in watched} for day, of in found.items()
+    }
+
+
+def _bin(value: Column, kind: T.DataType) -> Column:
+    if isinstance(kind, T.BooleanType):
+        told = value.cast("string")
+    else:
+        number = value.cast("double")
+        sign = F.when(number < 0, "-").otherwise("")
+        power = F.floor(F.log2(F.abs(number))).cast("string")
+        told = F.when(number == 0, "0").otherwise(F.concat(sign, F.lit("2^"), power))
+    return F.when(value.isNull(), "null").otherwise(told)
+
+
+def stability_index(before: Sequence[int], after: Sequence[int]) -> float:
+    """The population stability index of two counts by bin; 0 if their shares are equal."""
+    old, new = (
+        [(count + _SMOOTHING) / (sum(side) + _SMOOTHING * len(side)) for count in side]
+        for side in (before, after)
+    )
+    return sum((b - a) * math.log(b / a) for a, b in zip(old, new, strict=True))
+
+
+def _moved(before: Mapping[str, int], after: Mapping[str, int]) -> float:
+    bins = sorted({*before, *after})
+    then, now = ([side.get(of, 0) for of in bins] for side in (before, after))
+    return round(stability_index(then, now), 6)
+
+
+def rows_of(spread: Spread) -> int:
+    """The number of rows that a spread is of."""
+    return max((sum(of.values()) for of in spread.values()), default=0)
+
+
+def drifted(
+    table: Table, now: Spread, then: Earlier | None
+) -> tuple[tuple[Severity, str], dict[str, float]]:
+    """How far a day has moved: the finding, and numbers for the UI.
+
+    Args:
+        table: the table.
+        now: the day as it is about to be published.
+        then: what it is held against; none if there is nothing.
+    """
+    rows = rows_of(now)
+    if then is None or not rows or not rows_of(then.spread):
+        return (Severity.OK, f"{rows} rows, and nothing to compare them with"), {}
+    bounds = drifts_of(table)
+    moved = {name: _moved(then.spread[name], now[name]) for name in bounds if name in then.spread}
+    few = min(rows, rows_of(then.spread)) < ENOUGH_ROWS
+    far = {name for name, index in moved.items() if index > bounds[name]} if not few else set()
+    told = ", ".join(
+        f"{name} {index:.3f}" + (f" (allowed {bounds[name]:g})" if name in far else "")
+        for name, index in moved.items()
+    )
+    against = f"{rows} rows against {rows_of(then.spread)} of {then.name}; stability index: {told}"
+    if few:
+        against += f"; below {ENOUGH_ROWS} rows nothing is warned of"
+    numbers = {f"drift of {name}": index for name, index in moved.items()}
+    found = Severity.WARN if far else Severity.OK
+    return (found, against), {**numbers, "rows before": rows_of(then.spread)}

@@ -1,0 +1,212 @@
+"""Declaring a table by a function: what its parameters say, and what cannot be."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+
+import pandera.pyspark as pa
+
+from backfill_assets.tables.derived import SELF, Conserved, Derived, Published, Reads, Transform
+from backfill_assets.tables.drifts import wrong_drifts
+from backfill_assets.tables.lookups import Answers
+from backfill_assets.tables.references import Unpartitioned, WithoutDays
+from backfill_assets.tables.rules import Forbidden, bounds_of
+from backfill_assets.tables.sources import Role, SourceTable
+from backfill_assets.tables.table import DeclarationError, Lineage
+
+#: The module that runs the functions and publishes their rows.
+_PUBLISHES = "backfill_assets.assets.derived"
+#: What a parameter may be annotated with.
+_KINDS = (Reads, Unpartitioned, Published, Answers)
+
+
+def table(
+    model: type[pa.DataFrameModel],
+    *,
+    checks: Sequence[Conserved | Forbidden] = (),
+    group: str = "derived",
+    frozen: bool = False,
+    lineage: Lineage | None = None,
+) -> Callable[[Transform], Derived]:
+    """Declare the table that a function makes; it is named like the function.
+
+    Each parameter is an input, annotated with the table and its reach::
+
+        @table(CustomerSpend, checks=[conserves("orders", "amount", "spend")])
+        def customer_spend_7d(
+            orders: Annotated[DataFrame, Reads(STAGED, last_days(7))],
+        ) -> DataFrame:
+            return orders.groupBy(F.col("for_day").alias("run_date"), "customer_id").agg(
+                F.sum("amount").alias("spend")
+            )
+
+    The function gets all rows that decide some days, with the column `for_day`: the day of the
+    table that a row counts for. It gives the rows of these days. It reads no clock and no table.
+    A parameter that is annotated with an `Unpartitioned` holds all rows of a table without days;
+    one with a `Published`, which days of a table are there; with `Answers`, what a service says.
+
+    Args:
+        model: the columns. `Config.metadata` has `partition`, the name of the DATE column of the
+            day; and, where there are such, `key`, `totals`, `rules`, and `drift`, see
+            `tables.drifts`.
+        checks: what must be conserved between the inputs and a day; and which rows of a day may
+            not be there beside others, see `forbids`.
+        group: the asset group in the UI.
+        frozen: whether a check says so if a final day was changed by no person.
+        lineage: for the UI, by column of the table, the (table, column) pairs it is made of.
+
+    Raises:
+        DeclarationError: a parameter has neither, or something is named that is not there.
+    """
+
+    def declare(function: Transform) -> Derived:
+        name = function.__name__
+        if "<" in function.__qualname__ or not name.isidentifier():
+            raise DeclarationError(f"{function.__qualname__}: a table needs a function in a module")
+        found = _inputs(function)
+        made = Derived(
+            name=name,
+            model=model,
+            made_in=(_PUBLISHES, function.__module__, *found.asking_modules),
+            transform=function,
+            **found._asdict(),
+            conserved=tuple(check for check in checks if isinstance(check, Conserved)),
+            forbidden=tuple(check for check in checks if isinstance(check, Forbidden)),
+            group=group,
+            frozen=frozen,
+            lineage=lineage or {},
+        )
+        _check(made)
+        return made
+
+    return declare
+
+
+def _check(made: Derived) -> None:
+    """Refuse a declaration that names what is not there."""
+    for check in made.conserved:
+        if check.parameter not in made.reads:
+            raise DeclarationError(f"{made.name}: there is no parameter {check.parameter}")
+        if check.total not in made.totals:
+            raise DeclarationError(
+                f"{made.name}: {check.total} is none of the model's totals ({list(made.totals)})"
+            )
+        source = made.reads[check.parameter].table
+        if check.column is not None and check.column not in source.columns:
+            raise DeclarationError(f"{made.name}: {source.name} has no column {check.column}")
+    if wrong := wrong_drifts(made):
+        raise DeclarationError(f"{made.name}: {'; '.join(wrong)}")
+    _check_rules(made)
+    _check_asks(made)
+    there = {(of.table.name, column) for of in made.reads.values() for column in of.table.columns}
+    for column, made_of in made.lineage.items():
+        if column not in made.columns:
+            raise DeclarationError(f"{made.name}: lineage of {column}, which is no column of it")
+        whole = {of.name for of in made.references}
+        for name, other in {of for of in made_of if of[0] not in whole} - there:
+            raise DeclarationError(f"{made.name}: {column} cannot be made of {name}.{other}")
+
+
+def _check_rules(made: Derived) -> None:
+    """Refuse rules and checks whose names are none, or belong to others."""
+    bounds = {n for name, column in made.columns.items() for n in bounds_of(name, column)}
+    others = {"row_count", "nulls", "conservation", "unique_key", *made.notices}
+    for kind, names, taken in (
+        ("rule", [*made.rules], bounds),
+        ("check", [check.name for check in made.forbidden], others),
+    ):
+        for name in names:
+            if not name.isidentifier() or name in taken or names.count(name) > 1:
+                raise DeclarationError(
+                    f"{made.name}: a {kind} cannot be named {name!r}: a name has letters, digits "
+                    f"and _, and belongs to one {kind}"
+                )
+
+
+def _check_asks(made: Derived) -> None:
+    """Refuse requests that are made of nothing, and pools that a step cannot have."""
+    rows = [*made.by_day, *made.whole]
+    for parameter, asked in made.asks.items():
+        if not asked.parameters or not {*asked.parameters} <= {*rows}:
+            raise DeclarationError(
+                f"{made.name}: the requests of {parameter} are made of {[*asked.parameters]}; they "
+                f"must be parameters with rows: {rows}"
+            )
+    if len({of.lookup.pool or of.lookup.name for of in made.asks.values()}) > 1:
+        raise DeclarationError(
+            f"{made.name}: a step has one pool; give its lookups the same: "
+            f"{[of.lookup.name for of in made.asks.values()]}"
+        )
+
+
+class _Inputs(NamedTuple):
+    """The inputs of a function by parameter, each kind by itself."""
+
+    reads: dict[str, Reads]
+    whole: dict[str, Unpartitioned]
+    there: dict[str, Published]
+    asks: dict[str, Answers]
+
+    @property
+    def asking_modules(self) -> list[str]:
+        """The modules of the functions that make requests."""
+        return [of.of.__module__ for of in self.asks.values()]
+
+
+def _inputs(function: Transform) -> _Inputs:
+    """The inputs of a function, as its parameters are annotated."""
+    hints: Mapping[str, Any] = get_type_hints(function, include_extras=True)
+    made = _Inputs({}, {}, {}, {})
+    found, whole, there, asks = made
+    for parameter in inspect.signature(function).parameters:
+        hint = hints.get(parameter)
+        of = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+        inputs = [one for one in of if isinstance(one, _KINDS)]
+        if len(inputs) != 1:
+            raise DeclarationError(
+                f"{function.__name__}: annotate {parameter} as Annotated[DataFrame, Reads(TABLE)]"
+            )
+        if isinstance(inputs[0], Reads):
+            found[parameter] = inputs[0]
+        elif isinstance(inputs[0], Published):
+            there[parameter] = inputs[0]
+        elif isinstance(inputs[0], Answers):
+            asks[parameter] = inputs[0]
+        else:
+            whole[parameter] = inputs[0]
+    with_days = [one.table.name for one in found.values()]
+    others: list[WithoutDays] = [*whole.values(), *(of.lookup for of in asks.values())]
+    names = [*with_days, *(one.name for one in others)]
+    if {*with_days} <= {SELF.name} or len(set(names)) < len(names):
+        raise DeclarationError(
+            f"{function.__name__}: it needs inputs with days besides itself, each table once: "
+            f"{names}"
+        )
+    for parameter, one in found.items():
+        if one.table is SELF and not one.reach.of_the_past:
+            raise DeclarationError(
+                f"{function.__name__}: {parameter} has days that are being made; of itself, a "
+                "table reads earlier days: Reads(SELF, PREVIOUS_DAY)"
+            )
+    _check_days(function.__name__, found, there)
+    return made
+
+
+def _check_days(name: str, reads: Mapping[str, Reads], there: Mapping[str, Published]) -> None:
+    """Refuse what no day can be made of."""
+    for parameter, one in reads.items():
+        log = isinstance(one.table, SourceTable) and one.table.role is Role.LOG
+        if one.as_known and (not log or one.reach.after):
+            raise DeclarationError(
+                f"{name}: {parameter} is as it was known on a day: of the raw log of a source, "
+                "and of days that end with the day itself, as last_days(n) has them"
+            )
+    reaches = {one.table.name: one.reach for one in reads.values()}
+    for parameter, told in there.items():
+        if told.table is SELF or reaches.setdefault(told.table.name, told.reach) != told.reach:
+            raise DeclarationError(
+                f"{name}: {parameter} tells which days of {told.table.name} are published: of "
+                "another table, and with the reach that it is read with"
+            )

@@ -1,0 +1,115 @@
+"""What must hold of a table's rows: bounds of columns, rules of a row, and what rows may not be.
+
+A rule of a row is a SQL condition, which Delta keeps as a CHECK constraint and the audit counts.
+What no single row tells is a function over a frame: it gives the rows that may not be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame
+
+#: Of a pandera check, the operator in SQL and the name of the value that it compares with.
+_OPERATORS = {"greater_than_or_equal_to": (">=", "min_value")}
+
+
+class Rule(NamedTuple):
+    """What must be true for each row of a table.
+
+    Attributes:
+        condition: in SQL, over the columns of the table. A row for which it is null breaks it, as
+            Delta has it: say what holds where a column is null.
+        description: what it means, in a sentence.
+    """
+
+    condition: str
+    description: str
+
+
+#: Row rules by name, as they stand in a model's `Config.metadata["rules"]`.
+Rules = Mapping[str, Rule | tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Forbidden:
+    """A check between the rows of a day, see `forbids`.
+
+    Attributes:
+        name: of the asset check.
+        find: gives the rows that may not be there.
+        description: what must hold, in a sentence.
+    """
+
+    name: str
+    find: Callable[[DataFrame], DataFrame]
+    description: str
+
+
+def forbids(name: str, find: Callable[[DataFrame], DataFrame], description: str) -> Forbidden:
+    """A check: a function finds no row that may not be there.
+
+    It is for what no row tells by itself, such as two versions that overlap. A day with such a row
+    is not published; the finding has their number, and the keys of up to three. The check is an
+    asset check of its own::
+
+        @table(Customers, checks=[forbids("overlap", overlaps, "No two versions overlap.")])
+
+    Args:
+        name: of the check.
+        find: a pure function of the rows that are about to be published, of all days of the run;
+            it gives the offending ones, with the partition column and the columns of the key.
+        description: what must hold, in a sentence.
+    """
+    return Forbidden(name, find, description)
+
+
+def bounds_of(name: str, column: Any) -> dict[str, str]:
+    """The bounds of a pandera column as SQL conditions, by constraint name."""
+    found = {}
+    for check in column.checks:
+        sign, value = _OPERATORS[check.name]
+        rule = f"{name} {sign} {check.statistics[value]}"
+        # What is neither true nor false does not hold.
+        rule = f"{name} IS NULL OR {rule}" if column.nullable else rule
+        found[f"{name}_{check.name}"] = rule
+    return found
+
+
+def no_leaks(at: str, *, carries: Sequence[str], began: str, known: str) -> dict[str, Rule]:
+    """Row rules: nothing that a row carries began, or became known, after its own moment.
+
+    They are for the model of a table that is joined by `as_of`::
+
+        metadata: ClassVar = {
+            "rules": no_leaks(
+                "order_ts", carries=["segment"], began="valid_from", known="known_at"
+            ),
+        }
+
+    What is carried without a word of when it began and became known is a leak as well.
+
+    Args:
+        at: the column with the moment of the row.
+        carries: the columns whose values come from elsewhere; each is null where there is none.
+        began: the column that says since when these values hold.
+        known: the column that says since when they are known.
+    """
+    there = f"({began} IS NOT NULL AND {known} IS NOT NULL)"
+    nothing = " AND ".join(f"{name} IS NULL" for name in carries)
+    return {
+        f"{began}_by_{at}": Rule(
+            f"{began} IS NULL OR {began} <= {at}",
+            f"What the row carries began no later than {at}.",
+        ),
+        f"{known}_by_{at}": Rule(
+            f"{known} IS NULL OR {known} <= {at}",
+            f"What the row carries was known no later than {at}.",
+        ),
+        f"{known}_told": Rule(
+            f"{there} OR ({nothing})",
+            f"What the row carries comes with {began} and {known}.",
+        ),
+    }

@@ -1,0 +1,104 @@
+"""A plain-Python reading of the customers' pages, to compare the tables with; no pipeline code.
+
+It is slow and literal on purpose: for each day it looks at all that had been logged by then. It
+must not import `backfill_assets`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import date, datetime, timezone
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Change:
+    """A line of the change feed, on its log day."""
+
+    log_day: date
+    change_id: str
+    customer_id: str
+    deleted: bool
+    attributes: tuple[str | None, str | None, str | None]
+    changed_at: datetime
+    known_at: datetime
+
+    @property
+    def rank(self) -> tuple[Any, ...]:
+        said = tuple((value is not None, value or "") for value in self.attributes)
+        return self.known_at, self.changed_at, self.customer_id, self.deleted, said
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of a customer, as the log knew it."""
+
+    customer_id: str
+    change_id: str
+    valid_from: datetime
+    valid_to: datetime | None
+    deleted: bool
+    attributes: tuple[str | None, str | None, str | None]
+    known_at: datetime
+    logged_on: date
+
+
+def moment(text: str) -> datetime:
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(timezone.utc)
+
+
+def change(arrival: date, line: Mapping[str, Any]) -> Change:
+    """A line of the feed; it is logged a day later if it tells of that."""
+    changed, taken = moment(line["changed_at"]), moment(line["ingested_at"])
+    deleted = line["op"] == "delete"
+    said = (line["email_status"], line["segment"], line["country"])
+    known = max(changed, taken)
+    return Change(
+        max(arrival, known.date()),
+        line["change_id"],
+        line["customer_id"],
+        deleted,
+        (None, None, None) if deleted else said,
+        changed,
+        known,
+    )
+
+
+def dimension(changes: Iterable[Change], day: date) -> set[Version]:
+    """The versions of all customers, with what was logged by the end of a day."""
+    latest: dict[str, Change] = {}
+    for one in sorted((c for c in changes if c.log_day <= day), key=lambda c: c.log_day):
+        if one.change_id not in latest or one.rank > latest[one.change_id].rank:
+            latest[one.change_id] = one
+    found: dict[str, list[Version]] = {}
+    for one in sorted(latest.values(), key=lambda c: (c.changed_at, c.known_at, c.change_id)):
+        of = found.setdefault(one.customer_id, [])
+        if of:
+            of[-1] = replace(of[-1], valid_to=one.changed_at)
+        version = Version(
+            one.customer_id,
+            one.change_id,
+            one.changed_at,
+            None,
+            one.deleted,
+            one.attributes,
+            one.known_at,
+            one.log_day,
+        )
+        of.append(version)
+    return {version for of in found.values() for version in of}
+
+
+def as_known(
+    versions: Iterable[Version], customer: str | None, at: datetime, cutoff: datetime
+) -> Version | None:
+    """The version of a customer at a moment, of what was known by another."""
+    there = [
+        version
+        for version in versions
+        if version.customer_id == customer
+        and version.valid_from <= at
+        and version.known_at <= cutoff
+    ]
+    return max(there, key=lambda v: (v.valid_from, v.known_at, v.change_id), default=None)

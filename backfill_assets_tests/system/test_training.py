@@ -1,0 +1,391 @@
+"""Features, labels and training sets: what was known then, and what came of it."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from datetime import date
+from decimal import Decimal
+
+import dagster as dg
+import pyarrow.compute as pc
+import pytest
+from dagster._core.execution.backfill import BulkActionStatus
+from deltalake import write_deltalake
+
+from backfill_assets.backfills import jobs, stages, undertakings
+from backfill_assets.backfills.comparison import Match
+from backfill_assets.backfills.plans import Parameters
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.staleness.backlog import backlog
+from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, order, planned, verify
+
+PLACE = "backfill_assets_tests.training_tables:TABLES"
+BEFORE = "backfill_assets_tests.training_tables_before:TABLES"
+TABLES = ("features", "labels_daily", "training_daily")
+ALL = (*EVERYTHING, *TABLES)
+END = date(2024, 6, 1)
+
+
+@pytest.fixture
+def pipeline(engine, tmp_path):
+    return Pipeline(engine, tmp_path, tables=PLACE, window_days=2, end=END)
+
+
+def landed(seed: int, days: int) -> list[tuple[int, dict]]:
+    """(arrival day number, line): orders of a few customers, some late, corrected or moved."""
+    chance = random.Random(seed)
+    found = []
+    for n in range(1, days + 1):
+        for k in range(chance.choice([0, 1, 2, 3])):
+            customer = chance.choice(["c1", "c2", "c3", "c4", None])
+            name, arrival = f"o{n}-{k}", min(days, n + chance.choice([0, 0, 0, 1, 2, 5]))
+            amount = f"{chance.randint(100, 9999) / 100:.2f}"
+            found.append(
+                (arrival, order(name, n, amount, customer, ingested=f"{day(arrival)}T20:00:00Z"))
+            )
+            again = arrival + chance.choice([1, 4])
+            if chance.random() < 0.3 and again <= days:
+                moved = max(1, n - chance.choice([0, 0, 1]))
+                line = order(name, moved, "1.00", customer, ingested=f"{day(again)}T21:00:00Z")
+                found.append((again, line))
+    return found
+
+
+def land(pipeline: Pipeline, lines: list[tuple[int, dict]], of: range) -> None:
+    by_day = defaultdict(list)
+    for arrival, line in lines:
+        by_day[arrival].append(line)
+    for n in of:
+        pipeline.land(n, by_day[n])
+
+
+def behind(pipeline: Pipeline, name: str, today: int) -> set[int]:
+    """The day numbers of a table that are behind their inputs."""
+    found = backlog(read_ledgers(pipeline.settings), Policy.of(pipeline.settings), day(today))
+    return {(d - START).days + 1 for d in found.days(name)}
+
+
+def states(pipeline: Pipeline) -> dict[int, str]:
+    """The label state of each day that has labels, by day number."""
+    rows = pipeline.rows("labels_daily")
+    return {(row["dt"] - START).days + 1: row["label_state"] for row in rows}
+
+
+# --- the model: plain Python ----------------------------------------------------------------------
+
+
+def event(line: dict) -> date:
+    return date.fromisoformat(line["order_ts"][:10])
+
+
+def newest(lines: list[tuple[int, dict]]) -> list[tuple[int, dict]]:
+    """The greatest version of each order among some lines."""
+    found: dict[str, tuple[int, dict]] = {}
+    for arrival, line in lines:
+        other = found.get(line["order_id"])
+        if other is None or line["ingestion_ts"] > other[1]["ingestion_ts"]:
+            found[line["order_id"]] = arrival, line
+    return list(found.values())
+
+
+def model_features(lines: list[tuple[int, dict]], days: int) -> list[tuple]:
+    found = []
+    for d in (day(n) for n in range(1, days + 1)):
+        by_user = defaultdict(list)
+        for arrival, line in newest([one for one in lines if day(one[0]) <= d]):
+            if d - 30 * DAY < event(line) <= d:
+                by_user[line["customer_id"] or "unknown"].append((day(arrival), line))
+        for user, of in by_user.items():
+            active = Decimal(len({event(line) for _, line in of})) * 100 / 30
+            found.append(
+                (
+                    d,
+                    user,
+                    sum(event(line) > d - 7 * DAY for _, line in of),
+                    len(of),
+                    sum(Decimal(line["amount"]) for _, line in of),
+                    max(logged for logged, _ in of),
+                    round(active, 2),
+                )
+            )
+    return sorted(found)
+
+
+def model_labels(facts: list[dict], days: int) -> list[tuple]:
+    ordered = {(row["run_date"], row["customer_id"]) for row in facts}
+    last = day(days)
+    found = []
+    for d, user in ordered:
+        if user != "unknown":
+            back = [d + n * DAY for n in range(1, 31) if (d + n * DAY, user) in ordered]
+            through = min(last, d + 30 * DAY)
+            state = "final" if d + 30 * DAY <= last else "open"
+            found.append((d, user, not back, state, d + DAY, through))
+    return sorted(found)
+
+
+def model_training(features: list[tuple], labels: list[tuple]) -> list[tuple]:
+    known = {row[:2]: row for row in features}
+    return sorted(
+        (d, user, *known[d, user][2:5], known[d, user][6], churned, known[d, user][5], begins)
+        for d, user, churned, state, begins, _ in labels
+        if state == "final" and (d, user) in known
+    )
+
+
+def held(pipeline: Pipeline, name: str) -> list[tuple]:
+    return sorted(tuple(row.values()) for row in pipeline.rows(name))
+
+
+def agrees(pipeline: Pipeline, lines: list[tuple[int, dict]], days: int) -> None:
+    features = model_features(lines, days)
+    labels = model_labels(pipeline.rows("fact_daily_orders"), days)
+    assert held(pipeline, "features") == features != []
+    assert held(pipeline, "labels_daily") == labels != []
+    assert held(pipeline, "training_daily") == model_training(features, labels)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_plain_python_agrees_and_days_one_by_one_equal_a_range(engine, tmp_path, seed):
+    days = 40
+    lines = landed(seed, days)
+    whole = Pipeline(engine, tmp_path / "whole", tables=PLACE, window_days=2, end=END)
+    land(whole, lines, range(1, days + 1))
+    whole.run(1, days, ALL)
+    agrees(whole, lines, days)
+    assert len(whole.rows("training_daily")) > 5
+    parts = Pipeline(engine, tmp_path / "parts", tables=PLACE, window_days=2, end=END)
+    land(parts, lines, range(1, days + 1))
+    parts.run(1, days, EVERYTHING)
+    for first, last in [(1, 1), (2, 2), (3, 9), (10, 31), (32, 32), (33, 40)]:
+        parts.run(first, last, ("features",))
+        parts.run(first, last, ("labels_daily",))
+        parts.run(first, last, ("training_daily",))
+    for name in TABLES:
+        assert held(parts, name) == held(whole, name)
+    found = verify(whole.settings, engine, Window(day(30), day(41)), TABLES)
+    assert {one.outcome for one in found} == {Match.MATCHES}
+
+
+# --- labels ---------------------------------------------------------------------------------------
+
+
+def test_a_new_day_makes_exactly_the_days_due_that_it_may_change(pipeline):
+    """And a label is final as soon as the thirtieth day after it is there, empty or not."""
+    for n in range(1, 34):
+        # No order comes on the days 31 and 32: these are published all the same, with no row.
+        pipeline.land(n, [order(f"o{n}", n, customer=f"c{n % 3}")] if n not in (31, 32) else [])
+    pipeline.run(1, 30, ALL)
+    assert {*states(pipeline).values()} == {"open"}
+    assert pipeline.rows("training_daily") == []
+    commits = pipeline.log("labels_daily").version()
+    pipeline.run(1, 30, ALL)
+    assert pipeline.log("labels_daily").version() == commits
+
+    for n, first in ((31, 1), (32, 2), (33, 3)):
+        pipeline.run(n, n, EVERYTHING)
+        assert behind(pipeline, "labels_daily", n + 1) == {*range(first, n + 1)}
+        pipeline.now += DAY
+        while pipeline.launch(pipeline.tick("touched_days").run_requests or []):
+            pass
+        assert behind(pipeline, "labels_daily", n + 1) == set()
+        final = {m for m, state in states(pipeline).items() if state == "final"}
+        assert final == {*range(1, first + 1)}
+        assert {row["dt"] for row in pipeline.rows("training_daily")} == {day(m) for m in final}
+    # Who came back is known before that, and stays open: or the early ones alone were learned from.
+    rows = {row["dt"]: row for row in pipeline.rows("labels_daily")}
+    assert (rows[day(10)]["churned_30d"], rows[day(10)]["label_state"]) == (False, "open")
+    assert rows[day(33)]["churned_30d"]
+
+
+def test_a_late_order_turns_a_label(pipeline):
+    """The day that it tells of has been published; its window is open."""
+    for n in range(1, 33):
+        pipeline.land(n, [order("o1", 1)] if n == 1 else [order(f"x{n}", n, customer="other")])
+    pipeline.run(1, 31, ALL)
+
+    def label() -> tuple[bool, str]:
+        (row,) = (r for r in pipeline.rows("labels_daily") if r["user_id"] == "c1")
+        return row["churned_30d"], row["label_state"]
+
+    assert label() == (True, "final")
+    (trained,) = (r for r in pipeline.rows("training_daily") if r["user_id"] == "c1")
+    assert trained["churned_30d"]
+    late = order("late", 31, ingested=f"{day(32)}T08:00:00Z")
+    pipeline.land(32, [late], "late.jsonl")
+    pipeline.run(32, 32, EVERYTHING)
+    pipeline.run(31, 32, EVERYTHING)
+    assert behind(pipeline, "labels_daily", 33) == {*range(1, 33)}
+    pipeline.run(1, 32, ALL)
+    (row,) = (r for r in pipeline.rows("labels_daily") if (r["dt"], r["user_id"]) == (day(1), "c1"))
+    assert (row["churned_30d"], row["label_state"]) == (False, "final")
+    # What was known of the features is as it was, though the order now counts for staging.
+    found = [r for r in pipeline.rows("features") if r["event_date"] == day(31)]
+    assert "c1" not in {r["user_id"] for r in found}
+
+
+# --- what is caught -------------------------------------------------------------------------------
+
+
+def test_rows_that_an_old_job_doubled_are_caught(pipeline):
+    for n in range(1, 35):
+        pipeline.land(n, [order(f"o{n}", n), order(f"p{n}", n, customer="c2")])
+    pipeline.run(1, 34, ALL)
+    before = {name: held(pipeline, name) for name in TABLES}
+    for name, column, doubled in (
+        ("stg_orders", "event_date", day(3)),
+        ("features", "event_date", day(4)),
+    ):
+        rows = pipeline.log(name).to_pyarrow_dataset().to_table(filter=pc.field(column) == doubled)
+        write_deltalake(str(pipeline.warehouse / name), rows, mode="append")
+    failed = pipeline.run(1, 34, ("fact_daily_orders",), fails=True)
+    said = pipeline.failure(failed)
+    assert f"stg_orders[{day(3)}] has 2 row(s) that repeat a (order_id)" in said
+    assert "rebuild it first" in said
+    failed = pipeline.run(1, 34, ("training_daily",), fails=True)
+    said = pipeline.failure(failed)
+    assert f"training_daily[{day(4)}]" in said
+    assert f"features[{day(4)}] has 2 row(s) that repeat a (user_id)" in said
+    assert "unique_key" in said  # the rows of the day itself
+    pipeline.run(1, 34, ALL)
+    assert {name: held(pipeline, name) for name in TABLES} == before
+
+
+# --- features -------------------------------------------------------------------------------------
+
+
+def test_a_score_is_added_to_the_last_days_of_history_by_a_backfill_of_one_table(engine, tmp_path):
+    lines = landed(3, 12)
+    given = {"window_days": 2, "end": END}
+    then = Pipeline(
+        engine, tmp_path, tables="backfill_assets_tests.training_tables_before:TABLES", **given
+    )
+    land(then, lines, range(1, 13))
+    then.run(1, 12, (*EVERYTHING, "features"))
+    before = held(then, "features")
+    assert before == [row[:6] for row in model_features(lines, 12)]
+
+    now = Pipeline(engine, tmp_path, tables=PLACE, **given)
+    wanted = Window(day(7), day(13))
+    plan = planned(now, str(wanted), tables=("features",))
+    assert set(plan.tables) == {"features"}
+    assert plan.tables["features"].why == {"other code": (str(wanted),)}
+    untouched = now.log("stg_orders").version()
+    now.run(7, 12, ("features",))
+    rows = held(now, "features")
+    assert [row[:6] for row in rows] == before
+    scores = {row[:2]: row[6] for row in model_features(lines, 12)}
+    assert [row[6] for row in rows] == [
+        scores[row[:2]] if row[0] in wanted else None for row in before
+    ]
+    ledger = read_ledgers(now.settings)["features"]
+    assert {str(day(n)): ledger.latest[day(n)].version for n in (1, 6)} == {
+        str(day(n)): ledger.records[0].version for n in (1, 6)
+    }
+    assert now.log("stg_orders").version() == untouched
+
+
+def test_rows_are_merged_by_their_key_where_that_is_asked_for(pipeline):
+    lines = [(n, order(f"o{n}", n, customer=f"c{n}")) for n in (1, 2, 3)]
+    land(pipeline, lines, range(1, 4))
+    pipeline.run(1, 3, ALL)
+    more = (3, order("more", 3, "5.00", customer="c1", ingested=f"{day(3)}T20:00:00Z"))
+    pipeline.land(3, [more[1]], "more.jsonl")
+    pipeline.run(3, 3, EVERYTHING)
+    pipeline.run(3, 3, ("features",), tags={"backfill_assets/write_mode": "merge"})
+    assert held(pipeline, "features") == model_features([*lines, more], 3)
+    assert read_ledgers(pipeline.settings)["features"].latest[day(3)].merged
+
+
+def test_drift_is_warned_of_and_shown_with_its_numbers(pipeline):
+    def orders(n: int, amount: str) -> list[dict]:
+        return [order(f"o{n}-{k}", n, amount, f"c{k}") for k in range(120)]
+
+    for n in (1, 2):
+        pipeline.land(n, orders(n, "10.00"))
+    pipeline.land(3, [])
+    pipeline.run(1, 3, ALL)
+
+    def shown(n: int) -> tuple[bool, float]:
+        records = pipeline.instance.fetch_materializations(
+            dg.AssetRecordsFilter(dg.AssetKey("features"), asset_partitions=[str(day(n))]), limit=1
+        ).records
+        metadata = records[0].asset_materialization.metadata
+        return "warnings" in metadata, metadata["drift of revenue_30d"].value
+
+    assert shown(3) == (False, 0)  # as on the day before: nothing came
+    pipeline.land(3, orders(3, "900.00"), "wrong.jsonl")
+    pipeline.run(3, 3, EVERYTHING)
+    result = pipeline.run(3, 3, ("features",))
+    warned, index = shown(3)
+    assert (warned, index > 1) == (True, True)
+    (check,) = (e for e in result.get_asset_check_evaluations() if e.check_name == "drift")
+    assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert "120 rows against 120 of version" in check.description
+    assert check.metadata["drift of revenue_30d"].value == index
+    assert read_ledgers(pipeline.settings)["features"].latest[day(3)].days[day(3)].verdict == "warn"
+
+
+# --- training sets in chunks ----------------------------------------------------------------------
+
+
+def stage(pipeline: Pipeline, *, fails: bool = False) -> str:
+    """The daemon's part in the stage that is under way: its run, and then the gate."""
+    while not (told := tick(pipeline)).endswith("under way"):
+        assert undertakings.under_way(pipeline.instance), told
+    (id_,) = undertakings.under_way(pipeline.instance)
+    backfill = pipeline.instance.get_backfill(undertakings.find(pipeline.instance, id_).backfill_id)
+    of = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
+    days = sorted({key for subset in of.values() for key in subset.get_partition_keys()})
+    tags = {**backfill.tags, "dagster/backfill": backfill.backfill_id}
+    first, last = map(date.fromisoformat, (days[0], days[-1]))
+    pipeline.run(first, last, ("training_daily",), tags=tags, fails=fails)
+    status = BulkActionStatus.COMPLETED_FAILED if fails else BulkActionStatus.COMPLETED_SUCCESS
+    pipeline.instance.update_backfill(backfill.with_status(status))
+    return backfill.backfill_id
+
+
+def tick(pipeline: Pipeline) -> str:
+    told = pipeline.tick("planned_backfills")
+    for request in told.run_requests or []:
+        pipeline.repository.get_job("reconcile").execute_in_process(
+            instance=pipeline.instance,
+            run_config=request.run_config,
+            tags=request.tags,
+            raise_on_error=False,
+        )
+    return told.skip_message or ""
+
+
+def test_ninety_days_in_chunks_of_seven_with_a_gate_after_each():
+    asked = Parameters(days="2024-01-01...2024-03-30", chunk_days=7)
+    names = [name for name, _ in asked.stages()]
+    assert names == [f"{n:03d}" for n in range(1, 14)]
+
+
+def test_a_training_set_is_rebuilt_in_chunks_and_stops_at_the_first_bad_one(pipeline, monkeypatch):
+    monkeypatch.setattr(stages, "lacking_daemons", lambda _: [])
+    for n in range(1, 46):
+        pipeline.land(n, [order(f"o{n}-{k}", n, customer=f"c{k}") for k in range(2)])
+    pipeline.run(1, 45, (*EVERYTHING, "features", "labels_daily"))
+    # What a job of somebody's own appended to a day of the second chunk.
+    rows = pipeline.log("features").to_pyarrow_dataset()
+    rows = rows.to_table(filter=pc.field("event_date") == day(5))
+    write_deltalake(str(pipeline.warehouse / "features"), rows, mode="append")
+    asked = {"tables": ("training_daily",), "chunk_days": 4, "reason": "new set"}
+    plan = planned(pipeline, f"{day(1)}...{day(12)}", **asked)
+    graph = pipeline.repository.asset_graph
+    jobs.launch(pipeline.settings, graph, pipeline.instance, pipeline.code, plan.id)
+    assert stage(pipeline) == f"{plan.id}-001"
+    assert stage(pipeline, fails=True) == f"{plan.id}-002"
+    tick(pipeline)
+    assert "did not pass" in tick(pipeline)
+    assert not undertakings.under_way(pipeline.instance)
+    ledger = read_ledgers(pipeline.settings)["training_daily"]
+    assert ledger.published == {*Window(day(1), day(9))} - {day(5)}
+    made_of = ledger.latest[day(1)]
+    assert set(made_of.inputs) == {"features", "labels_daily"}
+    assert made_of.backfill_id == f"{plan.id}-001"

@@ -1,0 +1,119 @@
+"""How far the distributions of a day have moved, and what is warned of."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from typing import Annotated, ClassVar
+
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+import pytest
+from pandera.pyspark import Field
+from pyspark.sql import DataFrame
+
+from backfill_assets import STAGED, Reads, nullable, table
+from backfill_assets.quality.audit import Severity
+from backfill_assets.quality.drift import Earlier, drifted, rows_of, spreads, stability_index
+from backfill_assets.tables.table import DeclarationError, Table
+from backfill_assets_tests.pipeline import day
+
+
+class Watched(pa.DataFrameModel):
+    """A row of each kind of column."""
+
+    run_date: T.DateType = Field(description="Day.")
+    count: T.LongType = Field(description="A number.")
+    money: T.DecimalType(10, 2) = nullable(1.0, 1.0, "Another.")
+    churned: T.BooleanType = Field(description="Yes or no.")
+
+    class Config:
+        strict = True
+        metadata: ClassVar = {
+            "partition": "run_date",
+            "drift": {"count": 0.2, "money": 0.25, "churned": 0.1},
+        }
+
+
+WATCHED = Table("watched", Watched)
+
+
+def test_the_bins_are_those_of_powers_of_two(spark):
+    rows = [
+        (day(1), 0, Decimal("0.30"), True),
+        (day(1), 1, None, False),
+        (day(1), 3, Decimal("-5.00"), True),
+        (day(1), 2, Decimal("-7.99"), True),
+        (day(2), -1, Decimal("0.00"), False),
+    ]
+    frame = spark.createDataFrame(rows, WATCHED.struct)
+    assert spreads(frame, WATCHED) == {
+        day(1): {
+            "count": {"0": 1, "2^0": 1, "2^1": 2},
+            "money": {"-2^2": 2, "2^-2": 1, "null": 1},
+            "churned": {"false": 1, "true": 3},
+        },
+        day(2): {"count": {"-2^0": 1}, "money": {"0": 1}, "churned": {"false": 1}},
+    }
+
+
+def test_the_index_is_that_of_the_books():
+    """With half a row more in each bin."""
+    then, now = [50.5 / 101, 50.5 / 101], [25.5 / 101, 75.5 / 101]
+    by_hand = sum((q - p) * math.log(q / p) for p, q in zip(then, now, strict=True))
+    assert stability_index([50, 50], [25, 75]) == pytest.approx(by_hand)
+    assert stability_index([50, 50], [500, 500]) == pytest.approx(0)
+    # A bin that nobody was in has no infinite weight.
+    assert 0 < stability_index([100, 0], [99, 1]) < 0.1 < stability_index([100, 0], [0, 100])
+
+
+def spread(*counts: int) -> dict[str, dict[str, int]]:
+    return {
+        "count": {f"2^{n}": of for n, of in enumerate(counts)},
+        "money": {"0": sum(counts)},
+        "churned": {"true": sum(counts)},
+    }
+
+
+def test_what_has_moved_far_is_warned_of():
+    then = Earlier("version 3", spread(100, 100))
+    (severity, said), numbers = drifted(WATCHED, spread(10, 190), then)
+    assert severity is Severity.WARN
+    assert said.startswith("200 rows against 200 of version 3; stability index: count 1.")
+    assert "(allowed 0.2), money 0.000, churned 0.000" in said
+    assert numbers["drift of count"] > 1
+    assert (numbers["drift of money"], numbers["rows before"]) == (0, 200)
+    assert drifted(WATCHED, spread(101, 99), then)[0][0] is Severity.OK
+
+
+def test_a_few_rows_are_no_distribution():
+    (severity, said), numbers = drifted(WATCHED, spread(1, 50), Earlier("v", spread(50, 1)))
+    assert severity is Severity.OK
+    assert said.endswith("below 100 rows nothing is warned of")
+    assert numbers["drift of count"] > 1
+    for now, then in (
+        (spread(5), None),
+        ({}, Earlier("v", spread(5))),
+        (spread(5), Earlier("v", {})),
+    ):
+        assert drifted(WATCHED, now, then) == (
+            (Severity.OK, f"{rows_of(now)} rows, and nothing to compare them with"),
+            {},
+        )
+
+
+class Unlikely(Watched):
+    """With a column that has no distribution."""
+
+    class Config(Watched.Config):
+        metadata: ClassVar = {"partition": "run_date", "drift": {"run_date": 0.1, "x": 0.1}}
+
+
+def watched(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame: ...
+
+
+def test_a_column_without_a_distribution_is_refused():
+    with pytest.raises(DeclarationError) as error:
+        table(Unlikely)(watched)
+    assert "drift of run_date, which is no number and no boolean column of it; " in str(error.value)
+    assert "drift of x" in str(error.value)
