@@ -53,8 +53,7 @@ def verify(
     what is published. Days that are final are no exception: computed from the published log, they
     give the same rows on any later date.
 
-    Nothing is written: no commit, no data file, no event in the deployment's Dagster instance. No
-    service is asked.
+    Nothing is written: no commit, no file, no event in the deployment's instance. No call is made.
 
     Args:
         settings: the deployment's settings.
@@ -73,8 +72,7 @@ def verify(
     """
     days_asked(str(window), settings)
     ledgers = {**read_ledgers(settings)}
-    pinned = {name: version for name, version in (as_of or {}).items() if name in ledgers}
-    ledgers |= {name: ledgers[name].as_of(version) for name, version in pinned.items()}
+    ledgers |= {n: ledgers[n].as_of(at) for n, at in (as_of or {}).items() if n in ledgers}
     there = [name for name in ledgers if ledgers[name].version is not None]
     if not tables and not there:
         raise ValueError(f"nothing has been published at {settings.warehouse}")
