@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from backfill_assets.tables.derived import SELF, Published, Reads, conserves
     from backfill_assets.tables.joins import as_of
     from backfill_assets.tables.known import corrections, current
+    from backfill_assets.tables.lookups import Answers, Lookup, Quota
     from backfill_assets.tables.references import Unpartitioned
     from backfill_assets.tables.rules import forbids, no_leaks
     from backfill_assets.tables.sources import Source
@@ -52,6 +53,9 @@ _PLACES = {
     "STAGED": "orders.tables",
     "load_settings": "settings",
     "Source": "tables.sources",
+    "Answers": "tables.lookups",
+    "Lookup": "tables.lookups",
+    "Quota": "tables.lookups",
     "Unpartitioned": "tables.references",
     "json_text": "tables.table",
     "nullable": "tables.table",
@@ -67,8 +71,11 @@ __all__ = [
     "SAME_DAY",
     "SELF",
     "STAGED",
+    "Answers",
     "BackfillAssets",
+    "Lookup",
     "Published",
+    "Quota",
     "Reads",
     "Source",
     "Unpartitioned",

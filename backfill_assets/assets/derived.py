@@ -153,7 +153,8 @@ def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition
             **read.whole(table.whole, spark),
             **published_days(table, sources, days, spark),
         }
-        rows = cache(table.transform(**frames, **others))
+        asked = read.asking.ask(table.asks, {**frames, **others}, cache, days)
+        rows = cache(table.transform(**frames, **others, **asked.frames))
 
         def remarks(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
             final: set[date] = set()
@@ -162,12 +163,20 @@ def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition
                     final.add(verdict.day)
             return Remarks(final)
 
-        due = expectations(table, sources, frames, days)
+        due = asked.added_to(expectations(table, sources, frames, days))
         for day, why in repeated(table, sources, days).items():
             due[day] = replace(due[day], problems=[*due[day].problems, why])
-        return Built(rows, due, scattered=True, remarks=remarks)
+        return Built(rows, due, scattered=True, numbers=asked.numbers, remarks=remarks)
 
-    return made_asset(settings, code, table, make, group=table.group, lineage=table.lineage)
+    return made_asset(
+        settings,
+        code,
+        table,
+        make,
+        group=table.group,
+        lineage=table.lineage,
+        lookups=[of.lookup for of in table.asks.values()],
+    )
 
 
 def _final(

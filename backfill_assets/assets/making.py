@@ -9,6 +9,7 @@ import dagster as dg
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
+from backfill_assets.assets.asking import Asking
 from backfill_assets.assets.publishing import delta_assets, publish
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.policy import Policy
@@ -27,6 +28,7 @@ from backfill_assets.settings import Settings
 from backfill_assets.staleness.fingerprints import input_fingerprints
 from backfill_assets.tables.catalog import graph_for
 from backfill_assets.tables.codes import Code
+from backfill_assets.tables.lookups import Lookup
 from backfill_assets.tables.references import Unpartitioned
 from backfill_assets.tables.table import Dependency, Lineage, Table
 
@@ -38,10 +40,12 @@ class Read:
     Attributes:
         tables: the inputs, by name.
         references: the inputs without days, by name.
+        asking: how the run may ask services.
     """
 
     tables: Mapping[str, Snapshot]
     references: Mapping[str, Reference]
+    asking: Asking
 
     def whole(
         self, inputs: Mapping[str, Unpartitioned], spark: SparkSession
@@ -64,6 +68,7 @@ def made_asset(
     name: str = "",
     group: str,
     lineage: Lineage,
+    lookups: Sequence[Lookup] = (),
 ) -> dg.AssetsDefinition:
     """The asset of a table that is made of others.
 
@@ -75,6 +80,7 @@ def made_asset(
         name: of the step; `make_` and the table's name, if not given.
         group: the asset group.
         lineage: for each column, the (table, column) pairs that it is made of.
+        lookups: the services that it asks.
     """
     dependencies = table.inputs(Policy.of(settings))
     graph = graph_for(settings)
@@ -86,8 +92,11 @@ def made_asset(
         group=group,
         lineage=lineage,
         code=code,
+        pool=next((of.pool or of.name for of in lookups), None),
     )
     def asset(context: dg.AssetExecutionContext, **inputs: Input) -> Iterator:
+        asking = Asking.of(context, settings.warehouse)
+        asking.prepare(lookups)
         with caching() as cache:
 
             def plan(window: Window) -> Plan:
@@ -102,7 +111,7 @@ def made_asset(
                 fingerprints = input_fingerprints(dependencies, ledgers, window, held)
 
                 def build(days: Window) -> Built:
-                    built = make(Read(tables, references), cache, days)
+                    built = make(Read(tables, references, asking), cache, days)
                     return _with_references(built, references, held, days) if held else built
 
                 def after(day: date, content: str) -> str:
@@ -143,7 +152,9 @@ def _with_references(
     built: Built, references: Mapping[str, Reference], held: Mapping[str, str], days: Window
 ) -> Built:
     """The same, and the commit records what the inputs without days held."""
-    numbers = {f"input version {name}": of.version for name, of in references.items()}
+    # Of one that only grows, later versions hold the same for a day.
+    whole = {name: of for name, of in references.items() if not of.grows}
+    numbers = {f"input version {name}": of.version for name, of in whole.items()}
 
     def remarks(before: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
         own = built.remarks(before, verdicts) if built.remarks else Remarks()

@@ -27,6 +27,7 @@ def delta_assets(
     group: str,
     lineage: Lineage | None = None,
     code: Code | None = None,
+    pool: str | None = None,
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
     """Declare the assets of one step: inputs, partitions, checks and UI metadata from the tables.
 
@@ -37,6 +38,7 @@ def delta_assets(
         group: asset group.
         lineage: for each column, the (asset, column) pairs that it is made of.
         code: that computes the assets.
+        pool: Dagster's pool of the step; none if others of its kind may run at the same time.
     """
     partitions_def = daily_partitions(settings)
     return dg.multi_asset(
@@ -49,6 +51,7 @@ def delta_assets(
         backfill_policy=backfill_policy(settings),
         # Only where there is something to choose: a check alone cannot be run, it is the audit.
         can_subset=len(tables) > 1,
+        pool=pool,
     )
 
 

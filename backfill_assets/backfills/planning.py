@@ -11,6 +11,7 @@ from datetime import date
 
 import dagster as dg
 
+from backfill_assets.backfills.calls import calls_of
 from backfill_assets.backfills.durations import expected_seconds, past_runs
 from backfill_assets.backfills.fates import WORK, Fate, fates_of
 from backfill_assets.backfills.plan_landing import Landed, digest_of, landed_for
@@ -147,8 +148,7 @@ def plan_backfill(
         for name, of in found.items()
     }
     files, size = _reading(landed, work, ledgers, policy)
-    stages = [stage for _, stage in parameters.stages()]
-    chunks = sum(len(stage.split(settings.partitions_per_run)) for stage in stages)
+    chunks = sum(len(of.split(settings.partitions_per_run)) for _, of in parameters.stages())
     # What is made of the log by event day comes in runs of its own, once the log is there.
     waves = 2 if {*days} & {*tables.sources} and len(days) > 1 else 1
     runs = chunks * waves
@@ -172,6 +172,7 @@ def plan_backfill(
         seconds=expected_seconds(past, runs, len(parameters.window) * waves)
         if any(work.values())
         else 0,
+        calls=calls_of(found, ledgers),
     )
 
 

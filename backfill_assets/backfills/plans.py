@@ -115,6 +115,39 @@ class Outlook(BaseModel, frozen=True):
         return unpacked([*self.computed, *self.depends])
 
 
+class Calls(BaseModel, frozen=True):
+    """How many calls of a service a backfill makes.
+
+    Attributes:
+        at_most: so many at most, one for each row that requests are made of.
+        expected: so many, if days ask like those that are published; none if none are.
+        unknown_days: days whose input is not there yet; their calls come on top.
+        seconds: how long the quota makes all of these take, if nobody else calls.
+        expected_seconds: the same of those that are expected.
+        quota: what the service allows, in words.
+        reserve: the share of it (0 to 1) that is left to the schedule and the sensors.
+    """
+
+    at_most: int
+    expected: int | None = None
+    unknown_days: int = 0
+    seconds: float = 0.0
+    expected_seconds: float = 0.0
+    quota: str = ""
+    reserve: float = 0.0
+
+    def __str__(self) -> str:
+        bound = f"at most {self.at_most:,} (one for each row that is read)"
+        took = f"at most {timedelta(seconds=round(self.seconds))}"
+        if self.expected is not None:
+            bound = f"about {self.expected:,}, as days before; {bound}"
+            took = f"{timedelta(seconds=round(self.expected_seconds))}, {took}"
+        if self.unknown_days:
+            bound += f"; and those of {self.unknown_days} days whose input is not there yet"
+        less = f" less a reserve of {self.reserve:.0%}" if self.reserve else ""
+        return f"{bound}: {took}, at {self.quota}{less}"
+
+
 class BackfillPlan(BaseModel, frozen=True):
     """A backfill that has not been launched, and what it was planned on.
 
@@ -136,6 +169,7 @@ class BackfillPlan(BaseModel, frozen=True):
         commits: at most so many are made.
         runs: so many runs, if none is split further.
         seconds: expected duration, from past runs; none without any.
+        calls: by service, the calls that it makes.
     """
 
     id: str
@@ -154,6 +188,7 @@ class BackfillPlan(BaseModel, frozen=True):
     commits: int
     runs: int
     seconds: float | None
+    calls: Mapping[str, Calls] = Field(default_factory=dict)
 
     @property
     def rewrites_final(self) -> dict[str, list[date]]:
@@ -209,6 +244,8 @@ def in_numbers(plan: BackfillPlan) -> Iterator[tuple[str, str]]:
         if plan.seconds is None
         else f"{timedelta(seconds=round(plan.seconds))} if one run comes after another",
     )
+    for service, calls in plan.calls.items():
+        yield f"calls of {service}", str(calls)
     yield "code", plan.code
     yield "configuration", plan.config_digest
     yield "writes by", asked.write_mode + (", whatever is published" if asked.rewrite else "")

@@ -29,6 +29,7 @@ from backfill_assets.publish.candidates import Candidate, Done, Plan
 from backfill_assets.publish.computing import compute
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.refusals import lacking
+from backfill_assets.publish.run_tags import CALLS_TAG
 from backfill_assets.quality.audit import Measured, RefusedError, Verdict, empty_day, judge, measure
 from backfill_assets.settings import Settings
 from backfill_assets.tables.codes import Code
@@ -52,7 +53,7 @@ def verify(
     what is published. Days that are final are no exception: computed from the published log, they
     give the same rows on any later date.
 
-    Nothing is written: no commit, no data file, no event in the deployment's Dagster instance.
+    Nothing is written: no commit, no file, no event in the deployment's instance. No call is made.
 
     Args:
         settings: the deployment's settings.
@@ -78,6 +79,8 @@ def verify(
     resources = dict(defs.resources or {})
     with dg.build_resources({"publisher": resources["io_manager"]}) as ours:
         verifier = _Verifier.like(ours.publisher, ledgers)
+    # As it is: of a resource that is configurable, Dagster would make a copy.
+    resources["io_manager"] = dg.IOManagerDefinition.hardcoded_io_manager(verifier)
     with dg.DagsterInstance.ephemeral() as instance:
         # Without the check on the states of the days: it is about what runs have published.
         for part in window.split(settings.partitions_per_run):
@@ -85,14 +88,11 @@ def verify(
                 [asset for asset in defs.assets or () if isinstance(asset, dg.AssetsDefinition)],
                 selection=names,
                 instance=instance,
-                # As it is: of a resource that is configurable, Dagster would make a copy.
-                resources={
-                    **resources,
-                    "io_manager": dg.IOManagerDefinition.hardcoded_io_manager(verifier),
-                },
+                resources=resources,
                 tags={
                     "dagster/asset_partition_range_start": str(part.start),
                     "dagster/asset_partition_range_end": str(part.end - DAY),
+                    CALLS_TAG: "none",
                 },
                 run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
             )

@@ -27,7 +27,7 @@ _FAMILIES = {
         "undo": "outcomes",
     },
     "Exports": {"export": "exports", "verify-export": "exports"},
-    "Upkeep": {"verify": "upkeep", "maintain": "upkeep"},
+    "Upkeep": {"verify": "upkeep", "maintain": "upkeep", "forget": "upkeep"},
     "Deployment": {
         "init": "init",
         "ui": "deployment",

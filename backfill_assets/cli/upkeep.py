@@ -1,4 +1,4 @@
-"""Upkeep of the tables: `verify`, days computed again; `maintain`, their files."""
+"""Upkeep: `verify`, days computed again; `maintain`, files; `forget`, answers of services."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from backfill_assets.cli.output import Output, Status, command
+from backfill_assets.cli.output import CannotRunError, Output, Status, command
 from backfill_assets.cli.parameters import Partitions, Tables, json_option, selection, together
 from backfill_assets.cli.tables import refuse_no_warehouse
 from backfill_assets.settings import load_settings
@@ -65,3 +65,27 @@ def maintain(out: Output, more: Sequence[str], tables: Sequence[str], dry_run: b
     for text in maintained.sentences(found, dry_run=dry_run):
         out.say(text)
     return Status.FINDING if any(one.problems for one in found) else Status.FINE
+
+
+@command("forget exchange_rates \"day = '2024-01-05'\"", "forget exchange_rates TRUE")
+@click.argument("lookup")
+@click.argument("condition")
+def forget(out: Output, lookup: str, condition: str) -> Status:
+    """Forget answers of a service, so that they are asked again.
+
+    LOOKUP is the name of its table, CONDITION says in SQL which answers. All days of the tables
+    that ask it become due. It ends with 1 if there are none.
+    """
+    settings = load_settings()
+    refuse_no_warehouse(settings)
+    from backfill_assets.lookups.kept import forget as take_away
+    from backfill_assets.tables.catalog import lookups_of
+
+    known = lookups_of(settings)
+    if lookup not in known:
+        raise CannotRunError(f"no lookup is named {lookup}; there are {[*known]}")
+    count = take_away(known[lookup], known[lookup].place(settings.warehouse), condition)
+    out.say(f"{lookup}: {count:,} answers forgotten")
+    if count:
+        out.note("Next     days that are open are built again by themselves, or launch a backfill")
+    return Status.FINE if count else Status.FINDING

@@ -12,6 +12,9 @@ from backfill_assets.delta.entries import changes_rows
 from backfill_assets.delta.logs import load_log
 from backfill_assets.tables.table import Table
 
+#: In the log of a table that grows, the number of the last commit that took rows away.
+FORGOTTEN = "backfill_assets/forgotten"
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -21,24 +24,37 @@ class Reference:
         url: where it lies.
         version: its latest version; none while there is no table.
         content: what it holds, as text: with equal texts it has equal rows. None without a table.
+        grows: whether rows may have been added, see `WithoutDays`.
     """
 
     url: str
     version: int | None = None
     content: str | None = None
+    grows: bool = False
 
     def rows(self, spark: SparkSession) -> DataFrame:
         """All of its rows, as of the version."""
         return spark.read.format("delta").option("versionAsOf", self.version).load(self.url)
 
 
-def look(url: str) -> Reference:
+def look(url: str, *, grows: bool = False) -> Reference:
     """What a table without days holds now, by its log alone.
 
     Maintenance does not count: OPTIMIZE and VACUUM change no row. Commits that are gone from the
     log count as changes.
+
+    Args:
+        url: where it lies.
+        grows: whether only rows that are taken away count, see `WithoutDays`; the table need not
+            be there.
     """
     log = load_log(url)
+    if grows:
+        if log is None:
+            return Reference(url, content="nothing yet", grows=True)
+        forgotten = log.transaction_version(FORGOTTEN) or 0
+        content = f"{log.metadata().id}, {forgotten} times forgotten"
+        return Reference(url, log.version(), content, grows=True)
     if log is None:
         return Reference(url)
     version, commits = log.version(), CommitLog(url)
@@ -51,4 +67,4 @@ def look(url: str) -> Reference:
 
 def references_of(table: Table, warehouse: str) -> Mapping[str, Reference]:
     """By name, the tables without days that a table is made of, as of now."""
-    return {of.name: look(of.place(warehouse)) for of in table.references}
+    return {of.name: look(of.place(warehouse), grows=of.grows) for of in table.references}

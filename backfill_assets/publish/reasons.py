@@ -10,6 +10,9 @@ from backfill_assets.calendar.partitions import packed
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.publish.candidates import Plan
 
+#: A day that is made of what it was made of, by the code that made it.
+ASKED_FOR = "asked for"
+
 
 def why(
     ledger: Ledger,
@@ -51,7 +54,7 @@ def why(
     if known.made_under(day) != config_digest:
         found.append("other settings")
     if rewrite and not found:
-        found.append(news or "asked for")
+        found.append(news or ASKED_FOR)
     return "; ".join(found) or None
 
 

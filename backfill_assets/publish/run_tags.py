@@ -18,6 +18,9 @@ WRITE_MODE_TAG = "backfill_assets/write_mode"
 ACCEPT_TAG = "backfill_assets/accept"
 #: A run with this tag set to `true` closes its arrival days that have no folder.
 CLOSE_TAG = "backfill_assets/close"
+#: A run with this tag set to `none` calls no service: there are the answers that are kept, and no
+#: others.
+CALLS_TAG = "backfill_assets/calls"
 #: Why a run was launched, for the record of its commits.
 REASON_TAG = "backfill_assets/reason"
 #: The code and the configuration that a backfill was planned with, see `pinned`.

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.settings import PREFIX, Settings, SettingsError
+from backfill_assets.tables.derived import Derived
 from backfill_assets.tables.graph import Graph
+from backfill_assets.tables.lookups import Lookup
 from backfill_assets.tables.sources import Source, SourceTable
 from backfill_assets.tables.table import Table
 
@@ -51,7 +53,28 @@ def _graph(place: str, policy: Policy) -> Graph:
                 f"{source.name} starts on {source.start}, before {PREFIX}START ({policy.start})",
             )
         found[name] = table
+    _lookups(place)
     return Graph(found, policy)
+
+
+def lookups_of(settings: Settings) -> Mapping[str, Lookup]:
+    """The lookups that the tables of a deployment ask, by name.
+
+    Raises:
+        SettingsError: as `declared`; or two are named alike.
+    """
+    return _lookups(settings.tables)
+
+
+@cache
+def _lookups(place: str) -> Mapping[str, Lookup]:
+    found: dict[str, Lookup] = {}
+    for table in declared(place).values():
+        for asked in table.asks.values() if isinstance(table, Derived) else ():
+            # They would share a table of answers, and a quota.
+            if found.setdefault(asked.lookup.name, asked.lookup) is not asked.lookup:
+                raise _bad(place, f"two lookups are named {asked.lookup.name}")
+    return found
 
 
 @cache

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import pandera.pyspark as pa
 
 from backfill_assets.calendar.reach import PREVIOUS_DAY
 from backfill_assets.tables.derived import SELF, Conserved, Derived, Published, Reads, Transform
 from backfill_assets.tables.drifts import wrong_drifts
-from backfill_assets.tables.references import Unpartitioned
+from backfill_assets.tables.lookups import Answers
+from backfill_assets.tables.references import Unpartitioned, WithoutDays
 from backfill_assets.tables.rules import Forbidden, wrong_names
 from backfill_assets.tables.sources import Role, SourceTable
 from backfill_assets.tables.table import DeclarationError, Lineage
 
 #: The module that runs the functions and publishes their rows.
 _PUBLISHES = "backfill_assets.assets.derived"
+#: What a parameter may be annotated with.
+_KINDS = (Reads, Unpartitioned, Published, Answers)
 
 
 def table(
@@ -43,7 +46,7 @@ def table(
     The function gets all rows that decide some days, with the column `for_day`: the day of the
     table that a row counts for. It gives the rows of these days. It reads no clock and no table.
     A parameter that is annotated with an `Unpartitioned` holds all rows of a table without days;
-    one that is annotated with a `Published`, which days of a table are there.
+    one with a `Published`, which days of a table are there; with `Answers`, what a service says.
 
     Args:
         model: the columns. `Config.metadata` has `partition`, the name of the DATE column of the
@@ -62,15 +65,13 @@ def table(
         name = function.__name__
         if "<" in function.__qualname__ or not name.isidentifier():
             raise DeclarationError(f"{function.__qualname__}: a table needs a function in a module")
-        reads, whole, there = _inputs(function)
+        found = _inputs(function)
         made = Derived(
             name=name,
             model=model,
-            made_in=(_PUBLISHES, function.__module__),
+            made_in=(_PUBLISHES, function.__module__, *found.asking_modules),
             transform=function,
-            reads=reads,
-            whole=whole,
-            there=there,
+            **found._asdict(),
             conserved=tuple(check for check in checks if isinstance(check, Conserved)),
             forbidden=tuple(check for check in checks if isinstance(check, Forbidden)),
             group=group,
@@ -97,6 +98,7 @@ def _check(made: Derived) -> None:
             raise DeclarationError(f"{made.name}: {source.name} has no column {check.column}")
     if wrong := [*wrong_drifts(made), *wrong_names(made)]:
         raise DeclarationError(f"{made.name}: {'; '.join(wrong)}")
+    _check_asks(made)
     there = {(of.table.name, column) for of in made.reads.values() for column in of.table.columns}
     for column, made_of in made.lineage.items():
         if column not in made.columns:
@@ -106,18 +108,45 @@ def _check(made: Derived) -> None:
             raise DeclarationError(f"{made.name}: {column} cannot be made of {name}.{other}")
 
 
-def _inputs(
-    function: Transform,
-) -> tuple[dict[str, Reads], dict[str, Unpartitioned], dict[str, Published]]:
-    """The inputs that have days, those that have none, and those told of, by parameter."""
+def _check_asks(made: Derived) -> None:
+    """Refuse requests that are made of nothing, and pools that a step cannot have."""
+    rows = [*made.by_day, *made.whole]
+    for parameter, asked in made.asks.items():
+        if not asked.parameters or not {*asked.parameters} <= {*rows}:
+            raise DeclarationError(
+                f"{made.name}: the requests of {parameter} are made of {[*asked.parameters]}; they "
+                f"must be parameters with rows: {rows}"
+            )
+    if len({of.lookup.pool or of.lookup.name for of in made.asks.values()}) > 1:
+        raise DeclarationError(
+            f"{made.name}: a step has one pool; give its lookups the same: "
+            f"{[of.lookup.name for of in made.asks.values()]}"
+        )
+
+
+class _Inputs(NamedTuple):
+    """The inputs of a function by parameter, each kind by itself."""
+
+    reads: dict[str, Reads]
+    whole: dict[str, Unpartitioned]
+    there: dict[str, Published]
+    asks: dict[str, Answers]
+
+    @property
+    def asking_modules(self) -> list[str]:
+        """The modules of the functions that make requests."""
+        return [of.of.__module__ for of in self.asks.values()]
+
+
+def _inputs(function: Transform) -> _Inputs:
+    """The inputs of a function, as its parameters are annotated."""
     hints: Mapping[str, Any] = get_type_hints(function, include_extras=True)
-    found: dict[str, Reads] = {}
-    whole: dict[str, Unpartitioned] = {}
-    there: dict[str, Published] = {}
+    made = _Inputs({}, {}, {}, {})
+    found, whole, there, asks = made
     for parameter in inspect.signature(function).parameters:
         hint = hints.get(parameter)
         of = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-        inputs = [one for one in of if isinstance(one, Reads | Unpartitioned | Published)]
+        inputs = [one for one in of if isinstance(one, _KINDS)]
         if len(inputs) != 1:
             raise DeclarationError(
                 f"{function.__name__}: annotate {parameter} as Annotated[DataFrame, Reads(TABLE)]"
@@ -126,10 +155,13 @@ def _inputs(
             found[parameter] = inputs[0]
         elif isinstance(inputs[0], Published):
             there[parameter] = inputs[0]
+        elif isinstance(inputs[0], Answers):
+            asks[parameter] = inputs[0]
         else:
             whole[parameter] = inputs[0]
     with_days = [one.table.name for one in found.values()]
-    names = [*with_days, *(one.name for one in whole.values())]
+    others: list[WithoutDays] = [*whole.values(), *(of.lookup for of in asks.values())]
+    names = [*with_days, *(one.name for one in others)]
     if {*with_days} <= {SELF.name} or len(set(names)) < len(names):
         raise DeclarationError(
             f"{function.__name__}: it needs inputs with days besides itself, each table once: "
@@ -138,7 +170,7 @@ def _inputs(
     if SELF.name in with_days:
         _check_state(function.__name__, found)
     _check_days(function.__name__, found, there)
-    return found, whole, there
+    return made
 
 
 def _check_state(name: str, reads: Mapping[str, Reads]) -> None:

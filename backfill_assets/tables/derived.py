@@ -10,7 +10,8 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY, Reach
-from backfill_assets.tables.references import Unpartitioned
+from backfill_assets.tables.lookups import Answers
+from backfill_assets.tables.references import Unpartitioned, WithoutDays
 from backfill_assets.tables.table import (
     Dependency,
     Equation,
@@ -121,6 +122,7 @@ class Derived(Table):
         reads: its inputs by day, by parameter.
         whole: its inputs without days, by parameter.
         there: the inputs of which it is told which days are published, by parameter.
+        asks: what it asks of services, by parameter.
         conserved: the totals that must follow from the inputs.
         group: the asset group.
         lineage: by column, the columns of the inputs that it is made of, where that is said.
@@ -131,6 +133,7 @@ class Derived(Table):
     reads: Mapping[str, Reads]
     whole: Mapping[str, Unpartitioned] = field(default_factory=dict)
     there: Mapping[str, Published] = field(default_factory=dict)
+    asks: Mapping[str, Answers] = field(default_factory=dict)
     conserved: Sequence[Conserved] = ()
     group: str = "derived"
     lineage: Lineage = field(default_factory=dict)
@@ -166,9 +169,9 @@ class Derived(Table):
         return {**self.reads, **self.there}
 
     @property
-    def references(self) -> Sequence[Unpartitioned]:
-        """Its inputs without days."""
-        return [*self.whole.values()]
+    def references(self) -> Sequence[WithoutDays]:
+        """Its inputs without days, and the tables of answers."""
+        return [*self.whole.values(), *(of.lookup for of in self.asks.values())]
 
     @property
     def equations(self) -> list[Equation]:

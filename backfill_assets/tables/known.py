@@ -19,7 +19,7 @@ from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY, Known
 from backfill_assets.tables import models
 from backfill_assets.tables.derived import Derived, Reads
-from backfill_assets.tables.references import Unpartitioned
+from backfill_assets.tables.references import WithoutDays
 from backfill_assets.tables.sources import Role, Source, SourceTable
 from backfill_assets.tables.table import (
     RECORDED,
@@ -50,7 +50,7 @@ class Current(Table):
     source: Source = field(repr=False)
 
     @property
-    def references(self) -> Sequence[Unpartitioned]:
+    def references(self) -> Sequence[WithoutDays]:
         """Those of the other table."""
         return self.of.references
 
@@ -115,6 +115,8 @@ def current(of: Derived, *, name: str | None = None, doc: str | None = None) -> 
         DeclarationError: the table has another input, or reads other days of it.
     """
     name = name or f"{of.name}_current"
+    if of.asks:
+        raise DeclarationError(f"{name}: {of.name} asks a service, which is not possible here yet")
     source = _staged_source(name, [*of.reads.values()])
     row = doc or f"{_description(of)}, with everything that is known now."
 

@@ -1,10 +1,30 @@
-"""Inputs without days: Delta tables that others keep, and that decide every day as a whole."""
+"""Inputs without days: Delta tables that decide every day as a whole, kept by others."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 from backfill_assets.settings import place
+
+
+class WithoutDays(Protocol):
+    """A Delta table without days that a table is made of.
+
+    Attributes:
+        grows: whether rows that are added change no day that is there: each day is made of rows
+            that it asked for, and these stay as they are. Where it does not, other rows are
+            another input.
+    """
+
+    grows: ClassVar[bool]
+
+    @property
+    def name(self) -> str:
+        """What it is called in the UI, in reasons and in messages."""
+
+    def place(self, warehouse: str) -> str:
+        """Where it lies, in a deployment with this warehouse."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +44,7 @@ class Unpartitioned:
 
     name: str
     url: str = ""
+    grows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", place(self.url))

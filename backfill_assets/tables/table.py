@@ -25,7 +25,7 @@ from backfill_assets.calendar.partitions import unpacked
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import Known, Reach
 from backfill_assets.tables.drifts import notices_of
-from backfill_assets.tables.references import Unpartitioned
+from backfill_assets.tables.references import WithoutDays
 from backfill_assets.tables.rules import Forbidden, Rule, bounds_of, rules_in
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class Table:
         object.__setattr__(self, "merges", metadata.get("merge", False))
 
     @property
-    def references(self) -> Sequence[Unpartitioned]:
+    def references(self) -> Sequence[WithoutDays]:
         """What it is made of besides `inputs`: tables without days."""
         return ()
 

@@ -32,6 +32,7 @@ ALL = "\n".join(PAGES.values())
 (SAMPLE_END,) = re.findall(r"^export BACKFILL_ASSETS_END=(\S+)$", ALL, re.MULTILINE)
 #: Blocks that another module runs, by page and language.
 RUN_ELSEWHERE = {
+    ("docs/enrichment.md", "python"): "system/test_enrichment.py",
     ("docs/own-sources.md", "python"): "system/test_web_events.py",
     ("docs/own-tables.md", "python"): "own_tables.py",
     ("docs/reconciliation.md", "python"): "test_reconciliation.py",

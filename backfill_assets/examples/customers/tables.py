@@ -5,18 +5,22 @@ from __future__ import annotations
 from backfill_assets import ORDERS
 from backfill_assets.examples.customers.changes import CUSTOMER_CHANGES
 from backfill_assets.examples.customers.dimension import dim_customers
+from backfill_assets.examples.customers.enrichment import fact_orders_eur
 from backfill_assets.examples.customers.features import features
 from backfill_assets.examples.customers.labels import labels_daily
+from backfill_assets.examples.customers.lifetime_value import customer_lifetime_value
 from backfill_assets.examples.customers.orders import fact_orders_enriched, fact_orders_settled
 from backfill_assets.examples.customers.training import training_daily
 
 TABLES = [
     *ORDERS,
-    features,
-    labels_daily,
-    training_daily,
     CUSTOMER_CHANGES,
     dim_customers,
     fact_orders_enriched,
     fact_orders_settled,
+    fact_orders_eur,
+    customer_lifetime_value,
+    features,
+    labels_daily,
+    training_daily,
 ]

@@ -1,0 +1,1 @@
+"""Asking services over HTTP: their shared quota, the calls, and the answers that are kept."""

@@ -1,0 +1,193 @@
+"""One call of a service over HTTP, and what came of it; the secret stays in here."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import requests
+from urllib3.exceptions import HTTPError
+
+from backfill_assets.lookups.reading import WrongAnswerError, answer_of, nothing
+from backfill_assets.tables.lookups import Lookup
+
+#: An answer of more bytes is none.
+_LARGEST = 1 << 20
+_CHUNK = 1 << 16
+_TOO_MANY = 429
+_REFUSED = (401, 403)
+#: Statuses of a client's mistake that another try may cure, besides 429.
+_TRANSIENT = (408, 425)
+
+
+class ServiceError(RuntimeError):
+    """A service cannot be asked at all, as its URL or its secret is not set."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came of a call.
+
+    Attributes:
+        answer: the columns of the answer; none if there is none.
+        problem: why there is none, in words without the secret.
+        again: whether another try may have one.
+        busy: whether the service says that the quota is used up.
+        refused: whether it takes no request of ours, as the secret is not the right one.
+        wait: for how many seconds the service wants no call, if it says so.
+    """
+
+    answer: Mapping[str, Any] | None = None
+    problem: str = ""
+    again: bool = True
+    busy: bool = False
+    refused: bool = False
+    wait: float | None = None
+
+
+class Service:
+    """The service of a lookup, as the environment says where it is."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        """The service of a lookup.
+
+        Raises:
+            ServiceError: a variable that the lookup names is not set, or is no URL.
+        """
+        # At DEBUG level urllib3 logs the path of every request.
+        logging.getLogger("urllib3.connectionpool").setLevel(logging.INFO)
+        self._lookup = lookup
+        self._url = _url_of(lookup)
+        self._secret = _secret_of(lookup)
+        self._session = requests.Session()
+        adapter = requests.adapters.HTTPAdapter(pool_maxsize=lookup.connections, max_retries=0)
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, adapter)
+        self._session.auth = self._signed  # else a .netrc would say who we are
+
+    def _signed(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        if self._secret:
+            name, value = self._lookup.header
+            request.headers[name] = value.format(self._secret)
+        return request
+
+    def get(self, request: Mapping[str, Any]) -> Reply:
+        """Ask once."""
+        try:
+            path = self._lookup.path.format(**{n: quote(str(v), "") for n, v in request.items()})
+            # A redirect is not followed: it may lead anywhere, with the secret.
+            with self._session.get(
+                self._url + path,
+                timeout=self._lookup.timeout,
+                stream=True,
+                allow_redirects=False,
+                headers={"Accept": "application/json"},
+            ) as response:
+                return self._reply(request, response)
+        except (requests.Timeout, TimeoutError):
+            return Reply(problem=f"no answer within {self._lookup.timeout:g} s")
+        # The texts of these may have the URL, and whatever else was sent.
+        except requests.ConnectionError:
+            return Reply(problem="no connection")
+        except (requests.RequestException, HTTPError, OSError) as error:
+            return Reply(problem=f"a broken answer ({type(error).__name__})")
+
+    def _reply(self, request: Mapping[str, Any], response: requests.Response) -> Reply:
+        status = response.status_code
+        if status in self._lookup.none_at:
+            return Reply(nothing(self._lookup))
+        if status != requests.codes.ok:
+            wait = _seconds(response.headers.get("Retry-After", ""))
+            return Reply(
+                problem=f"HTTP {status}",
+                again=status >= 500 or status in (_TOO_MANY, *_TRANSIENT),
+                busy=status == _TOO_MANY,
+                refused=status in _REFUSED,
+                wait=wait,
+            )
+        try:
+            body = self._body(response)
+            if self._secret and self._secret.encode() in body:
+                raise WrongAnswerError("an answer that has the secret in it")
+            return Reply(answer_of(self._lookup, request, body))
+        except WrongAnswerError as error:
+            return Reply(problem=str(error))
+
+    def _body(self, response: requests.Response) -> bytes:
+        """All of an answer, unless it takes too long or has no end."""
+        deadline = time.monotonic() + self._lookup.timeout
+        found = b""
+        # What `iter_content` gives comes in whole chunks: a server that drips would never end.
+        while chunk := response.raw.read1(_CHUNK, decode_content=True):
+            found += chunk
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            if len(found) > _LARGEST:
+                raise WrongAnswerError(f"an answer of more than {_LARGEST:,} bytes")
+        return found
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._session.close()
+
+
+def _url_of(lookup: Lookup) -> str:
+    """Where the service is.
+
+    Raises:
+        ServiceError: nobody says so, or it is no URL.
+    """
+    url = os.environ.get(lookup.url, "")
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.password is not None:
+        # What it is set to may have a password.
+        raise ServiceError(
+            f"the variable {lookup.url} is not the service's URL (http:// or https://, without a "
+            "password); set it where runs are started"
+        )
+    return url.rstrip("/")
+
+
+def _secret_of(lookup: Lookup) -> str:
+    """The secret of the service; empty if it needs none.
+
+    Raises:
+        ServiceError: it is not set.
+    """
+    if not lookup.secret:
+        return ""
+    found = os.environ.get(lookup.secret, "")
+    file = os.environ.get(f"{lookup.secret}_FILE", "")
+    try:
+        found = found or (Path(file).read_text() if file else "")
+    except (OSError, ValueError) as error:
+        raise ServiceError(
+            f"the file of {lookup.secret}_FILE cannot be read ({type(error).__name__})"
+        ) from None
+    found = found.strip()
+    if not found or not found.isprintable() or not found.isascii():
+        raise ServiceError(
+            f"the variable {lookup.secret} is not the service's secret, nor {lookup.secret}_FILE "
+            "the name of a file that has it; set one of them where runs are started"
+        )
+    return found
+
+
+def _seconds(retry_after: str) -> float | None:
+    """`Retry-After` in seconds: a number of them, or a date of HTTP's."""
+    if retry_after.isdecimal():
+        return float(retry_after)
+    try:
+        when = parsedate_to_datetime(retry_after)
+    except ValueError:
+        return None
+    when = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
+    return max(0.0, (when - datetime.now(timezone.utc)).total_seconds())

@@ -1,0 +1,398 @@
+"""Tables that ask a service: that of docs/enrichment.md, and one that asks for each order."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import dagster as dg
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+import pytest
+from pandera.pyspark import Field
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets import ORDERS, STAGED, Answers, Lookup, Quota, Reads, conserves, table
+from backfill_assets.backfills.comparison import Match
+from backfill_assets.backfills.plans import Expected, in_numbers
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.cli import main
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.examples.customers import enrichment
+from backfill_assets.examples.customers.enrichment import RATES, fact_orders_eur
+from backfill_assets.lookups import asking
+from backfill_assets.lookups.kept import forget
+from backfill_assets.settings import SettingsError, load_settings
+from backfill_assets.staleness.backlog import backlog
+from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.known import current
+from backfill_assets.tables.table import DeclarationError
+from backfill_assets_tests.pages import documented
+from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order, planned, undo, verify
+from backfill_assets_tests.rate_server import SECRET, rate_server, true_rate
+
+EUR = fact_orders_eur.name
+
+
+class Score(pa.DataFrameModel):
+    """What the service says of an order."""
+
+    day: T.DateType = Field(description="The day.")
+    currency: T.StringType = Field(description="The order.")
+    in_euros: T.DecimalType(12, 6) = Field(gt=0, lt=1, description="Its score.")
+
+
+class OrderScore(pa.DataFrameModel):
+    """An order and its score."""
+
+    run_date: T.DateType = Field(description="The day.")
+    order_id: T.StringType = Field(description="The order.")
+    score: T.DecimalType(12, 6) = Field(description="Its score.")
+    amount: T.DecimalType(18, 2) = Field(description="Its amount.")
+
+    class Config:
+        """One row for each order."""
+
+        strict = True
+        metadata: ClassVar = {"partition": "run_date", "key": ["order_id"], "totals": ["amount"]}
+
+
+SCORES = Lookup(
+    "scores",
+    Score,
+    request=["day", "currency"],
+    path="/rates/{day}/{currency}",
+    url="RATES_URL",
+    secret="RATES_KEY",
+    quota=Quota(20, "day"),
+    reserve=0.5,
+    patience=1.0,
+    timeout=2.0,
+    tries=2,
+)
+
+
+def scores_needed(orders: DataFrame) -> DataFrame:
+    return orders.select(
+        "for_day", F.col("for_day").alias("day"), F.col("order_id").alias("currency")
+    )
+
+
+@table(OrderScore, checks=[conserves("orders", "amount", "amount")])
+def order_scores(
+    orders: Annotated[DataFrame, Reads(STAGED)],
+    scores: Annotated[DataFrame, Answers(SCORES, of=scores_needed)],
+) -> DataFrame:
+    """The score of each order."""
+    named = scores.withColumnRenamed("currency", "order_id")
+    return orders.join(named, ["for_day", "order_id"]).select(
+        F.col("for_day").alias("run_date"), "order_id", F.col("in_euros").alias("score"), "amount"
+    )
+
+
+SCORED = order_scores.name
+TABLES = [*ORDERS, fact_orders_eur, order_scores]
+FIVE = Window(day(1), day(6))
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(asking, "_PAUSE", 0.01)
+    with rate_server() as found:
+        monkeypatch.setenv("RATES_URL", found.url)
+        monkeypatch.setenv("RATES_KEY", SECRET)
+        yield found
+
+
+@pytest.fixture
+def pipeline(engine, tmp_path, server):
+    place = "backfill_assets_tests.system.test_enrichment:TABLES"
+    pipeline = Pipeline(engine, tmp_path, tables=place, window_days=2)
+    for n in range(1, 6):
+        pipeline.land(n, [order(f"o{n}{c}", n, f"{n}.50", c) for c in ("c1", "c2", "c3")])
+    pipeline.run(1, 5, EVERYTHING)
+    return pipeline
+
+
+def amounts(pipeline: Pipeline) -> dict[str, Decimal]:
+    return {row["order_id"]: row["amount_eur"] for row in pipeline.rows(EUR)}
+
+
+def expected(*numbers: int) -> dict[str, Decimal]:
+    return {
+        f"o{n}{c}": (Decimal(f"{n}.50") * true_rate(str(day(n)), "USD")).quantize(
+            Decimal("0.01"), "ROUND_HALF_UP"
+        )
+        for n in numbers
+        for c in ("c1", "c2", "c3")
+    }
+
+
+def record_of(pipeline: Pipeline, name: str, n: int):
+    return read_ledgers(pipeline.settings)[name].latest[day(n)].days[day(n)]
+
+
+def behind(pipeline: Pipeline):
+    ledgers = read_ledgers(pipeline.settings)
+    return backlog(ledgers, Policy.of(pipeline.settings), pipeline.now.date())
+
+
+def test_a_replay_makes_no_call_and_verify_proves_it(pipeline, server):
+    pipeline.run(1, 5, [EUR])
+    assert amounts(pipeline) == expected(1, 2, 3, 4, 5)
+    assert sorted(server.asked) == [f"/rates/{day(n)}/USD" for n in range(1, 6)]
+    said = record_of(pipeline, EUR, 3)
+    numbers = {"requests to exchange_rates": 1, "calls of exchange_rates": 1}
+    assert said.numbers == numbers
+    event = pipeline.instance.get_latest_materialization_event(dg.AssetKey(EUR))
+    shown = event.asset_materialization.metadata
+    assert {name: shown[name].value for name in numbers} == numbers
+
+    server.asked.clear()
+    commits = pipeline.log(EUR).version()
+    pipeline.run(1, 5, [EUR])
+    assert pipeline.log(EUR).version() == commits
+    pipeline.run(1, 5, [EUR], tags={"backfill_assets/rewrite": "true"})
+    found = verify(pipeline.settings, pipeline.io_manager.engine, FIVE, [EUR])
+    assert [one.outcome for one in found] == [Match.MATCHES] * 5
+    assert server.asked == []
+    assert record_of(pipeline, EUR, 3).numbers == numbers | {"calls of exchange_rates": 0}
+    assert record_of(pipeline, EUR, 3).digest == said.digest
+
+    # What lands for a day asks for what is new of it alone, and makes no other day due.
+    pipeline.land(5, [order("o5c4", 5, "5.50", "c4")], "part-1.jsonl")
+    pipeline.run(5, 5, EVERYTHING)
+    assert set(behind(pipeline).days(EUR)) == {day(5)}
+    pipeline.run(1, 5, [EUR])
+    assert (server.asked, len(amounts(pipeline))) == ([], 16)
+
+
+def test_verify_makes_no_call_also_where_answers_are_lacking(pipeline, server):
+    pipeline.run(1, 5, [EUR])
+    server.asked.clear()
+    url = RATES.place(str(pipeline.warehouse))
+    assert forget(RATES, url, f"day = '{day(2)}'") == 1
+    found = verify(pipeline.settings, pipeline.io_manager.engine, FIVE, [EUR])
+    assert [one.outcome is Match.MATCHES for one in found] == [True, False, True, True, True]
+    assert "no answer is kept, and this run makes no call" in str(found[1])
+    assert server.asked == []
+
+
+def test_what_is_forgotten_is_asked_again(pipeline, server):
+    pipeline.run(1, 5, [EUR])
+    server.asked.clear()
+    assert not behind(pipeline).days(EUR)
+    forget(RATES, RATES.place(str(pipeline.warehouse)), f"day = '{day(2)}'")
+    assert set(behind(pipeline).days(EUR)) == {day(n) for n in range(1, 6)}
+    said = planned(pipeline, f"{day(1)}...{day(5)}", tables=[EUR]).tables[EUR]
+    assert [*said.by_reason()] == [
+        (Expected.COMPUTED, "new input: exchange_rates", [day(n) for n in range(1, 6)])
+    ]
+    server.behave = lambda path, before: 'with {"in_euros": "2"}'
+    pipeline.run(1, 5, [EUR])
+    assert server.asked == [f"/rates/{day(2)}/USD"]
+    assert not behind(pipeline).days(EUR)
+    found = amounts(pipeline)
+    assert found == expected(1, 3, 4, 5) | {f"o2{c}": Decimal("5.00") for c in ("c1", "c2", "c3")}
+
+
+def test_an_outage_leaves_days_unpublished_and_the_rest_published(pipeline, server):
+    server.behave = lambda path, before: "status 503" if str(day(3)) in path else ""
+    said = pipeline.failure(pipeline.run(1, 5, [EUR], fails=True))
+    assert "fact_orders_eur[2024-01-03]" in said
+    assert "exchange_rates: 1 of 1 request has no answer: HTTP 503 (tried 5 times)" in said
+    assert amounts(pipeline) == expected(1, 2, 4, 5)
+    ledger = read_ledgers(pipeline.settings)[EUR]
+    assert day(3) not in ledger.published
+    assert f"e.g. USD {day(3)}" in said
+    server.asked.clear()
+    server.behave = lambda path, before: ""
+    pipeline.run(1, 5, [EUR])
+    assert server.asked == [f"/rates/{day(3)}/USD"]
+    assert amounts(pipeline) == expected(1, 2, 3, 4, 5)
+
+
+def test_a_service_that_nobody_has_named_is_a_reason(pipeline, server, monkeypatch):
+    pipeline.run(1, 2, [EUR])
+    monkeypatch.delenv("RATES_KEY")
+    said = pipeline.failure(pipeline.run(1, 5, [EUR], fails=True))
+    assert "the variable RATES_KEY is not the service's secret" in said
+    assert amounts(pipeline) == expected(1, 2)
+    assert len(server.asked) == 2
+
+
+def test_a_wrong_answer_is_never_kept(pipeline, server):
+    server.behave = lambda path, before: (
+        'with {"in_euros": "91.5"}' if str(day(4)) in path else "truncated" * (before == 0)
+    )
+    said = pipeline.failure(pipeline.run(1, 5, [EUR], fails=True))
+    assert "in_euros is 91.5, which is not < 10 (tried 5 times)" in said
+    assert amounts(pipeline) == expected(1, 2, 3, 5)
+    kept = pipeline.rows(RATES.name)
+    assert {row["day"]: row["in_euros"] for row in kept} == {
+        day(n): true_rate(str(day(n)), "USD") for n in (1, 2, 3, 5)
+    }
+
+
+def test_a_day_and_a_range_ask_the_same_and_are_the_same(pipeline, server, engine, tmp_path):
+    pipeline.run(1, 5, [EUR])
+    digests = {n: record_of(pipeline, EUR, n).digest for n in range(1, 6)}
+    asked = sorted(server.asked)
+    server.asked.clear()
+    other = Pipeline(
+        engine,
+        tmp_path / "other",
+        land=False,
+        tables=pipeline.settings.tables,
+        landing=str(pipeline.landing),
+        window_days=2,
+    )
+    other.run(1, 5, EVERYTHING)
+    for n in (4, 2, 5, 1, 3):
+        other.run(n, n, [EUR])
+    assert {n: record_of(other, EUR, n).digest for n in range(1, 6)} == digests
+    assert sorted(server.asked) == asked
+
+
+def test_live_runs_have_the_reserve_and_backfills_leave_it(pipeline, server):
+    """Twenty calls a day, half of them for the schedule and the sensors."""
+    said = pipeline.failure(pipeline.run(1, 5, [SCORED], fails=True))
+    published = {row["run_date"] for row in pipeline.rows(SCORED)}
+    assert len(server.asked) == 10
+    # In the order of the requests: three days have all of their three orders.
+    assert published == {day(1), day(2), day(3)}
+    assert "scores: 3 of 3 requests have no answer: not asked: the quota is used up until" in said
+    pipeline.run(1, 5, [SCORED], tags={"dagster/sensor_name": "touched_days"})
+    assert {row["run_date"] for row in pipeline.rows(SCORED)} == set(FIVE)
+    assert len(server.asked) == len(set(server.asked)) == 15
+
+
+def test_steps_that_ask_are_in_a_pool(pipeline):
+    graph = pipeline.repository.asset_graph
+    assert graph.get(dg.AssetKey(EUR)).pools == {"exchange_rates"}
+    assert graph.get(dg.AssetKey(RATES.name)).is_external
+    assert not graph.get(dg.AssetKey(STAGED.name)).pools
+
+
+def test_the_plan_says_how_many_calls_and_how_long(pipeline, server):
+    asked = f"{day(1)}...{day(5)}"
+    said = dict(in_numbers(planned(pipeline, asked, tables=[EUR, SCORED])))
+    assert said["calls of scores"] == (
+        "at most 15 (one for each row that is read): at most 1 day, 12:00:00, at 20 a day less a "
+        "reserve of 50%"
+    )
+    pipeline.run(1, 3, [SCORED])
+    plan = planned(pipeline, asked, tables=[SCORED])
+    assert plan.calls["scores"].at_most == plan.calls["scores"].expected == 6
+    assert len(server.asked) == 9
+    assert planned(pipeline, asked, tables=["stg_orders"]).calls == {}
+    again = planned(pipeline, f"{day(1)}...{day(3)}", tables=[SCORED], rewrite=True)
+    assert again.calls["scores"].at_most == 0
+
+
+def test_an_undo_takes_back_days_and_keeps_answers(pipeline, server):
+    pipeline.run(1, 2, [EUR])
+    run = pipeline.run(3, 5, [EUR])
+    undo(pipeline, run.run_id[:8])
+    assert amounts(pipeline) == expected(1, 2)
+    server.asked.clear()
+    pipeline.run(3, 5, [EUR])
+    assert (amounts(pipeline), server.asked) == (expected(1, 2, 3, 4, 5), [])
+
+
+def test_the_secret_is_nowhere(pipeline, server, caplog, capfd):
+    caplog.set_level(logging.DEBUG)
+    server.behave = lambda path, before: {3: "echo", 4: "status 500", 5: "slow 3"}.get(
+        int(path[15:17]), ""
+    )
+    result = pipeline.run(1, 5, [EUR], fails=True)
+    planned(pipeline, f"{day(1)}...{day(5)}", tables=[EUR])
+    records = [str(entry) for entry in pipeline.instance.all_logs(result.run_id)]
+    run = pipeline.instance.get_run_by_id(result.run_id)
+    out = capfd.readouterr()
+    texts = [*records, str(run), caplog.text, out.out, out.err]
+    assert any("HTTP 500" in text for text in texts)
+    assert "RATES_KEY" not in str(run.run_config)
+    files = [path for path in pipeline.root.rglob("*") if path.is_file()]
+    home = pipeline.instance.root_directory
+    files += [path for path in Path(home).rglob("*") if path.is_file()]
+    assert any("quotas" in str(path) for path in files)
+    texts += [path.read_bytes().decode(errors="replace") for path in files]
+    assert any("not_published" in text for text in texts)
+    assert not [text[:200] for text in texts if SECRET in text]
+    assert SECRET not in json.dumps(pipeline.settings.model_dump(mode="json"))
+    assert SECRET not in repr(RATES)
+
+
+def test_a_night_asks_again_what_an_outage_has_left(pipeline, server):
+    server.behave = lambda path, before: "status 503" if int(path[15:17]) > 3 else ""
+    pipeline.night(day(6))
+    assert amounts(pipeline) == expected(1, 2, 3)
+    server.behave = lambda path, before: ""
+    server.asked.clear()
+    pipeline.night(day(7))
+    assert amounts(pipeline) == expected(1, 2, 3, 4, 5)
+    assert sorted(set(server.asked)) == [f"/rates/{day(n)}/USD" for n in (4, 5)]
+
+
+def test_a_person_forgets_answers_by_a_command(pipeline, server, monkeypatch, capsys):
+    pipeline.run(1, 5, [EUR])
+    monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", str(pipeline.warehouse))
+    monkeypatch.setenv("BACKFILL_ASSETS_TABLES", pipeline.settings.tables)
+    assert main(["forget", RATES.name, f"day = '{day(3)}'"]) == 0
+    assert "exchange_rates: 1 answers forgotten" in capsys.readouterr().out
+    assert len(pipeline.rows(RATES.name)) == 4
+    assert main(["forget", RATES.name, f"day = '{day(3)}'"]) == 1
+    assert main(["forget", RATES.name, "nonsense"]) == 3
+    assert main(["forget", "another", "TRUE"]) == 3
+    said = capsys.readouterr().err
+    assert "no lookup is named another; there are ['exchange_rates', 'scores']" in said
+
+
+def test_the_page_shows_the_module():
+    module = Path(enrichment.__file__).read_text()
+    assert documented("docs/enrichment.md", "python") == [module]
+
+
+@table(OrderScore)
+def other_scores(
+    orders: Annotated[DataFrame, Reads(STAGED)],
+    scores: Annotated[DataFrame, Answers(replace(SCORES, reserve=0.1), of=scores_needed)],
+) -> DataFrame:
+    """With another lookup of a name that there is."""
+    return orders.join(scores, "for_day")
+
+
+ALIKE = [*TABLES, other_scores]
+
+
+def test_two_lookups_of_a_name_are_refused():
+    with pytest.raises(SettingsError, match="two lookups are named scores"):
+        tables_of(load_settings(tables=f"{__name__}:ALIKE"))
+
+
+def test_what_is_not_possible_is_refused():
+    with pytest.raises(DeclarationError, match="asks a service"):
+        current(fact_orders_eur)
+
+    def of(nothing: DataFrame) -> DataFrame:
+        return nothing
+
+    def function(
+        orders: Annotated[DataFrame, Reads(STAGED)], rates: Annotated[DataFrame, Answers(RATES, of)]
+    ) -> DataFrame:
+        return orders
+
+    function.__qualname__ = "function"
+    function.__annotations__ = {
+        "orders": Annotated[DataFrame, Reads(STAGED)],
+        "rates": Annotated[DataFrame, Answers(RATES, of)],
+    }
+    with pytest.raises(DeclarationError, match=r"the requests of rates are made of \['nothing'\]"):
+        table(OrderScore)(function)

@@ -1,0 +1,551 @@
+"""Asking a service without Spark: answers, the shared quota, tries, and what is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from email.utils import format_datetime
+from pathlib import Path
+
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+import pytest
+from deltalake import DeltaTable
+from pandera.pyspark import Field
+
+from backfill_assets import Lookup, Quota
+from backfill_assets.delta.references import look
+from backfill_assets.lookups import asking, kept, service
+from backfill_assets.lookups.asking import ask
+from backfill_assets.lookups.kept import AnswersError, KeptAnswers, create, forget
+from backfill_assets.lookups.quotas import SharedQuota, rates_of
+from backfill_assets.lookups.reading import WrongAnswerError, answer_of
+from backfill_assets.lookups.service import Service, ServiceError
+from backfill_assets.tables.table import DeclarationError
+from backfill_assets_tests.rate_server import SECRET, rate_server, true_rate
+
+DAY = date(2024, 1, 5)
+
+
+class Rate(pa.DataFrameModel):
+    """What a currency was worth on a day."""
+
+    day: T.DateType = Field(description="The day.")
+    currency: T.StringType = Field(description="The currency.")
+    in_euros: T.DecimalType(12, 6) = Field(gt=0, lt=10, description="In euros.")
+    source: T.StringType = Field(nullable=True, isin=["ours", "theirs"], description="Whose.")
+
+
+def lookup(**changes) -> Lookup:
+    values = {
+        "name": "rates",
+        "model": Rate,
+        "request": ["day", "currency"],
+        "path": "/rates/{day}/{currency}",
+        "url": "RATES_URL",
+        "secret": "RATES_KEY",
+        "quota": Quota(10_000, "second"),
+        "timeout": 1.0,
+        "tries": 3,
+        **changes,
+    }
+    return Lookup(**values)
+
+
+RATES = lookup()
+
+
+def requests(count: int) -> list[tuple[date, str]]:
+    return [(DAY + timedelta(days=n // 100), f"C{n % 100:02d}") for n in range(count)]
+
+
+@pytest.fixture
+def server(monkeypatch):
+    with rate_server() as found:
+        monkeypatch.setenv("RATES_URL", found.url)
+        monkeypatch.setenv("RATES_KEY", SECRET)
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _in_a_hurry(monkeypatch):
+    monkeypatch.setattr(asking, "_PAUSE", 0.01)
+
+
+class Kept(list):
+    """What was handed over to be kept."""
+
+    def __call__(self, rows) -> None:
+        self.extend(rows)
+
+    @property
+    def rates(self) -> dict[tuple[date, str], Decimal]:
+        return {(row["day"], row["currency"]): row["in_euros"] for row in self}
+
+
+def asked(folder: Path, of: Lookup, wanted, *, live: bool = False) -> tuple[asking.Asked, Kept]:
+    keep, it = Kept(), Service(of)
+    quota = SharedQuota(folder, of.name, of.quotas, of.share(live=live))
+    try:
+        return ask(of, wanted, it, quota, keep), keep
+    finally:
+        it.close()
+        quota.close()
+
+
+def rates(of) -> dict[tuple[date, str], Decimal]:
+    return {(day, currency): true_rate(str(day), currency) for day, currency in of}
+
+
+# --- declarations ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"name": "no name"}, "letters, digits and _"),
+        ({"request": ["day", "colour"]}, "its request must be columns of the model"),
+        ({"request": [*Rate.to_schema().columns]}, "may not be null"),
+        ({"path": "/rates/{day}"}, "its path names ['day']"),
+        ({"url": "http://user:pw@host"}, "names of environment variables"),
+        ({"reserve": 1.0}, "leaves backfills nothing"),
+        ({"quota": Quota(1, "minute"), "reserve": 0.2}, "leaves backfills nothing of 1 calls"),
+        ({"none_at": [404]}, "all columns of the answer must be nullable"),
+        ({"tries": 0}, "must be positive"),
+    ],
+)
+def test_a_lookup_that_is_not_possible_is_refused(changes, said):
+    with pytest.raises(DeclarationError) as error:
+        lookup(**changes)
+    assert said in str(error.value)
+
+
+def test_a_quota_says_how_long_calls_take():
+    of = lookup(quota=[Quota(100_000, "day"), Quota(10, "second")], reserve=0.2)
+    assert of.seconds_for(8) == 8 / 80_000 * 86400
+    assert of.seconds_for(80_000) == 86_400
+    assert of.seconds_for(100_000, live=True) == 86_400
+    # What a shorter quota holds anyway is left out: the library would refuse it.
+    found = rates_of([Quota(7, "second"), Quota(420, "minute"), Quota(100, "hour")], 0.8)
+    assert [(rate.limit, rate.interval) for rate in found] == [(5, 1000), (80, 3_600_000)]
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+GOOD = {"in_euros": "0.91"}
+
+
+def read(said: object) -> dict:
+    body = said if isinstance(said, bytes) else json.dumps(said).encode()
+    return answer_of(RATES, {"day": DAY, "currency": "USD"}, body)
+
+
+def test_an_answer_has_the_types_of_the_model():
+    expected = {"in_euros": Decimal("0.910000"), "source": None}
+    assert read(GOOD) == expected
+    assert read(b'{"in_euros": 0.91, "more": [1]}') == expected
+    assert read({**GOOD, "day": "2024-01-05", "currency": "USD"}) == expected
+    assert read(b'{"in_euros": 1}')["in_euros"] == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        (b"<html>", "no JSON"),
+        (b'{"in_euros": 0.9', "no JSON"),
+        (b'{"in_euros": NaN}', "no JSON"),
+        ([1], "no JSON object"),
+        ({}, "an answer without in_euros"),
+        ({"in_euros": None}, "an answer without in_euros"),
+        ({"in_euros": "-3"}, "in_euros is -3, which is not > 0"),
+        ({"in_euros": "91"}, "in_euros is 91, which is not < 10"),
+        ({"in_euros": 0.1234567}, "in_euros is 0.1234567, which is no decimal(12,6)"),
+        ({"in_euros": "1e-3"}, "which is no decimal"),
+        ({"in_euros": True}, "which is no decimal"),
+        ({**GOOD, "day": "2024-01-06"}, "to another request: day is 2024-01-06"),
+        ({**GOOD, "source": "x" * 99}, f"source is {'x' * 40}..., which is not in"),
+        ({**GOOD, "source": 5}, "source is 5, which is no string"),
+    ],
+)
+def test_a_wrong_answer_is_told_from_a_right_one(said, problem):
+    with pytest.raises(WrongAnswerError) as error:
+        read(said)
+    assert problem in str(error.value)
+
+
+def test_a_service_may_answer_in_another_form():
+    of = lookup(read=lambda said: {"in_euros": said["rates"]["EUR"]})
+    request = {"day": DAY, "currency": "USD"}
+    assert answer_of(of, request, b'{"rates": {"EUR": 0.5}}')["in_euros"] == Decimal("0.5")
+    with pytest.raises(WrongAnswerError, match=r"in another form \(KeyError\)"):
+        answer_of(of, request, b'{"rates": {}}')
+
+
+# --- one call -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "problem"),
+    [
+        ("status 503", "HTTP 503"),
+        ("status 302", "HTTP 302"),
+        ("text <html>", "an answer that is no JSON"),
+        ("truncated", "a broken answer"),
+        ("slow 0.6", "no answer within 0.3 s"),
+        ("drip", "no answer within 0.3 s"),
+        ('with {"in_euros": "-1"}', "in_euros is -1, which is not > 0"),
+        ('with {"currency": "XXX"}', "an answer to another request"),
+        ("echo", "an answer that has the secret in it"),
+    ],
+)
+def test_what_is_no_answer_is_said_without_the_secret(server, how, problem):
+    server.behave = lambda path, before: how
+    reply = Service(lookup(timeout=0.3)).get({"day": DAY, "currency": "USD"})
+    assert reply.answer is None
+    assert reply.problem.startswith(problem)
+    assert SECRET not in reply.problem
+
+
+def test_a_service_that_is_not_there_or_not_known(server, monkeypatch):
+    monkeypatch.setenv("RATES_URL", "http://127.0.0.1:9")
+    assert Service(RATES).get({"day": DAY, "currency": "USD"}).problem == "no connection"
+    for url in ("", "ftp://x", "http://me:hush@host"):
+        monkeypatch.setenv("RATES_URL", url)
+        with pytest.raises(ServiceError) as error:
+            Service(RATES)
+        assert "RATES_URL" in str(error.value)
+        assert "hush" not in str(error.value)
+
+
+def test_the_secret_may_be_in_a_file(server, monkeypatch, tmp_path):
+    monkeypatch.delenv("RATES_KEY")
+    with pytest.raises(ServiceError, match="RATES_KEY_FILE"):
+        Service(RATES)
+    (tmp_path / "key").write_text(f"{SECRET}\n")
+    monkeypatch.setenv("RATES_KEY_FILE", str(tmp_path / "key"))
+    assert Service(RATES).get({"day": DAY, "currency": "USD"}).answer
+    monkeypatch.setenv("RATES_KEY_FILE", str(tmp_path / "gone"))
+    with pytest.raises(ServiceError, match="cannot be read"):
+        Service(RATES)
+
+
+def test_retry_after_is_seconds_or_a_date():
+    assert service._seconds("7") == 7
+    assert service._seconds("soon") is None
+    when = datetime.now(timezone.utc) + timedelta(seconds=30)
+    assert 28 < service._seconds(format_datetime(when, usegmt=True)) <= 30
+
+
+def test_what_a_service_does_not_know_is_an_answer_too(server):
+    class Place(pa.DataFrameModel):
+        """Where a code lies."""
+
+        code: T.StringType = Field(description="The code.")
+        town: T.StringType = Field(nullable=True, description="The town; null if unknown.")
+
+    of = lookup(model=Place, request=["code"], path="/places/{code}", none_at=[404])
+    assert Service(of).get({"code": "a/b ?"}).answer == {"town": None}
+    assert server.asked == ["/places/a%2Fb%20%3F"]
+
+
+# --- many calls -----------------------------------------------------------------------------------
+
+
+def test_each_request_is_asked_once(server, tmp_path):
+    wanted = requests(250)
+    found, keep = asked(tmp_path, RATES, wanted)
+    assert keep.rates == rates(wanted)
+    assert (sum(found.calls.values()), found.unanswered) == (250, {})
+    assert len(server.asked) == len(set(server.asked)) == 250
+    assert 1 < server.most_open <= RATES.connections
+
+
+def test_what_fails_now_and_then_is_tried_again(server, tmp_path):
+    """Slow, broken, refused and wrong answers, one in a thousand among them out of bounds."""
+    kinds = ["status 500", "status 503", "text {", "truncated", "slow 0.6", "json []"]
+
+    def behave(path: str, before: int) -> str:
+        number = sum(map(ord, path)) % 100
+        wrong = before == 0 and path.endswith("05/C77")
+        return (
+            'with {"in_euros": "-0.5"}'
+            if wrong
+            else kinds[number] * (not before)
+            if (number < len(kinds))
+            else ""
+        )
+
+    server.behave = behave
+    wanted = requests(1000)
+    found, keep = asked(tmp_path, lookup(timeout=0.4, connections=16), wanted)
+    assert keep.rates == rates(wanted)
+    assert found.unanswered == {}
+    assert sum(found.calls.values()) == len(server.asked) > 1000
+    assert server.again["/rates/2024-01-05/C77"] == 2
+
+
+def test_what_goes_on_failing_has_no_answer_and_the_rest_has(server, tmp_path):
+    server.behave = lambda path, before: "status 503" if path.endswith("C03") else ""
+    wanted = requests(60)
+    found, keep = asked(tmp_path, RATES, wanted)
+    assert found.unanswered == {(DAY, "C03"): "HTTP 503 (tried 3 times)"}
+    assert keep.rates == rates(one for one in wanted if one[1] != "C03")
+
+
+def test_an_outage_is_not_asked_a_million_times(server, tmp_path):
+    server.behave = lambda path, before: "status 503"
+    found, keep = asked(tmp_path, RATES, requests(5000))
+    assert not keep
+    assert len(found.unanswered) == 5000
+    assert len(server.asked) <= 3 * (asking.IN_A_ROW + RATES.connections)
+    said = set(found.unanswered.values())
+    assert said >= {
+        "HTTP 503 (tried 3 times)",
+        "not asked: 20 requests in a row had no answer",
+    }
+
+
+def test_a_wrong_secret_is_not_tried_again(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("RATES_KEY", "another")
+    found, _ = asked(tmp_path, RATES, requests(100))
+    assert len(server.asked) <= RATES.connections
+    assert "not asked: it takes no request of ours (HTTP 401)" in found.unanswered.values()
+
+
+def test_an_interrupted_run_keeps_what_it_had(server, tmp_path, monkeypatch):
+    class EndedError(Exception):
+        pass
+
+    def interrupted() -> None:
+        if len(server.asked) > 50:
+            raise EndedError
+
+    monkeypatch.setattr(asking, "raise_if_interrupted", interrupted)
+    server.behave = lambda path, before: "slow 0.01"
+    keep, quota = Kept(), SharedQuota(tmp_path, "rates", RATES.quotas, 1.0)
+    with pytest.raises(EndedError):
+        ask(RATES, requests(500), Service(RATES), quota, keep)
+    count = len(server.asked)
+    assert len(keep) == len(keep.rates) == count < 100
+    time.sleep(0.1)
+    assert len(server.asked) == count
+
+
+# --- the quota ------------------------------------------------------------------------------------
+
+
+def test_the_quota_is_held(tmp_path, monkeypatch):
+    with rate_server(calls=20, seconds=1.0) as server:
+        monkeypatch.setenv("RATES_URL", server.url)
+        monkeypatch.setenv("RATES_KEY", SECRET)
+        of = lookup(quota=Quota(20, "second"), reserve=0.2)
+        began = time.monotonic()
+        _, keep = asked(tmp_path, of, requests(64))
+        # 16 a second, and the first of them at once.
+        assert time.monotonic() - began >= 3.0
+        assert len(keep) == 64
+        assert server.refused == 0
+
+
+def test_429_and_retry_after_hold_all_processes(server, tmp_path):
+    """The service allows less than was declared: what it says counts, for whoever shares it."""
+    server.calls, server.seconds, server.retry_after = 10, 1.0, "1"
+    began = time.monotonic()
+    found, keep = asked(tmp_path, RATES, requests(25))
+    assert time.monotonic() - began >= 2.0
+    assert (len(keep), found.unanswered) == (25, {})
+    # Only what was under way when it said so is refused.
+    assert 0 < server.refused <= 2 * RATES.connections
+    quota, other = (SharedQuota(tmp_path, "rates", RATES.quotas, 1.0) for _ in range(2))
+    quota.pause(30)
+    quota.pause(5)
+    assert 29 < other.take() <= 30
+
+
+def test_a_quota_that_is_used_up_for_long_ends_the_asking(server, tmp_path):
+    of = lookup(quota=Quota(5, "day"), patience=2.0)
+    found, keep = asked(tmp_path, of, requests(8), live=True)
+    assert len(keep) == 5
+    (said,) = set(found.unanswered.values())
+    assert said.startswith("not asked: the quota is used up until 20")
+
+
+def test_backfills_leave_the_reserve_to_live_runs(server, tmp_path):
+    of = lookup(quota=Quota(10, "day"), reserve=0.3, patience=1.0)
+    _, keep = asked(tmp_path, of, requests(20))
+    assert len(keep) == 7
+    _, keep = asked(tmp_path, of, requests(20), live=True)
+    assert len(keep) == 3
+    assert len(server.asked) == 10
+
+
+_TAKE = """
+import sys, time
+from pathlib import Path
+from backfill_assets.lookups.quotas import SharedQuota
+from backfill_assets import Quota
+quota = SharedQuota(Path(sys.argv[1]), "rates", [Quota(30, "second")], 1.0)
+quota._cleaned = time.monotonic()
+input()
+end = time.monotonic() + 3.0
+while time.monotonic() < end:
+    wait = quota.take()
+    if wait:
+        time.sleep(min(wait, 0.05))
+    else:
+        print(time.time(), flush=True)
+"""
+
+
+def test_two_processes_share_a_quota(tmp_path):
+    command = [sys.executable, "-c", _TAKE, str(tmp_path)]
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(command, **options) for _ in range(2)]
+    for process in both:  # started at the same time
+        process.stdin.write("\n")
+        process.stdin.flush()
+    taken = [[float(x) for x in process.communicate()[0].split()] for process in both]
+    assert all(process.returncode == 0 for process in both)
+    assert all(len(times) > 5 for times in taken)
+    with closing(sqlite3.connect(tmp_path / "rates.sqlite")) as file:
+        times = [at for (at,) in file.execute("SELECT item_timestamp FROM calls")]
+    assert len(times) == len(taken[0]) + len(taken[1]) >= 80
+    # In no second more than the quota.
+    assert max(sum(at <= other <= at + 1000 for other in times) for at in times) == 30
+
+
+# --- what is kept ---------------------------------------------------------------------------------
+
+
+def row(n: int, rate: str = "0.5") -> dict:
+    (day, currency) = requests(n + 1)[n]
+    at = datetime(2024, 2, 1, tzinfo=timezone.utc)
+    values = {"day": day, "currency": currency, "in_euros": Decimal(rate)}
+    return {**values, "source": None, "answered_at": at}
+
+
+def held(url: str) -> list[dict]:
+    return sorted(DeltaTable(url).to_pyarrow_table().to_pylist(), key=lambda r: r["currency"])
+
+
+def test_a_request_is_kept_once_whoever_asks(tmp_path):
+    url = str(tmp_path / "rates")
+    create(RATES, url)
+    create(RATES, url)
+    one, other = KeptAnswers(RATES, url), KeptAnswers(RATES, url)
+    one.add([row(0), row(1)], "run-1")
+    other.add([row(1, "9"), row(2)], "run-2")
+    one.add([row(2, "8"), row(3)], "run-1")
+    other.add([row(3, "7")], "run-2")
+    assert [str(r["in_euros"]) for r in held(url)] == ["0.500000"] * 4
+    assert one.version == other.version == 3
+
+
+def test_two_that_keep_at_the_same_time_keep_each_request_once(tmp_path, monkeypatch):
+    url = str(tmp_path / "rates")
+    create(RATES, url)
+    one, other = KeptAnswers(RATES, url), KeptAnswers(RATES, url)
+    append = KeptAnswers._append
+
+    def late(self, log, rows, run_id):
+        if self is one and other.version == 0:
+            other.add([row(0, "0.7")], "run-2")
+        append(self, log, rows, run_id)
+
+    monkeypatch.setattr(KeptAnswers, "_append", late)
+    one.add([row(0), row(1)], "run-1")
+    assert [str(r["in_euros"]) for r in held(url)] == ["0.700000", "0.500000"]
+
+
+def test_small_files_are_put_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "_FILES", 3)
+    url = str(tmp_path / "rates")
+    create(RATES, url)
+    answers = KeptAnswers(RATES, url)
+    before = look(url, grows=True)
+    other = KeptAnswers(RATES, url)
+    for n in range(4):
+        answers.add([row(n)], "run")
+    assert len(DeltaTable(url).file_uris()) == 2
+    assert len(held(url)) == 4
+    other.add([row(0), row(3), row(4)], "another run")
+    assert len(held(url)) == 5
+    assert look(url, grows=True).content == before.content
+
+
+def test_what_is_forgotten_makes_another_input(tmp_path):
+    url = str(tmp_path / "rates")
+    with pytest.raises(AnswersError, match="there is no table of answers"):
+        forget(RATES, url, "TRUE")
+    nothing = look(url, grows=True).content
+    create(RATES, url)
+    KeptAnswers(RATES, url).add([row(n) for n in range(3)], "run")
+    before = look(url, grows=True).content
+    assert nothing != before
+    assert forget(RATES, url, "currency = 'ZZZ'") == 0
+    assert look(url, grows=True).content == before
+    assert forget(RATES, url, "currency = 'C01' AND day = '2024-01-05'") == 1
+    assert look(url, grows=True).content != before
+    assert [r["currency"] for r in held(url)] == ["C00", "C02"]
+    with pytest.raises(AnswersError, match=r"nothing was forgotten: .*colour"):
+        forget(RATES, url, "colour = 'red'")
+
+
+def test_a_table_of_another_model_is_refused(tmp_path):
+    url = str(tmp_path / "rates")
+    create(RATES, url)
+    other = lookup(request=["day"], path="/rates/{day}", model=Fewer)
+    with pytest.raises(AnswersError, match="is not the one of the model"):
+        KeptAnswers(other, url)
+
+
+class Fewer(pa.DataFrameModel):
+    """A rate of a day."""
+
+    day: T.DateType = Field(description="The day.")
+    in_euros: T.DecimalType(12, 6) = Field(description="In euros.")
+
+
+_ASK = """
+import sys
+from functools import partial
+from pathlib import Path
+from backfill_assets.lookups import asking
+from backfill_assets_tests.test_lookups import *
+asking._BATCH = 10
+url = sys.argv[1] + "/rates"
+create(RATES, url)
+answers = KeptAnswers(RATES, url)
+there = {(r["day"], r["currency"]) for r in held(url)}
+left = [one for one in requests(300) if one not in there]
+quota = SharedQuota(Path(sys.argv[1]), "rates", RATES.quotas, 1.0)
+ask(RATES, left, Service(RATES), quota, partial(answers.add, run_id="run"))
+"""
+
+
+def test_a_process_that_is_killed_has_kept_what_it_had(server, tmp_path):
+    server.behave = lambda path, before: "slow 0.02"
+    command = [sys.executable, "-c", _ASK, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, env=environment) as process:
+        while len(server.asked) < 120:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    before = len(held(str(tmp_path / "rates")))
+    calls = len(server.asked)
+    assert 0 < before <= calls < 300
+    subprocess.run(command, env=environment, check=True)
+    assert len(server.asked) == calls + 300 - before
+    found = held(str(tmp_path / "rates"))
+    assert {(r["day"], r["currency"]): r["in_euros"] for r in found} == rates(requests(300))
+    assert len(found) == 300
