@@ -27,7 +27,6 @@ from backfill_assets.assets.publishing import delta_assets
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY
-from backfill_assets.definitions import build_defs
 from backfill_assets.examples.web_events import Visit
 from backfill_assets.orders.facts import DailyOrders
 from backfill_assets.orders.tables import LATE, RAW
@@ -37,6 +36,7 @@ from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.fingerprints import input_fingerprints
 from backfill_assets.tables.catalog import config_digests, tables_of
 from backfill_assets.tables.codes import running_code
+from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import DeclarationError
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
@@ -102,6 +102,12 @@ def of_a_week(
 ): ...
 
 
+def of_other_days(
+    orders: Annotated[DataFrame, Reads(STAGED, last_days(7))],
+    own: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
+): ...
+
+
 def alone(own: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)]): ...
 
 
@@ -117,6 +123,7 @@ def twice(
     [
         (of_today, "own has days that are being made"),
         (of_a_week, "own has days that are being made"),
+        (of_other_days, "orders reaches for other days than the day itself"),
         (alone, "inputs with days besides itself"),
         (twice, "each table once"),
     ],
@@ -126,14 +133,10 @@ def test_of_itself_a_table_reads_earlier_days_and_something_else(function, said)
         table(DailyOrders)(function)
 
 
-@pytest.mark.parametrize("made", [balance, yesterday])
-def test_it_is_refused_where_it_would_be_computed(made):
-    with pytest.raises(DeclarationError, match=rf"{made.name}: .* not computed yet"):
-        derived.build(SETTINGS, running_code(SETTINGS), made)
-    assert derived.build(SETTINGS, running_code(SETTINGS), after_balance)
-    # Not by leaving it out.
-    with pytest.raises(DeclarationError, match="balance: before holds earlier days of balance"):
-        build_defs(SETTINGS)
+@pytest.mark.parametrize("made", [balance, yesterday, after_balance])
+def test_it_has_an_asset(made):
+    (key,) = derived.build(SETTINGS, running_code(SETTINGS), made).keys
+    assert key.path[-1] == made.name
 
 
 def test_the_page_declares_one():
@@ -151,7 +154,7 @@ def test_a_table_does_not_come_before_itself():
     assert GRAPH.upstream(balance.name) == {STAGED.name, RAW.name}
     assert GRAPH.upstream(after_balance.name) == {balance.name, STAGED.name, RAW.name}
     assert GRAPH.logs(after_balance.name) == {RAW.name}
-    assert [name for name in GRAPH.tables if GRAPH.carries_state(name)] == [
+    assert [name for name in GRAPH.tables if carries_state(GRAPH.tables[name])] == [
         balance.name,
         late_balance.name,
     ]

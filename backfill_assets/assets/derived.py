@@ -1,6 +1,6 @@
 """The assets of tables that are declared by a function."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal
@@ -9,38 +9,17 @@ import dagster as dg
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.input_frames import known_rows, published_days, repeated
+from backfill_assets.assets.input_frames import input_frames, published_days, repeated
 from backfill_assets.assets.making import Read, made_asset
 from backfill_assets.assets.sums import Sums, sums_by_day
-from backfill_assets.calendar.partitions import Window, any_of, windows
-from backfill_assets.calendar.reach import SAME_DAY, Reach
+from backfill_assets.calendar.partitions import DAY, Window, any_of, windows
 from backfill_assets.engine.caching import Cache
 from backfill_assets.publish.candidates import Built, Remarks, Snapshot
 from backfill_assets.quality.audit import Expectation, Verdict
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import graph_for
 from backfill_assets.tables.codes import Code
-from backfill_assets.tables.derived import FOR_DAY, Derived
-from backfill_assets.tables.table import DeclarationError
-
-
-def for_days(rows: DataFrame, partition: str, reach: Reach, days: Window) -> DataFrame:
-    """Rows of an input, each once for each of the days that it helps to decide.
-
-    Args:
-        rows: of the input.
-        partition: its partition column.
-        reach: which days of it decide a day.
-        days: the days.
-
-    Returns:
-        The columns of the input, and `for_day`.
-    """
-    day = F.col(partition)
-    if reach == SAME_DAY:
-        return rows.withColumn(FOR_DAY, day).where(days.predicate(partition))
-    counts_for = F.sequence(F.date_sub(day, reach.after), F.date_add(day, reach.before))
-    return rows.withColumn(FOR_DAY, F.explode(counts_for)).where(days.predicate(FOR_DAY))
+from backfill_assets.tables.derived import FOR_DAY, Derived, carries_state
 
 
 def input_sums(
@@ -112,40 +91,63 @@ def expectations(
         wanted = {
             check.total: check.column for check in table.conserved if check.parameter == parameter
         }
-        if table.reads[parameter].of_the_day:
-            source = sources[parameter]
-            found = input_sums(source, frame, FOR_DAY, wanted, table.zeros, days)
-        else:
-            found = sums_by_day(frame, FOR_DAY, _aggregated(wanted), table.zeros)
         nothing = {name: table.zeros[name] for name in wanted}
+        found = _of_input(table, sources, parameter, frame, wanted, days)
         for day, of in totals.items():
-            of |= found.get(day, nothing)
+            for name, value in found.get(day, nothing).items():
+                of[name] = of.get(name, table.zeros[name]) + value
     return {
         day: Expectation(entries={f"expected {n}": v for n, v in of.items()}, totals=of)
         for day, of in totals.items()
     }
 
 
-def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition:
-    """The asset of a declared table.
+def _of_input(
+    table: Derived,
+    sources: Mapping[str, Snapshot],
+    parameter: str,
+    frame: DataFrame,
+    wanted: Mapping[str, str | None],
+    days: Window,
+) -> Mapping[date, Sums]:
+    """What an input says of some totals, by day; a day of which it says nothing may lack.
 
-    Raises:
-        DeclarationError: a day of it needs an earlier day of an input, and not its own.
+    Of a table that carries state, the totals of a day are those of the day before its stretch, and
+    of all days of the stretch so far.
     """
-    _refuse_the_past(table)
+    of, source = table.reads[parameter], sources[parameter]
+    if not wanted or not (of.of_the_day or carries_state(table)):
+        return sums_by_day(frame, FOR_DAY, _aggregated(wanted), table.zeros)
+    if not carries_state(table):
+        return input_sums(source, frame, FOR_DAY, wanted, table.zeros, days)
+    found: dict[date, Sums] = {}
+    if of.table is table:
+        for stretch in windows(days):
+            said = _recorded(source, stretch.start - DAY, wanted)
+            found |= {day: said for day in stretch if said is not None}
+        if left := [day for day in days if day not in found]:
+            rest = frame.where(any_of(windows(left), FOR_DAY))
+            found |= sums_by_day(rest, FOR_DAY, _aggregated(wanted), table.zeros)
+        return found
+    rows = frame.where(F.col(of.table.partition) == F.col(FOR_DAY))
+    each = input_sums(source, rows, FOR_DAY, wanted, table.zeros, days)
+    for day in days:
+        so_far, now = found.get(day - DAY, {}), each.get(day, {})
+        found[day] = {
+            name: so_far.get(name, table.zeros[name]) + now.get(name, table.zeros[name])
+            for name in wanted
+        }
+    return found
+
+
+def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition:
+    """The asset of a declared table."""
     graph = graph_for(settings)
     starts = {name: graph.policy_of(of.table.name).start for name, of in table.by_day.items()}
 
     def make(read: Read, cache: Cache, days: Window) -> Built:
         sources = {name: read.tables[of.table.name] for name, of in table.by_day.items()}
-        frames = {}
-        for name, of in table.reads.items():
-            rows = sources[name].days(of.reach.read(days))
-            frames[name] = (
-                known_rows(rows, of, days, settings.timezone)
-                if of.as_known
-                else for_days(rows, of.table.partition, of.reach, days)
-            )
+        frames = input_frames(table, sources, days, settings.timezone)
         spark = next(iter(frames.values())).sparkSession
         others = {
             **read.whole(table.whole, spark),
@@ -154,8 +156,11 @@ def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition
         rows = cache(table.transform(**frames, **others))
 
         def remarks(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
-            passed = (v.day for v in verdicts if v.passed)
-            return Remarks({d for d in passed if _final(table, sources, d, starts)})
+            final: set[date] = set()
+            for verdict in verdicts:
+                if verdict.passed and _final(table, sources, verdict.day, starts, final):
+                    final.add(verdict.day)
+            return Remarks(final)
 
         due = expectations(table, sources, frames, days)
         for day, why in repeated(table, sources, days).items():
@@ -165,26 +170,24 @@ def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition
     return made_asset(settings, code, table, make, group=table.group, lineage=table.lineage)
 
 
-def _refuse_the_past(table: Derived) -> None:
-    """Refuse to compute what would come out wrong.
-
-    All days of a run are computed at once, and a day is held back if its own day of an input is
-    not there. Days that are built upon each other must be computed and judged one after the other.
-    """
-    for parameter, of in table.reads.items():
-        if of.reach.of_the_past:
-            raise DeclarationError(
-                f"{table.name}: {parameter} holds earlier days of {of.table.name} only. Such a "
-                "table can be declared, but not computed yet: take it out of the list of tables"
-            )
-
-
 def _final(
-    table: Derived, sources: Mapping[str, Snapshot], day: date, starts: Mapping[str, date]
+    table: Derived,
+    sources: Mapping[str, Snapshot],
+    day: date,
+    starts: Mapping[str, date],
+    final: Container[date],
 ) -> bool:
-    """Whether all input days that decide a day are final; a missing one is not."""
+    """Whether all input days that decide a day are final; a missing one is not.
+
+    Args:
+        table: the table.
+        sources: its inputs, by parameter.
+        day: the day.
+        starts: the first day of each input, by parameter.
+        final: days of the table itself that this run makes final.
+    """
     return all(
-        of in source.ledger.final
+        of in source.ledger.final or (source.table is table and of in final)
         for name, source in sources.items()
         for of in table.by_day[name].reach.deciding(source.ledger)(day)
         if of >= starts[name]

@@ -4,19 +4,110 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import date
+from functools import reduce
 
 import pyspark.sql.types as T
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from backfill_assets.calendar.partitions import Window, any_of, windows
+from backfill_assets.calendar.partitions import DAY, Window, any_of, windows
+from backfill_assets.calendar.reach import SAME_DAY, Reach
 from backfill_assets.engine.frames import frame_of
 from backfill_assets.publish.candidates import Snapshot
-from backfill_assets.tables.derived import FOR_DAY, Derived, Reads
+from backfill_assets.tables.derived import FOR_DAY, Derived, Reads, carries_state
 from backfill_assets.tables.sources import SourceTable
 from backfill_assets.tables.versions import as_known, with_event_day
 
 _TOLD = T.StructType([T.StructField(name, T.DateType(), False) for name in (FOR_DAY, "day")])
+
+
+def for_days(rows: DataFrame, partition: str, reach: Reach, days: Window) -> DataFrame:
+    """Rows of an input, each once for each of the days that it helps to decide.
+
+    Args:
+        rows: of the input.
+        partition: its partition column.
+        reach: which days of it decide a day.
+        days: the days.
+
+    Returns:
+        The columns of the input, and `for_day`.
+    """
+    day = F.col(partition)
+    if reach == SAME_DAY:
+        return rows.withColumn(FOR_DAY, day).where(days.predicate(partition))
+    counts_for = F.sequence(F.date_sub(day, reach.after), F.date_add(day, reach.before))
+    return rows.withColumn(FOR_DAY, F.explode(counts_for)).where(days.predicate(FOR_DAY))
+
+
+def input_frames(
+    table: Derived,
+    sources: Mapping[str, Snapshot],
+    days: Window,
+    timezone: str,
+) -> dict[str, DataFrame]:
+    """What the parameters of a table with days hold, each row with the column `for_day`.
+
+    Args:
+        table: the table.
+        sources: its inputs, by parameter.
+        days: the days that are made.
+        timezone: the business time zone.
+    """
+    if carries_state(table):
+        return _stretched(table, sources, days)
+    frames: dict[str, DataFrame] = {}
+    for name, of in table.reads.items():
+        rows = sources[name].days(of.reach.read(days))
+        frames[name] = (
+            known_rows(rows, of, days, timezone)
+            if of.as_known
+            else for_days(rows, of.table.partition, of.reach, days)
+        )
+    return frames
+
+
+def _stretched(
+    table: Derived, sources: Mapping[str, Snapshot], days: Window
+) -> dict[str, DataFrame]:
+    """The inputs of a table that carries state.
+
+    Of each stretch of days without a gap, the state is that of the day before it, and counts for
+    all its days; a row of another input counts for its own day and those after it.
+    """
+    frames: dict[str, DataFrame] = {}
+    for name, of in table.reads.items():
+        if of.table is not table:
+            day = F.col(of.table.partition)
+            frames[name] = _in_parts(
+                (sources[name].days(stretch), day, stretch) for stretch in windows(days)
+            )
+    spark = next(iter(frames.values())).sparkSession
+    for name, of in table.reads.items():
+        if of.table is table:
+            frames[name] = _in_parts(
+                (_state(sources[name], stretch.start - DAY, spark), F.lit(stretch.start), stretch)
+                for stretch in windows(days)
+            )
+    return frames
+
+
+def _in_parts(parts: Iterable[tuple[DataFrame, Column, Window]]) -> DataFrame:
+    """Rows, each once for each day of its stretch from a first day on."""
+    return reduce(
+        DataFrame.unionAll,
+        (
+            rows.withColumn(FOR_DAY, F.explode(F.sequence(first, F.lit(stretch.end - DAY))))
+            for rows, first, stretch in parts
+        ),
+    )
+
+
+def _state(source: Snapshot, day: date, spark: SparkSession) -> DataFrame:
+    """The rows of a day of the table that is made; none while there is no such table."""
+    if source.ledger.version is None:
+        return frame_of(spark, source.table.struct, [])
+    return source.days([day])
 
 
 def known_rows(rows: DataFrame, of: Reads, days: Window, timezone: str) -> DataFrame:

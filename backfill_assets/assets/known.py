@@ -8,7 +8,8 @@ import dagster as dg
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.assets.derived import for_days, input_sums
+from backfill_assets.assets.derived import input_sums
+from backfill_assets.assets.input_frames import for_days
 from backfill_assets.assets.making import Read, made_asset
 from backfill_assets.assets.sums import Sums, sums_by_day
 from backfill_assets.calendar.partitions import Window

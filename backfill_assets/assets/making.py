@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
+from functools import partial
 
 import dagster as dg
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.assets.publishing import delta_assets, publish
-from backfill_assets.calendar.partitions import Window
+from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.references import Reference, references_of
 from backfill_assets.engine.caching import Cache, caching
@@ -23,9 +25,10 @@ from backfill_assets.publish.candidates import (
 from backfill_assets.quality.audit import Verdict
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.fingerprints import input_fingerprints
+from backfill_assets.tables.catalog import graph_for
 from backfill_assets.tables.codes import Code
 from backfill_assets.tables.references import Unpartitioned
-from backfill_assets.tables.table import Lineage, Table
+from backfill_assets.tables.table import Dependency, Lineage, Table
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ def made_asset(
         lineage: for each column, the (table, column) pairs that it is made of.
     """
     dependencies = table.inputs(Policy.of(settings))
+    graph = graph_for(settings)
 
     @delta_assets(
         settings,
@@ -90,7 +94,8 @@ def made_asset(
                 tables: dict[str, Snapshot] = {}
                 for of in dependencies:
                     found = inputs[of.source.name].now()
-                    tables[of.source.name] = found.of(of.reach.deciding(found.ledger))
+                    needs = partial(_needed, of, graph.policy_of(of.source.name).start)
+                    tables[of.source.name] = found.of(of.reach.deciding(found.ledger), needs)
                 ledgers = {name: snapshot.ledger for name, snapshot in tables.items()}
                 references = references_of(table, settings.warehouse)
                 held = _held(table, references, window)
@@ -100,11 +105,22 @@ def made_asset(
                     built = make(Read(tables, references), cache, days)
                     return _with_references(built, references, held, days) if held else built
 
-                return Plan(fingerprints, build, [*tables.values()])
+                def after(day: date, content: str) -> str:
+                    before = {(table.name, day - DAY): content}
+                    return input_fingerprints(dependencies, ledgers, [day], held, before)[day]
+
+                chained = after if table.name in tables else None
+                return Plan(fingerprints, build, [*tables.values()], after=chained)
 
             yield from publish(context, [Candidate(table, plan)])
 
     return asset
+
+
+def _needed(of: Dependency, start: date, day: date) -> date | None:
+    """The day of an input without which a day cannot be made; before its first there is none."""
+    needed = of.reach.needed(day)
+    return needed if needed >= start else None
 
 
 def _held(table: Table, references: Mapping[str, Reference], window: Window) -> dict[str, str]:

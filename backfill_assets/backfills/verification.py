@@ -21,7 +21,7 @@ from backfill_assets.calendar.days import days_asked
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.dagster_ext.engine_failures import raise_if_engine_failed
 from backfill_assets.delta.commits import gist
-from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.other_engine import ReadTest
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.engine.spark import SPARK_ERRORS
@@ -70,9 +70,7 @@ def verify(
         EngineError: no Spark session can be had.
     """
     days_asked(str(window), settings)
-    ledgers = {**read_ledgers(settings)}
-    pinned = {name: version for name, version in (as_of or {}).items() if name in ledgers}
-    ledgers |= {name: ledgers[name].as_of(version) for name, version in pinned.items()}
+    ledgers = _ledgers(settings, as_of or {})
     there = [name for name in ledgers if ledgers[name].version is not None]
     if not tables and not there:
         raise ValueError(f"nothing has been published at {settings.warehouse}")
@@ -99,6 +97,13 @@ def verify(
                 run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
             )
     return sorted(verifier.found, key=lambda one: (names.index(one.table), one.day))
+
+
+def _ledgers(settings: Settings, as_of: Mapping[str, int]) -> Ledgers:
+    """What the tables' logs say, of some as of a version."""
+    found = read_ledgers(settings)
+    pinned = {name: found[name].as_of(at) for name, at in as_of.items() if name in found}
+    return {**found, **pinned}
 
 
 class _Verifier(DeltaIOManager):

@@ -30,12 +30,15 @@ class Snapshot:
         read: reads the rows of some days; of all, if none are given.
         days_of: which days of it a day is made of; of those that are not published, nothing is
             read. Just the same day, if not given and it is needed.
+        needs: the day of it without which a day cannot be made, none if there is none; the same
+            day, if not given.
     """
 
     ledger: Ledger
     by_day: bool
     read: Callable[[Collection[date] | None], DataFrame]
     days_of: Callable[[date], Iterable[date]] | None = None
+    needs: Callable[[date], date | None] | None = None
 
     @property
     def table(self) -> Table:
@@ -51,9 +54,19 @@ class Snapshot:
         """The rows of some days."""
         return self.read(frozenset(days))
 
-    def of(self, days_of: Callable[[date], Iterable[date]]) -> Snapshot:
-        """The same, for days that are made of these days of it."""
-        return replace(self, days_of=days_of)
+    def of(
+        self,
+        days_of: Callable[[date], Iterable[date]],
+        needs: Callable[[date], date | None],
+    ) -> Snapshot:
+        """The same, for days that are made of these days of it, and need one of them."""
+        return replace(self, days_of=days_of, needs=needs)
+
+    def needed(self, day: date) -> date | None:
+        """The day of it without which a day cannot be made; none if there is none."""
+        if not self.by_day:
+            return None
+        return self.needs(day) if self.needs else day
 
     def unlike(self, window: Window, config_digest: str) -> dict[date, list[date]]:
         """By day of a window, the days that it is made of and that other settings made.
@@ -130,12 +143,15 @@ class Plan:
         build: computes the days of a window, which may be fewer than were planned.
         sources: the tables that it reads.
         news: what is new in a day's input, where the asset can say more than `new input`.
+        after: of a table that carries state, the fingerprint of a day if the day before holds this
+            content; none of other tables.
     """
 
     fingerprints: Mapping[date, str]
     build: Callable[[Window], Built]
     sources: Sequence[Snapshot] = ()
     news: Mapping[date, str] = field(default_factory=dict)
+    after: Callable[[date, str], str] | None = None
 
 
 @dataclass(frozen=True)

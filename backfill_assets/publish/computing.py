@@ -18,6 +18,7 @@ from backfill_assets.delta.data_files import DataFiles, rows_in
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import Details, as_written, published
 from backfill_assets.publish.candidates import Built, Plan
+from backfill_assets.publish.chains import chained
 from backfill_assets.quality.audit import (
     TRAILING_DAYS,
     Expectation,
@@ -140,6 +141,8 @@ def compute(
     numbers = _look_for_drift(table, ledger, found_spreads, days, expectations)
     built = replace(built, numbers=_joined(built.numbers, numbers)) if numbers else built
     verdicts = judge(table, days, found, expectations, _trailing(ledger, days))
+    if plan.after:
+        wanted, verdicts = chained(table, plan, ledger, verdicts)
     by_day = {v.day: v for v in verdicts}
     merge = merging is not None
     return Audited(built, frame, wanted, by_day, rules, merge, spreads=found_spreads)

@@ -17,11 +17,13 @@ from backfill_assets.dagster_ext.events import (
 )
 from backfill_assets.delta.commits import PublishError
 from backfill_assets.publish.candidates import Candidate, Done, Input, Outcome
+from backfill_assets.publish.chains import AT_ONCE
 from backfill_assets.publish.materializations import days_reported, latest_materializations
 from backfill_assets.publish.publisher import Publisher
 from backfill_assets.publish.run_tags import CODE_TAG, REWRITE_TAG, merges, pinned
 from backfill_assets.quality.checks import day_metadata, evaluations
 from backfill_assets.tables.catalog import declared
+from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.table import Table
 
 
@@ -64,10 +66,12 @@ class DeltaIOManager(Publisher):
             )
         rewrite = window if run.tags.get(REWRITE_TAG, "").lower() == "true" else ()
         merge = merges(run.tags)
-        done = self.publish(obj, window, record, rewrite=rewrite, merge=merge)
-        self._failed[run.run_id, obj.table.name] = {
-            d.day: d.verdict.reasons for d in done if d.outcome is Outcome.FAILED
-        }
+        done: list[Done] = []
+        for part in window.split(AT_ONCE if carries_state(obj.table) else None):
+            done += self.publish(obj, part, record, rewrite=rewrite, merge=merge)
+            self._failed[run.run_id, obj.table.name] = {
+                d.day: d.verdict.reasons for d in done if d.outcome is Outcome.FAILED
+            }
         said = Counter(d.outcome.value for d in done)
         context.log.info(
             f"{obj.table.name} [{window}]: "

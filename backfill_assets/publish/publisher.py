@@ -23,15 +23,15 @@ from backfill_assets.delta import evolution
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.reading import read_ledger
-from backfill_assets.delta.records import verdict_of
 from backfill_assets.delta.snapshots import rows_as_of
 from backfill_assets.engine.spark import Engine
-from backfill_assets.publish.candidates import Candidate, Done, Outcome, Plan, Remarks, Snapshot
+from backfill_assets.publish import chains
+from backfill_assets.publish.candidates import Candidate, Done, Plan, Remarks, Snapshot
 from backfill_assets.publish.computing import Audited, compute, summary, with_spreads
+from backfill_assets.publish.outcomes import as_published, left, outcomes
 from backfill_assets.publish.reasons import by_reason, to_compute
 from backfill_assets.publish.refusals import lacking, refuse_other_code
 from backfill_assets.publish.run_tags import REASON_TAG, launched_by
-from backfill_assets.quality.audit import Expectation, judge
 from backfill_assets.settings import UNDO_DAYS
 from backfill_assets.tables.table import Table
 
@@ -128,9 +128,16 @@ class Publisher(dg.ConfigurableIOManager):
         audited: Audited | None = None
         for attempt in range(1, _ATTEMPTS + 1):
             ledger, plan = self._look(candidate, window, record)
-            refused = lacking(plan.sources, window, self.config_of, self.failed(record["run_id"]))
-            because = to_compute(ledger, plan, *_by(record), rewrite)
-            done = _left(ledger, plan, because, refused)
+            failed = self.failed(record["run_id"])
+            others = [source for source in plan.sources if source.table is not table]
+            refused = lacking(others, window, self.config_of, failed)
+            because = asked = to_compute(ledger, plan, *_by(record), rewrite)
+            if plan.after:
+                own, config = failed.get(table.name, ()), self.config_of(table)
+                because, refused = chains.in_order(
+                    ledger, plan, window, because, refused, own, config
+                )
+            done = left(ledger, plan, because, refused)
             because = {day: why for day, why in because.items() if day not in refused}
             if because:
                 wanted = {day: plan.fingerprints[day] for day in because}
@@ -139,6 +146,9 @@ class Publisher(dg.ConfigurableIOManager):
                     merging = self._writer(table) if merge else None
                     self._remove_left(table, audited)
                     audited = compute(table, plan, wanted, ledger, merging)
+                if plan.after and (same := chains.as_it_was(ledger, audited.fingerprints, asked)):
+                    done += [as_published(ledger, day) for day in sorted(same)]
+                    because = {day: why for day, why in because.items() if day not in same}
                 written = self._publish(table, audited, because, ledger, plan, record, rewrite)
                 if written is None:
                     _log.info("%s [%s]: another run was first, looking again", table.name, window)
@@ -217,7 +227,7 @@ class Publisher(dg.ConfigurableIOManager):
             version = self._commit(table, audited, sorted(changed), metadata, ledger)
             if version is None:
                 return None
-        return _outcomes(table, audited, because, version, inputs, remarks, changed)
+        return outcomes(table, audited, because, version, inputs, remarks, changed)
 
     def _commit(
         self,
@@ -287,61 +297,3 @@ class Publisher(dg.ConfigurableIOManager):
 
 def _by(record: Mapping[str, Any]) -> tuple[str, str]:
     return record["code_version"], record["config_digest"]
-
-
-def _as_published(ledger: Ledger, day: date) -> Done:
-    """A day as the record of its commit tells of it."""
-    record = ledger.latest[day]
-    published = record.days[day]
-    verdict = verdict_of(ledger.table, day, published)
-    numbers, inputs = published.numbers, record.inputs
-    return Done(Outcome.IDENTICAL, verdict, record.version, numbers, inputs, record.why(day))
-
-
-def _left(
-    ledger: Ledger, plan: Plan, because: Container[date], refused: Mapping[date, Expectation]
-) -> list[Done]:
-    """The days that are not computed: as they are published already, or as an input lacks them."""
-    kept = [day for day in plan.fingerprints if day not in because and day not in refused]
-    failed = judge(ledger.table, sorted(refused), {}, refused, {})
-    return [
-        *(_as_published(ledger, day) for day in kept),
-        *(Done(Outcome.FAILED, verdict) for verdict in failed),
-    ]
-
-
-def _outcomes(
-    table: Table,
-    audited: Audited,
-    because: Mapping[date, str],
-    version: int | None,
-    inputs: Mapping[str, int],
-    remarks: Remarks,
-    changed: Container[date],
-) -> list[Done]:
-    """What became of the days that were computed.
-
-    Args:
-        table: the table.
-        audited: the days, computed and judged.
-        because: the days, each with why it was computed.
-        version: the commit that speaks of those that passed; none if there are none.
-        inputs: the version of each table that they were computed from.
-        remarks: what the asset added to the commit.
-        changed: the days that were written.
-    """
-    done = []
-    for day, reason in because.items():
-        verdict = audited.verdicts[day]
-        outcome, at = Outcome.UNCHANGED, version if verdict.passed else None
-        if not verdict.passed:
-            outcome = Outcome.FAILED
-        elif day in remarks.withdrawn:
-            outcome = Outcome.WITHDRAWN
-            why = Expectation(problems=[remarks.withdrawn[day]])
-            (verdict,) = judge(table, [day], {}, {day: why}, {})
-        elif day in changed:
-            outcome = Outcome.WRITTEN
-        numbers = audited.built.numbers.get(day, {})
-        done.append(Done(outcome, verdict, at, numbers, inputs, reason))
-    return done

@@ -77,13 +77,12 @@ def lacking(
                 "rebuild these days first"
             )
             found.setdefault(day, Expectation(problems=[said]))
-        if not source.by_day:
-            continue
         just_failed = failed.get(source.table.name, ())
         for day in window:
-            name = f"{source.table.name}[{day}]"
-            if day in just_failed:
+            needed = source.needed(day)
+            name = f"{source.table.name}[{needed}]"
+            if needed in just_failed:
                 found[day] = Expectation(problems=[f"{name} failed in this run"])
-            elif day not in source.ledger.published:
+            elif needed is not None and needed not in source.ledger.published:
                 found[day] = Expectation(problems=[f"{name} has never been published"])
     return found

@@ -82,10 +82,10 @@ def _evidence(finding: Finding, verdict: Verdict) -> dict[str, Any]:
         return _null_rates(measured)
     if finding.check == "unique_key":
         return {"rows": measured.rows, "repeated": measured.duplicate_keys}
-    if figures := verdict.expectation.figures.get(finding.check):
-        return dict(figures)
     if offence := measured.offences.get(finding.check):
         return {"rows": measured.rows, "offending": offence.rows}
+    if figures := verdict.expectation.figures.get(finding.check):
+        return dict(figures)
     if finding.check == "conservation" or finding.check in verdict.expectation.notices:
         return {name: number(count) for name, count in verdict.expectation.entries.items()}
     return {"rows": measured.rows}

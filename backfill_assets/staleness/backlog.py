@@ -7,7 +7,7 @@ nothing ran is found the next time that somebody looks.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from operator import is_
@@ -18,6 +18,7 @@ from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import Record
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.fingerprints import input_fingerprints
+from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph, graph_of
 
 
@@ -105,7 +106,23 @@ def _find(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
             part = backlog.final if day in closed.get(table, ()) else backlog.open
             references = ledger.other_references(day) if day in ledger.latest else {}
             part[table][day] = Behind(inputs, references)  # type: ignore[index]
+        if carries_state(ledger.table):
+            _add_later_days(backlog, ledger, closed.get(table, ()))
     return backlog
+
+
+def _add_later_days(backlog: Backlog, ledger: Ledger, closed: Container[date]) -> None:
+    """Count what is built upon days that are behind as behind, for the same reasons.
+
+    A run that builds them in order ends where a day comes out as it was.
+    """
+    name, reason = ledger.table.name, None
+    for day in sorted(ledger.published | backlog.days(name)):
+        own = backlog.open[name].get(day) or backlog.final[name].get(day)
+        reason = own or reason
+        if reason and not own:
+            part = backlog.final if day in closed else backlog.open
+            part[name][day] = reason  # type: ignore[index]
 
 
 def _due(

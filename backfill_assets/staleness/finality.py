@@ -13,6 +13,7 @@ from backfill_assets.calendar.partitions import unpacked
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import Record
+from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import graph_of
 from backfill_assets.tables.table import Dependency
 
@@ -125,7 +126,7 @@ def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], b
         ]
         return any(closes(source, r, day) for r in [*old, *same])
 
-    for name in filter(graph.carries_state, builds):
+    for name in (name for name in builds if carries_state(ledgers[name].table)):
         # In this order, no day has to go back further than to the one before it.
         for day, records in sorted(builds[name].items()):
             for record in records:

@@ -19,6 +19,7 @@ def input_fingerprints(
     ledgers: Ledgers,
     days: Iterable[date],
     references: Mapping[str, str | None] | None = None,
+    supposed: Mapping[tuple[str, date], str] | None = None,
 ) -> dict[date, str]:
     """The fingerprints of days of a table that is made of other tables.
 
@@ -27,7 +28,9 @@ def input_fingerprints(
         ledgers: those of its inputs, by name.
         days: the days to tell of.
         references: by name, what the tables without days hold that it is made of.
+        supposed: by input and day, what it is to hold instead of what it holds now.
     """
+    instead = supposed or {}
     whole = [f"{name} {content}" for name, content in (references or {}).items()]
     reads = [
         # Where the number of days varies, a day's content alone does not tell which day it is of.
@@ -37,9 +40,10 @@ def input_fingerprints(
     return {
         day: _digest(
             [
-                f"{d} {ledger.content(d)}" if dated else ledger.content(d)
+                f"{d} {content}" if dated else content
                 for ledger, deciding, dated in reads
                 for d in deciding(day)
+                for content in [instead.get((ledger.table.name, d)) or ledger.content(d)]
             ]
             + whole
         )

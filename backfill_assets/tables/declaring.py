@@ -8,10 +8,11 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pandera.pyspark as pa
 
+from backfill_assets.calendar.reach import PREVIOUS_DAY
 from backfill_assets.tables.derived import SELF, Conserved, Derived, Published, Reads, Transform
 from backfill_assets.tables.drifts import wrong_drifts
 from backfill_assets.tables.references import Unpartitioned
-from backfill_assets.tables.rules import Forbidden, bounds_of
+from backfill_assets.tables.rules import Forbidden, wrong_names
 from backfill_assets.tables.sources import Role, SourceTable
 from backfill_assets.tables.table import DeclarationError, Lineage
 
@@ -41,8 +42,8 @@ def table(
 
     The function gets all rows that decide some days, with the column `for_day`: the day of the
     table that a row counts for. It gives the rows of these days. It reads no clock and no table.
-    A parameter that is annotated with an `Unpartitioned` holds all rows of a table without days;
-    one that is annotated with a `Published`, which days of a table are there.
+    That of an `Unpartitioned` holds all rows of a table without days; that of a `Published`, which
+    days of a table are there.
 
     Args:
         model: the columns. `Config.metadata` has `partition`, the name of the DATE column of the
@@ -62,21 +63,22 @@ def table(
         if "<" in function.__qualname__ or not name.isidentifier():
             raise DeclarationError(f"{function.__qualname__}: a table needs a function in a module")
         reads, whole, there = _inputs(function)
-        made = Derived(
-            name=name,
-            model=model,
-            made_in=(_PUBLISHES, function.__module__),
-            transform=function,
-            reads=reads,
-            whole=whole,
-            there=there,
-            conserved=tuple(check for check in checks if isinstance(check, Conserved)),
-            forbidden=tuple(check for check in checks if isinstance(check, Forbidden)),
-            group=group,
-            frozen=frozen,
-            lineage=lineage or {},
+        return _checked(
+            Derived(
+                name=name,
+                model=model,
+                made_in=(_PUBLISHES, function.__module__),
+                transform=function,
+                reads=reads,
+                whole=whole,
+                there=there,
+                conserved=tuple(of for of in checks if isinstance(of, Conserved)),
+                forbidden=tuple(of for of in checks if isinstance(of, Forbidden)),
+                group=group,
+                frozen=frozen,
+                lineage=lineage or {},
+            )
         )
-        return _checked(made)
 
     return declare
 
@@ -93,9 +95,8 @@ def _checked(made: Derived) -> Derived:
         source = made.reads[check.parameter].table
         if check.column is not None and check.column not in source.columns:
             raise DeclarationError(f"{made.name}: {source.name} has no column {check.column}")
-    if wrong := wrong_drifts(made):
+    if wrong := [*wrong_drifts(made), *wrong_names(made)]:
         raise DeclarationError(f"{made.name}: {'; '.join(wrong)}")
-    _check_rules(made)
     there = {(of.table.name, column) for of in made.reads.values() for column in of.table.columns}
     for column, made_of in made.lineage.items():
         if column not in made.columns:
@@ -104,22 +105,6 @@ def _checked(made: Derived) -> Derived:
         for name, other in {of for of in made_of if of[0] not in whole} - there:
             raise DeclarationError(f"{made.name}: {column} cannot be made of {name}.{other}")
     return made
-
-
-def _check_rules(made: Derived) -> None:
-    """Refuse rules and checks whose names are none, or belong to others."""
-    bounds = {n for name, column in made.columns.items() for n in bounds_of(name, column)}
-    others = {"row_count", "nulls", "conservation", "unique_key", *made.notices}
-    for kind, names, taken in (
-        ("rule", [*made.rules], bounds),
-        ("check", [check.name for check in made.forbidden], others),
-    ):
-        for name in names:
-            if not name.isidentifier() or name in taken or names.count(name) > 1:
-                raise DeclarationError(
-                    f"{made.name}: a {kind} cannot be named {name!r}: a name has letters, digits "
-                    f"and _, and belongs to one {kind}"
-                )
 
 
 def _inputs(
@@ -151,14 +136,25 @@ def _inputs(
             f"{function.__name__}: it needs inputs with days besides itself, each table once: "
             f"{names}"
         )
-    for parameter, one in found.items():
-        if one.table is SELF and not one.reach.of_the_past:
-            raise DeclarationError(
-                f"{function.__name__}: {parameter} has days that are being made; of itself, a "
-                "table reads earlier days: Reads(SELF, PREVIOUS_DAY)"
-            )
+    if SELF.name in with_days:
+        _check_state(function.__name__, found)
     _check_days(function.__name__, found, there)
     return found, whole, there
+
+
+def _check_state(name: str, reads: Mapping[str, Reads]) -> None:
+    """Refuse what a table that is made of its own day before cannot be made of."""
+    for parameter, one in reads.items():
+        if one.table is SELF and one.reach != PREVIOUS_DAY:
+            raise DeclarationError(
+                f"{name}: {parameter} has days that are being made; of itself, a table reads the "
+                "day before: Reads(SELF, PREVIOUS_DAY)"
+            )
+        if one.table is not SELF and not one.of_the_day:
+            raise DeclarationError(
+                f"{name}: {parameter} reaches for other days than the day itself; a table that is "
+                "made of its own day before has them in its state"
+            )
 
 
 def _check_days(name: str, reads: Mapping[str, Reads], there: Mapping[str, Published]) -> None:

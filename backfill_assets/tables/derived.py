@@ -96,7 +96,8 @@ class Conserved:
 def conserves(parameter: str, column: str | None, total: str) -> Conserved:
     """A check: the day's sum of `total` is the sum of an input's `column`, or its row count.
 
-    A day that does not pass is not published.
+    Where several checks name a total, it is the sum of what they say. A day that does not pass is
+    not published.
 
     Args:
         parameter: the name of the input's parameter.
@@ -104,6 +105,11 @@ def conserves(parameter: str, column: str | None, total: str) -> Conserved:
         total: one of the model's `totals`.
     """
     return Conserved(parameter, column, total)
+
+
+def carries_state(table: Table) -> bool:
+    """Whether a day of a table is made of its own day before."""
+    return isinstance(table, Derived) and any(of.table is table for of in table.reads.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +174,8 @@ class Derived(Table):
     def equations(self) -> list[Equation]:
         """What is conserved of inputs of the same day, where their commits have the number."""
         found = []
-        for check in self.conserved:
+        # A day that carries state holds what came before, too.
+        for check in () if carries_state(self) else self.conserved:
             of = self.reads[check.parameter]
             name = "rows" if check.column is None else check.column
             if of.of_the_day and name in ("rows", *of.table.totals):

@@ -88,10 +88,6 @@ class Graph:
         """The other tables that a table is made of directly."""
         return [of.source.name for of in self.inputs[name] if of.source.name != name]
 
-    def carries_state(self, name: str) -> bool:
-        """Whether a table is made of its own days before as well."""
-        return any(of.source.name == name for of in self.inputs[name])
-
     def upstream(self, name: str) -> set[str]:
         """All other tables that a table is made of, directly or by way of others."""
         found = set(self.made_from(name))

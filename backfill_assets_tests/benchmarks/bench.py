@@ -22,7 +22,7 @@ from time import perf_counter
 from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.assets import lines, staging
-from backfill_assets.assets.derived import for_days
+from backfill_assets.assets.input_frames import for_days
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.engine.spark import Engine

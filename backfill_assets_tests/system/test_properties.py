@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame
 
 from backfill_assets.assets import known, lines, staging
-from backfill_assets.assets.derived import for_days
+from backfill_assets.assets.input_frames import for_days
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.reach import SAME_DAY
 from backfill_assets.landing.lines import read_lines, survey

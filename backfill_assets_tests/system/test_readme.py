@@ -163,7 +163,7 @@ KNOWN = {
     r"make lock ARGS=--upgrade": recipe,
     r"make test ARGS='[^']*'": recipe,
     r"\. \.venv/bin/activate": activates,
-    r"backfill-assets (jars|sample|show|history .*|plan .*)": runs,
+    r"backfill-assets (jars|sample|show|history .*|plan .*|(verify-)?export .*)": runs,
     r"backfill-assets (sample --days .*|init shop)": elsewhere,
     r"dagster asset materialize .*": runs,
     r"dagster definitions validate .*": runs,
@@ -231,7 +231,7 @@ def test_the_other_blocks_are_run_by_the_module_that_is_named():
 def test_commands_in_the_text_exist(place):
     """Those between backticks in a sentence: the target or the command has to be there."""
     usage = place.run("backfill-assets --help")
-    known = set(re.findall(r"^  ([a-z]+) +[A-Z]", usage, re.MULTILINE))
+    known = set(re.findall(r"^  ([a-z-]+) +[A-Z]", usage, re.MULTILINE))
     for page, text in PAGES.items():
         for span in re.findall(r"`([^`\n]+)`", BLOCK.sub("", text)):
             words = re.sub(r"^(\w+=\S+ )+", "", span).split()

@@ -254,6 +254,26 @@ def test_rows_that_an_old_job_doubled_are_caught(pipeline):
     assert {name: held(pipeline, name) for name in TABLES} == before
 
 
+@pytest.mark.parametrize(
+    ("leaking", "rule"),
+    [
+        ("leaking_features", "features_through <= event_date"),
+        ("leaking_labels_daily", "label_from > dt"),
+    ],
+)
+def test_what_leaks_is_not_published(engine, tmp_path, leaking, rule):
+    """A join that is off by a day, in what is known and in what came of it."""
+    place = f"backfill_assets_tests.training_tables_leaking:{leaking.upper()}"
+    pipeline = Pipeline(engine, tmp_path, tables=place, window_days=2, end=END)
+    for n in range(1, 4):
+        late = order(f"late{n}", n, ingested=f"{day(n + 1)}T08:00:00Z")
+        pipeline.land(n + 1, [late, order(f"o{n + 1}", n + 1)])
+    pipeline.run(2, 4, EVERYTHING)
+    failed = pipeline.run(2, 4, (leaking,), fails=True)
+    assert f"break the rule {rule}" in pipeline.failure(failed)
+    assert day(2) not in read_ledgers(pipeline.settings)[leaking].published
+
+
 # --- features -------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,105 @@
+"""A drill: two months were computed in local time; a check finds them, a backfill mends them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date, datetime, time, timezone
+
+import pytest
+
+from backfill_assets.backfills.comparison import Match
+from backfill_assets.calendar.partitions import DAY, Window, unpacked
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.monitoring.look import Look
+from backfill_assets.monitoring.states import State, day_states
+from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, planned, verify
+
+PLACE = "backfill_assets_tests.training_tables:TABLES"
+NAMES = (*EVERYTHING, "features", "labels_daily", "training_daily")
+BEGAN = date(2024, 3, 18)
+WRONG = Window(date(2024, 4, 1), date(2024, 6, 1))
+
+
+def deployment(engine, root, timezone_: str) -> Pipeline:
+    """As of 1 June: what is to come has not landed yet."""
+    found = Pipeline(
+        engine, root, tables=PLACE, start=BEGAN, end=WRONG.end, window_days=2, timezone=timezone_
+    )
+    found.now = datetime.combine(WRONG.end, time(12), tzinfo=found.settings.zone)
+    return found
+
+
+def line(of: date, hour: int, customer: str) -> dict:
+    stamp = datetime.combine(of, time(hour, 30), tzinfo=timezone.utc).isoformat()
+    return {
+        "order_id": f"{of}-{customer}",
+        "customer_id": customer,
+        "order_ts": stamp,
+        "amount": "10.00",
+        "ingestion_ts": stamp,
+    }
+
+
+def contents(pipeline: Pipeline, names: Sequence[str]) -> dict[str, dict[date, str]]:
+    ledgers = read_ledgers(pipeline.settings)
+    return {name: {d: ledgers[name].content(d) for d in ledgers[name].published} for name in names}
+
+
+def other_settings(pipeline: Pipeline, name: str) -> set[date]:
+    situation = Look(pipeline.settings, lambda: pipeline.now).situation(pipeline.instance)
+    return {d for d, state in day_states(name, situation).items() if state is State.OTHER_SETTINGS}
+
+
+def test_days_in_local_time_are_found_and_exactly_these_are_mended(engine, tmp_path):
+    right = deployment(engine, tmp_path, "UTC")
+    for of in Window(BEGAN, WRONG.end):
+        # At two in the night of UTC it is the day before in New York.
+        lines = [line(of, 2, "early"), line(of, 12, f"c{of.day % 5}")]
+        right.land((of - day(1)).days + 1, map(dict, lines))
+    right.run(BEGAN, WRONG.end - DAY, NAMES)
+    tables = [name for name in NAMES if name in read_ledgers(right.settings)]
+    good = contents(right, tables)
+
+    # Somebody set a business time zone, and had the two months built under it.
+    wrong = deployment(engine, tmp_path, "America/New_York")
+    wrong.run(WRONG.start, WRONG.end - DAY, LAYERS)
+    bad = contents(right, tables)
+    early = {
+        row["event_date"]
+        for row in right.rows("stg_orders")
+        if row["customer_id"] == "early" and row["event_date"] != row["order_ts"].date()
+    }
+    assert min(early) >= WRONG.start
+    assert len(early) > 50
+
+    # Found, by each day's own record: these days, in all tables that were built, and no other.
+    for name in LAYERS:
+        assert other_settings(right, name) == {*WRONG}, name
+    # A day that reads them is not built upon them.
+    failed = right.run(WRONG.end - DAY, WRONG.end - DAY, ("features",), fails=True)
+    assert "was made under other settings; rebuild these days first" in right.failure(failed)
+    days = Window(date(2024, 4, 10), date(2024, 4, 12))
+    found = verify(right.settings, engine, days, ["stg_orders"])
+    assert {one.outcome for one in found} != {Match.MATCHES}
+    # The plan of all days computes exactly these.
+    plan = planned(right, f"{BEGAN}...{WRONG.end - DAY}", tables=LAYERS)
+    for name, outlook in plan.tables.items():
+        assert {*unpacked(outlook.why["other settings"])} == {*WRONG}, name
+
+    # Mended by a backfill of exactly these days, and of what was made of them.
+    right.run(WRONG.start, WRONG.end - DAY, NAMES)
+    assert contents(right, tables) == good != bad
+    assert not any(other_settings(right, name) for name in tables)
+    found = verify(right.settings, engine, WRONG, ["stg_orders", "features"])
+    assert {one.outcome for one in found} == {Match.MATCHES}
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+def test_the_two_settings_differ_in_rows(engine, tmp_path, zone):
+    """Or nothing would have been found above but a setting."""
+    pipeline = deployment(engine, tmp_path, zone)
+    of = date(2024, 4, 3)
+    pipeline.land((of - day(1)).days + 1, [line(of, 2, "early")])
+    pipeline.run(of - 2 * DAY, of + 2 * DAY, EVERYTHING)
+    (row,) = pipeline.rows("stg_orders")
+    assert row["event_date"] == (of if zone == "UTC" else of - DAY)

@@ -1,0 +1,213 @@
+"""A table that carries state from day to day: computed in order, by day or by range."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.delta import reading
+from backfill_assets.examples.customers.lifetime_value import customer_lifetime_value
+from backfill_assets.orders.facts import CURRENT
+from backfill_assets.orders.tables import ORDERS
+from backfill_assets.publish import io_manager
+from backfill_assets.staleness.backlog import backlog
+from backfill_assets_tests.pipeline import Pipeline, day, order
+
+TABLES = [*ORDERS, customer_lifetime_value]
+LTV = customer_lifetime_value.name
+FACTS = ("raw_orders", "raw_orders_rejected", CURRENT.name)
+ALL = (*FACTS, LTV)
+
+
+@pytest.fixture
+def stateful(engine, spark, tmp_path: Path) -> Pipeline:
+    return Pipeline(engine, tmp_path, tables="backfill_assets_tests.test_state:TABLES")
+
+
+def values(orders: Iterable[Mapping[str, Any]], last: int) -> set[tuple]:
+    """The rows of all days, by a plain loop."""
+    found, state = set(), {}
+    for n in range(1, last + 1):
+        for one in orders:
+            if one["n"] == n:
+                first, count, sum_, _ = state.get(one["c"], (n, 0, Decimal(0), n))
+                state[one["c"]] = (first, count + 1, sum_ + Decimal(one["amount"]), n)
+        found |= {
+            (day(n), customer, day(first), count, sum_, n - latest)
+            for customer, (first, count, sum_, latest) in state.items()
+        }
+    return found
+
+
+def rows(pipeline: Pipeline) -> set[tuple]:
+    return {tuple(row.values()) for row in pipeline.rows(LTV)}
+
+
+def land(pipeline: Pipeline, n: int, orders: Iterable[Mapping[str, Any]], name: str = "a") -> None:
+    """Orders of any days, in an arrival day's folder."""
+    lines = [
+        order(one["id"], one["n"], one["amount"], one["c"], ingested=f"{day(n)}T12:00:00Z")
+        for one in orders
+    ]
+    pipeline.land(n, lines, f"{name}.jsonl")
+
+
+def digests(pipeline: Pipeline) -> dict[date, str]:
+    ledger = pipeline.io_manager.ledger(customer_lifetime_value)
+    return {of: ledger.content(of) for of in sorted(ledger.published)}
+
+
+def commits(pipeline: Pipeline) -> int:
+    return pipeline.io_manager.ledger(customer_lifetime_value).version or 0
+
+
+ORDERED = [
+    {"id": "1", "n": 1, "c": "a", "amount": "1.00"},
+    {"id": "2", "n": 1, "c": "b", "amount": "2.00"},
+    {"id": "3", "n": 3, "c": "a", "amount": "4.00"},
+    {"id": "4", "n": 4, "c": "c", "amount": "8.00"},
+]
+
+
+def land_all(pipeline: Pipeline, orders: Iterable[Mapping[str, Any]], last: int) -> None:
+    for n in range(1, last + 1):
+        land(pipeline, n, [one for one in orders if one["n"] == n])
+
+
+def test_a_range_has_what_days_have_and_a_repeat_changes_nothing(
+    stateful: Pipeline, engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    land_all(stateful, ORDERED, 5)
+    assert stateful.run(1, 5, ALL)
+    assert rows(stateful) == values(ORDERED, 5)
+    at_once, before = digests(stateful), commits(stateful)
+    assert stateful.run(1, 5, ALL)
+    assert commits(stateful) == before
+    # The same by stretches of two days, and day by day.
+    for name, ranges in (("two", [(1, 5)]), ("one", [(n, n) for n in range(1, 6)])):
+        other = Pipeline(engine, tmp_path / name, tables=stateful.settings.tables)
+        land_all(other, ORDERED, 5)
+        other.run(1, 5, FACTS)
+        monkeypatch.setattr(io_manager, "AT_ONCE", 2)
+        for first, last in ranges:
+            assert other.run(first, last, [LTV])
+        assert digests(other) == at_once
+
+
+def test_a_late_line_rebuilds_the_days_that_change_and_no_more(stateful: Pipeline) -> None:
+    land_all(stateful, ORDERED, 6)
+    stateful.run(1, 6, ALL)
+    # It moves from day 4 to day 2: the days 2 and 3 change, and 4 has other days since the last.
+    land(stateful, 6, [{**ORDERED[2], "n": 2}], "late")
+    stateful.run(6, 6, FACTS)
+    stateful.run(2, 4, [CURRENT.name])
+    ledger = stateful.io_manager.ledger(customer_lifetime_value)
+    behind = backlog(
+        reading.read_ledgers(stateful.settings), Policy.of(stateful.settings), day(7)
+    ).days(LTV)
+    assert behind == {day(n) for n in range(2, 7)}
+    stateful.run(2, 6, [LTV])
+    later = stateful.io_manager.ledger(customer_lifetime_value)
+    assert rows(stateful) == values([*ORDERED[:2], {**ORDERED[2], "n": 2}, ORDERED[3]], 6)
+    changed = {of for of in later.latest if ledger.latest[of].version != later.latest[of].version}
+    assert changed == {day(n) for n in range(2, 7)}
+    again = backlog(reading.read_ledgers(stateful.settings), Policy.of(stateful.settings), day(7))
+    assert not again.days(LTV)
+
+
+def test_it_ends_where_a_day_comes_out_as_it_was(stateful: Pipeline) -> None:
+    ordered = [*ORDERED, {"id": "5", "n": 4, "c": "a", "amount": "16.00"}]
+    land_all(stateful, ordered, 6)
+    stateful.run(1, 6, ALL)
+    before = commits(stateful)
+    # It moves from day 3 to day 2; from day 4 on, nothing tells of that.
+    land(stateful, 6, [{**ORDERED[2], "n": 2}], "late")
+    stateful.run(6, 6, FACTS)
+    stateful.run(2, 3, [CURRENT.name])
+    stateful.run(2, 6, [LTV])
+    ledger = stateful.io_manager.ledger(customer_lifetime_value)
+    said = [record for record in ledger.records if record.version > before]
+    assert {of for record in said for of in record.wrote} == {day(2), day(3)}
+    assert {of for record in said for of in record.days} == {day(n) for n in (2, 3, 4)}
+    assert rows(stateful) == values([*ORDERED[:2], {**ORDERED[2], "n": 2}, *ordered[3:]], 6)
+
+
+def test_after_a_hole_nothing_is_built(stateful: Pipeline) -> None:
+    land_all(stateful, ORDERED, 6)
+    stateful.run(1, 2, ALL)
+    stateful.run(3, 6, FACTS)
+    # Day 3 is missing.
+    result = stateful.run(4, 6, [LTV], fails=True)
+    said = stateful.failure(result)
+    assert f"{LTV}[{day(3)}] has never been published" in said
+    assert sorted(digests(stateful)) == [day(1), day(2)]
+    stateful.run(3, 6, [LTV])
+    assert rows(stateful) == values(ORDERED, 6)
+
+
+def test_a_day_that_does_not_pass_holds_back_those_after_it(
+    stateful: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    land_all(stateful, ORDERED, 6)
+    stateful.run(1, 2, ALL)
+    stateful.run(3, 6, FACTS)
+    monkeypatch.setattr(io_manager, "AT_ONCE", 2)
+    transform = customer_lifetime_value.transform
+
+    def loses(**frames: DataFrame) -> DataFrame:
+        return transform(**frames).where(
+            F.expr(f"NOT (run_date = '{day(4)}' AND customer_id = 'c')")
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(customer_lifetime_value.__dict__, "transform", loses)
+        said = stateful.failure(stateful.run(3, 6, [LTV], fails=True))
+    assert sorted(digests(stateful)) == [day(n) for n in (1, 2, 3)]
+    assert f"{LTV}[{day(4)}]  conservation: orders adds up to 3 where 4 is due" in said
+    assert (
+        f"{LTV}[{day(5)}]  conservation: it is built upon earlier days, and {LTV}[{day(4)}]" in said
+    )
+    stateful.run(3, 6, [LTV])
+    assert rows(stateful) == values(ORDERED, 6)
+
+
+def test_any_history_ends_as_one_clean_load(
+    stateful: Pipeline, engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines in any order, day runs and range runs, repeats: as the model, and as one load."""
+    monkeypatch.setattr(io_manager, "AT_ONCE", 3)
+    chance, last = random.Random(4), 7
+    orders = {
+        str(k): {
+            "id": str(k),
+            "n": chance.randint(1, last),
+            "c": chance.choice("abc"),
+            "amount": f"{chance.randint(1, 99)}.00",
+        }
+        for k in range(12)
+    }
+    clean = Pipeline(engine, tmp_path / "clean", tables=stateful.settings.tables)
+    arrived: dict[int, list] = {n: [] for n in range(1, last + 1)}
+    for one in orders.values():
+        arrived[chance.randint(one["n"], last)].append(one)
+    for n, those in arrived.items():
+        land(stateful, n, those)
+        land(clean, n, those)
+        stateful.run(n, n, FACTS)
+        first = chance.randint(1, n)
+        stateful.run(1, n, [CURRENT.name])
+        if chance.random() < 0.7:
+            stateful.run(first if len(digests(stateful)) >= first - 1 else 1, n, [LTV])
+    stateful.run(1, last, [LTV])
+    clean.run(1, last, ALL)
+    assert rows(stateful) == values(orders.values(), last)
+    assert digests(stateful) == digests(clean)
