@@ -42,8 +42,7 @@ def table(
 
     The function gets all rows that decide some days, with the column `for_day`: the day of the
     table that a row counts for. It gives the rows of these days. It reads no clock and no table.
-    That of an `Unpartitioned` holds all rows of a table without days; that of a `Published`, which
-    days of a table are there.
+    That of an `Unpartitioned` has all rows; that of a `Published`, which days are there.
 
     Args:
         model: the columns. `Config.metadata` has `partition`, the name of the DATE column of the
@@ -63,28 +62,28 @@ def table(
         if "<" in function.__qualname__ or not name.isidentifier():
             raise DeclarationError(f"{function.__qualname__}: a table needs a function in a module")
         reads, whole, there = _inputs(function)
-        return _checked(
-            Derived(
-                name=name,
-                model=model,
-                made_in=(_PUBLISHES, function.__module__),
-                transform=function,
-                reads=reads,
-                whole=whole,
-                there=there,
-                conserved=tuple(of for of in checks if isinstance(of, Conserved)),
-                forbidden=tuple(of for of in checks if isinstance(of, Forbidden)),
-                group=group,
-                frozen=frozen,
-                lineage=lineage or {},
-            )
+        made = Derived(
+            name=name,
+            model=model,
+            made_in=(_PUBLISHES, function.__module__),
+            transform=function,
+            reads=reads,
+            whole=whole,
+            there=there,
+            conserved=tuple(check for check in checks if isinstance(check, Conserved)),
+            forbidden=tuple(check for check in checks if isinstance(check, Forbidden)),
+            group=group,
+            frozen=frozen,
+            lineage=lineage or {},
         )
+        _check(made)
+        return made
 
     return declare
 
 
-def _checked(made: Derived) -> Derived:
-    """The same; a declaration that names what is not there is refused."""
+def _check(made: Derived) -> None:
+    """Refuse a declaration that names what is not there."""
     for check in made.conserved:
         if check.parameter not in made.reads:
             raise DeclarationError(f"{made.name}: there is no parameter {check.parameter}")
@@ -104,7 +103,6 @@ def _checked(made: Derived) -> Derived:
         whole = {of.name for of in made.references}
         for name, other in {of for of in made_of if of[0] not in whole} - there:
             raise DeclarationError(f"{made.name}: {column} cannot be made of {name}.{other}")
-    return made
 
 
 def _inputs(
