@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import DataFrame
+
+if TYPE_CHECKING:
+    from backfill_assets.tables.table import Table
 
 #: Of a pandera check, the operator in SQL and the name of the value that it compares with.
 _OPERATORS = {"greater_than_or_equal_to": (">=", "min_value")}
@@ -77,6 +80,21 @@ def bounds_of(name: str, column: Any) -> dict[str, str]:
         rule = f"{name} IS NULL OR {rule}" if column.nullable else rule
         found[f"{name}_{check.name}"] = rule
     return found
+
+
+def wrong_names(table: Table) -> list[str]:
+    """What no rule and no check can be named, one sentence each."""
+    bounds = {n for name, column in table.columns.items() for n in bounds_of(name, column)}
+    others = {"row_count", "nulls", "conservation", "unique_key", *table.notices}
+    return [
+        f"a {kind} cannot be named {name!r}: a name has letters, digits and _, and is that of one"
+        for kind, names, taken in (
+            ("rule", [*table.rules], bounds),
+            ("check", [check.name for check in table.forbidden], others),
+        )
+        for name in dict.fromkeys(names)
+        if not name.isidentifier() or name in taken or names.count(name) > 1
+    ]
 
 
 def no_leaks(at: str, *, carries: Sequence[str], began: str, known: str) -> dict[str, Rule]:
