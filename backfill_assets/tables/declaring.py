@@ -45,8 +45,8 @@ def table(
 
     The function gets all rows that decide some days, with the column `for_day`: the day of the
     table that a row counts for. It gives the rows of these days. It reads no clock and no table.
-    A parameter that is annotated with an `Unpartitioned` holds all rows of a table without days;
-    one with a `Published`, which days of a table are there; with `Answers`, what a service says.
+    That of an `Unpartitioned` has all rows; that of a `Published`, which days are there; that of
+    `Answers`, what a service says.
 
     Args:
         model: the columns. `Config.metadata` has `partition`, the name of the DATE column of the

@@ -9,13 +9,12 @@ from typing import Annotated, Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import ORDERS, STAGED, Reads, conserves, following_days, last_days, table
+from backfill_assets import ORDERS, STAGED, Reads, conserves, table
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.examples.customers.changes import CUSTOMER_CHANGES
-from backfill_assets.examples.customers.dimension import CustomerVersion, dim_customers
+from backfill_assets.examples.customers.dimension import dim_customers
 from backfill_assets.examples.customers.orders import (
     EnrichedOrder,
-    SettledOrder,
     enriched,
     fact_orders_enriched,
     fact_orders_settled,
@@ -27,41 +26,16 @@ from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, day
 DAYS = 7
 
 
-@table(CustomerVersion, checks=dim_customers.forbidden)
-def customers_at_once(
-    changes: Annotated[DataFrame, Reads(CUSTOMER_CHANGES.raw, last_days(60))],
-) -> DataFrame:
-    """The dimension without a state: each day of all changes since the first day."""
-    columns = [F.lit(None).cast(of.dataType).alias(of.name) for of in dim_customers.struct]
-    return dim_customers(changes, changes.limit(0).select("for_day", *columns))
-
-
-@table(EnrichedOrder, checks=[conserves("orders", "amount", "amount")])
-def orders_enriched(
-    orders: Annotated[DataFrame, Reads(STAGED)],
-    customers: Annotated[DataFrame, Reads(customers_at_once)],
-) -> DataFrame:
-    return fact_orders_enriched(orders, customers)
-
-
-@table(SettledOrder, checks=[conserves("orders", "amount", "amount")])
-def orders_settled(
-    orders: Annotated[DataFrame, Reads(STAGED)],
-    customers: Annotated[DataFrame, Reads(customers_at_once, following_days(7))],
-) -> DataFrame:
-    return fact_orders_settled(orders, customers)
-
-
 @table(EnrichedOrder, checks=[conserves("orders", "amount", "amount")])
 def orders_leaking(
     orders: Annotated[DataFrame, Reads(STAGED)],
-    customers: Annotated[DataFrame, Reads(customers_at_once)],
+    customers: Annotated[DataFrame, Reads(dim_customers)],
 ) -> DataFrame:
     """With a cutoff that cuts nothing off."""
     return enriched(orders, customers, F.lit("9999-12-31").cast("timestamp"))
 
 
-MADE = [customers_at_once, orders_enriched, orders_settled]
+MADE = [dim_customers, fact_orders_enriched, fact_orders_settled]
 TABLES = [*ORDERS, CUSTOMER_CHANGES, *MADE, orders_leaking]
 PLACE = f"{__name__}:TABLES"
 SOURCES = [CUSTOMER_CHANGES.raw.name, CUSTOMER_CHANGES.rejected.name, *LAYERS]
@@ -73,7 +47,7 @@ def lines(given: Iterable[Batch], source: str) -> list[tuple[date, Mapping[str, 
 
 
 def versions(pipeline: Pipeline, of: date) -> set[Version]:
-    rows = [row for row in pipeline.rows(customers_at_once.name) if row["log_date"] == of]
+    rows = [row for row in pipeline.rows(dim_customers.name) if row["log_date"] == of]
     found = {
         Version(
             row["customer_id"],
@@ -127,7 +101,7 @@ def test_three_batches_by_night_and_at_once(engine, tmp_path):
         )
         for id_, o in orders.items()
     }
-    assert carried(pipeline, orders_enriched.name) == {
+    assert carried(pipeline, fact_orders_enriched.name) == {
         i: v and v.change_id for i, v in then.items()
     }
     end = datetime(2025, 1, 1, tzinfo=timezone.utc)
@@ -136,10 +110,10 @@ def test_three_batches_by_night_and_at_once(engine, tmp_path):
         id_: as_known(newest, o["customer_id"], moment(o["order_ts"]), end)
         for id_, o in orders.items()
     }
-    settled = carried(pipeline, orders_settled.name)
+    settled = carried(pipeline, fact_orders_settled.name)
     assert settled == {i: v and v.change_id for i, v in later.items()}
-    assert settled != carried(pipeline, orders_enriched.name)
-    there = pipeline.log(orders_enriched.name).metadata().configuration
+    assert settled != carried(pipeline, fact_orders_enriched.name)
+    there = pipeline.log(fact_orders_enriched.name).metadata().configuration
     assert (
         there["delta.constraints.known_at_by_order_ts"]
         == "known_at IS NULL OR known_at <= order_ts"
@@ -176,8 +150,8 @@ def test_three_batches_by_night_and_at_once(engine, tmp_path):
     )
     after = contents(pipeline)
     changed = {name: {d for d in of if of[d] != before[name][d]} for name, of in after.items()}
-    assert changed[customers_at_once.name] == {day(DAYS)}
-    assert changed[orders_enriched.name] == set()
+    assert changed[dim_customers.name] == {day(DAYS)}
+    assert changed[fact_orders_enriched.name] == set()
 
     # A join that leaks is held back, day by day, and readers see nothing of it.
     result = pipeline.run(1, DAYS, [orders_leaking.name], fails=True)
