@@ -47,8 +47,7 @@ def table(
 
     Args:
         model: the columns. `Config.metadata` has `partition`, the name of the DATE column of the
-            day; and, where there are such, `key`, `totals`, `rules`, and `drift`, see
-            `tables.drifts`.
+            day; and, where there are such, `key`, `totals`, `rules` and `drift`.
         checks: what must be conserved between the inputs and a day; and which rows of a day may
             not be there beside others, see `forbids`.
         group: the asset group in the UI.
@@ -78,14 +77,13 @@ def table(
             frozen=frozen,
             lineage=lineage or {},
         )
-        _check(made)
-        return made
+        return _checked(made)
 
     return declare
 
 
-def _check(made: Derived) -> None:
-    """Refuse a declaration that names what is not there."""
+def _checked(made: Derived) -> Derived:
+    """The same; refused if it names what is not there."""
     for check in made.conserved:
         if check.parameter not in made.reads:
             raise DeclarationError(f"{made.name}: there is no parameter {check.parameter}")
@@ -105,6 +103,7 @@ def _check(made: Derived) -> None:
         whole = {of.name for of in made.references}
         for name, other in {of for of in made_of if of[0] not in whole} - there:
             raise DeclarationError(f"{made.name}: {column} cannot be made of {name}.{other}")
+    return made
 
 
 def _inputs(
