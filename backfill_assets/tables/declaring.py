@@ -78,14 +78,13 @@ def table(
             frozen=frozen,
             lineage=lineage or {},
         )
-        _check(made)
-        return made
+        return _checked(made)
 
     return declare
 
 
-def _check(made: Derived) -> None:
-    """Refuse a declaration that names what is not there."""
+def _checked(made: Derived) -> Derived:
+    """The same; refused if it names what is not there."""
     for check in made.conserved:
         if check.parameter not in made.reads:
             raise DeclarationError(f"{made.name}: there is no parameter {check.parameter}")
@@ -106,6 +105,7 @@ def _check(made: Derived) -> None:
         whole = {of.name for of in made.references}
         for name, other in {of for of in made_of if of[0] not in whole} - there:
             raise DeclarationError(f"{made.name}: {column} cannot be made of {name}.{other}")
+    return made
 
 
 def _check_asks(made: Derived) -> None:
