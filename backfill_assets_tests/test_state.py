@@ -13,6 +13,10 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from backfill_assets.backfills.comparison import Match
+from backfill_assets.backfills.plans import Outlook
+from backfill_assets.backfills.verification import verify
+from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta import reading
 from backfill_assets.examples.customers.lifetime_value import customer_lifetime_value
@@ -20,7 +24,7 @@ from backfill_assets.orders.facts import CURRENT
 from backfill_assets.orders.tables import ORDERS
 from backfill_assets.publish import io_manager
 from backfill_assets.staleness.backlog import backlog
-from backfill_assets_tests.pipeline import Pipeline, day, order
+from backfill_assets_tests.pipeline import Pipeline, day, order, planned
 
 TABLES = [*ORDERS, customer_lifetime_value]
 LTV = customer_lifetime_value.name
@@ -211,3 +215,31 @@ def test_any_history_ends_as_one_clean_load(
     clean.run(1, last, ALL)
     assert rows(stateful) == values(orders.values(), last)
     assert digests(stateful) == digests(clean)
+
+
+def test_a_plan_says_which_days_wait_and_verification_computes_them_again(
+    stateful: Pipeline,
+) -> None:
+    land_all(stateful, ORDERED, 6)
+    stateful.run(1, 6, FACTS)
+
+    def outlook(first: int, last: int) -> Outlook:
+        return planned(stateful, f"{day(first)}...{day(last)}", tables=(LTV,)).tables[LTV]
+
+    waits = f"never published; waits for the day before of {LTV}"
+    assert outlook(1, 6).why == {
+        "never published": (str(day(1)),),
+        waits: (f"{day(2)}...{day(6)}",),
+    }
+    assert outlook(3, 6).lacking == (f"{day(3)}...{day(6)}",)
+    stateful.run(1, 6, [LTV])
+    assert outlook(1, 6).identical == (f"{day(1)}...{day(6)}",)
+    found = verify(stateful.settings, stateful.defs, Window(day(1), day(7)), [LTV])
+    assert [one.outcome for one in found] == [Match.MATCHES] * 6
+    land(stateful, 6, [{**ORDERED[2], "n": 2}], "late")
+    stateful.run(6, 6, FACTS)
+    stateful.run(2, 3, [CURRENT.name])
+    later = outlook(1, 6)
+    assert later.identical == (str(day(1)),)
+    assert later.computed == (f"{day(2)}...{day(3)}",)
+    assert later.depends == (f"{day(4)}...{day(6)}",)

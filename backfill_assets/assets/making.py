@@ -12,7 +12,6 @@ from pyspark.sql import DataFrame, SparkSession
 from backfill_assets.assets.asking import Asking
 from backfill_assets.assets.publishing import delta_assets, publish
 from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.references import Reference, references_of
 from backfill_assets.engine.caching import Cache, caching
 from backfill_assets.publish.candidates import (
@@ -28,6 +27,7 @@ from backfill_assets.settings import Settings
 from backfill_assets.staleness.fingerprints import input_fingerprints
 from backfill_assets.tables.catalog import graph_for
 from backfill_assets.tables.codes import Code
+from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.lookups import Lookup
 from backfill_assets.tables.references import Unpartitioned
 from backfill_assets.tables.table import Dependency, Lineage, Table
@@ -75,15 +75,14 @@ def made_asset(
     Args:
         settings: the deployment's settings.
         code: that computes the asset.
-        table: the table; its inputs are read in the order in which it names them.
+        table: the table; its inputs are read in this order.
         make: computes some of its days.
         name: of the step; `make_` and the table's name, if not given.
         group: the asset group.
         lineage: for each column, the (table, column) pairs that it is made of.
         lookups: the services that it asks.
     """
-    dependencies = table.inputs(Policy.of(settings))
-    graph = graph_for(settings)
+    dependencies = (graph := graph_for(settings)).inputs[table.name]
 
     @delta_assets(
         settings,
@@ -100,30 +99,33 @@ def made_asset(
         with caching() as cache:
 
             def plan(window: Window) -> Plan:
-                tables: dict[str, Snapshot] = {}
-                for of in dependencies:
-                    found = inputs[of.source.name].now()
-                    needs = partial(_needed, of, graph.policy_of(of.source.name).start)
-                    tables[of.source.name] = found.of(of.reach.deciding(found.ledger), needs)
-                ledgers = {name: snapshot.ledger for name, snapshot in tables.items()}
+                tables = {of.source.name: _snapshot(of, inputs, graph) for of in dependencies}
+                ledgers = {name: of.ledger for name, of in tables.items()}
                 references = references_of(table, settings.warehouse)
                 held = _held(table, references, window)
                 fingerprints = input_fingerprints(dependencies, ledgers, window, held)
 
                 def build(days: Window) -> Built:
                     built = make(Read(tables, references, asking), cache, days)
-                    return _with_references(built, references, held, days) if held else built
+                    return _with_references(built, references, held, days)
 
                 def after(day: date, content: str) -> str:
-                    before = {(table.name, day - DAY): content}
-                    return input_fingerprints(dependencies, ledgers, [day], held, before)[day]
+                    own = {(table.name, day - DAY): content}
+                    return input_fingerprints(dependencies, ledgers, [day], held, own)[day]
 
-                chained = after if table.name in tables else None
-                return Plan(fingerprints, build, [*tables.values()], after=chained)
+                sources, chain = [*tables.values()], after if table.name in tables else None
+                return Plan(fingerprints, build, sources, after=chain)
 
             yield from publish(context, [Candidate(table, plan)])
 
     return asset
+
+
+def _snapshot(of: Dependency, inputs: Mapping[str, Input], graph: Graph) -> Snapshot:
+    """An input as of now, with the days of it that decide a day."""
+    found = inputs[of.source.name].now()
+    needs = partial(_needed, of, graph.policy_of(of.source.name).start)
+    return found.of(of.reach.deciding(found.ledger), needs)
 
 
 def _needed(of: Dependency, start: date, day: date) -> date | None:
@@ -152,6 +154,8 @@ def _with_references(
     built: Built, references: Mapping[str, Reference], held: Mapping[str, str], days: Window
 ) -> Built:
     """The same, and the commit records what the inputs without days held."""
+    if not held:
+        return built
     # Of one that only grows, later versions hold the same for a day.
     whole = {name: of for name, of in references.items() if not of.grows}
     numbers = {f"input version {name}": of.version for name, of in whole.items()}

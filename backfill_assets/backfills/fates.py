@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from backfill_assets.backfills.plan_landing import Landed
 from backfill_assets.backfills.plans import Expected, Parameters
+from backfill_assets.calendar.partitions import DAY
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.publish.reasons import new_input, why
@@ -16,6 +17,7 @@ from backfill_assets.staleness.fingerprints import input_fingerprints
 from backfill_assets.staleness.supposed import Supposed
 from backfill_assets.tables.catalog import config_digests
 from backfill_assets.tables.codes import Code
+from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph, graph_of
 
 #: What is work: the day is computed, or may be.
@@ -79,10 +81,37 @@ def fates_of(
                 fates[day] = Fate(Expected.COMPUTED, reason)
             else:
                 fates[day] = Fate(Expected.IDENTICAL)
+        if carries_state(ledger.table):
+            fates = _in_order(ledger, fates, graph.policy_of(name).start)
         found[name] = fates
         if moving := {day for day, fate in fates.items() if fate.expected in WORK}:
             unlike[name] -= moving
             supposed[name] = Supposed.of(ledger, moving)
+    return found
+
+
+def _in_order(ledger: Ledger, fates: Mapping[date, Fate], start: date) -> dict[date, Fate]:
+    """The fates of days that are built one upon the other.
+
+    Args:
+        ledger: that of the table.
+        fates: of its days, by what else they are made of.
+        start: its first day.
+    """
+    found: dict[date, Fate] = {}
+    for day, fate in sorted(fates.items()):
+        before = day - DAY
+        there = before in ledger.published or before < start
+        earlier = found.get(before, Fate(Expected.IDENTICAL if there else Expected.LACKING))
+        found[day] = fate
+        if fate.expected not in (*WORK, Expected.IDENTICAL):
+            continue
+        if earlier.expected in WORK:
+            kind = fate.expected if fate.expected in WORK else Expected.DEPENDS
+            reasons = [fate.why, f"waits for the day before of {ledger.table.name}"]
+            found[day] = Fate(kind, "; ".join(filter(None, reasons)))
+        elif earlier.expected is not Expected.IDENTICAL and fate.expected in WORK:
+            found[day] = Fate(earlier.expected)
     return found
 
 

@@ -104,19 +104,19 @@ def chained(
 
 
 def as_it_was(
-    ledger: Ledger, fingerprints: Mapping[date, str], asked: Collection[date]
-) -> set[date]:
-    """The days that came out as they are published, as the day before them did.
+    ledger: Ledger, plan: Plan, fingerprints: Mapping[date, str], asked: Collection[date]
+) -> list[date]:
+    """The days of a table that carries state that came out as they are published.
 
     Args:
         ledger: that of the table.
+        plan: how its days were made; of a table that carries no state, there are none.
         fingerprints: of the days, as `chained` has them.
         asked: the days that were computed for another reason than the day before them.
     """
-    return {
-        day
-        for day, fingerprint in fingerprints.items()
-        if day not in asked
-        and (published := ledger.current_record(day))
-        and published.fingerprint == fingerprint
-    }
+    found = []
+    for day, fingerprint in fingerprints.items() if plan.after else ():
+        published = ledger.current_record(day)
+        if day not in asked and published and published.fingerprint == fingerprint:
+            found.append(day)
+    return found

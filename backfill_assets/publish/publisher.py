@@ -32,6 +32,7 @@ from backfill_assets.publish.outcomes import as_published, left, outcomes
 from backfill_assets.publish.reasons import by_reason, to_compute
 from backfill_assets.publish.refusals import lacking, refuse_other_code
 from backfill_assets.publish.run_tags import REASON_TAG, launched_by
+from backfill_assets.quality.audit import Expectation
 from backfill_assets.settings import UNDO_DAYS
 from backfill_assets.tables.table import Table
 
@@ -103,19 +104,17 @@ class Publisher(dg.ConfigurableIOManager):
     ) -> list[Done]:
         """Compute what is not published as it is, audit it, and commit what has changed.
 
-        The order of things is what keeps older input from overwriting newer, however many runs meet
-        on a day: first the table's ledger is read, then the inputs, and the commit comes about only
-        if no other did meanwhile. So whatever is published was made of what is read here,
-        or of something older. A run that comes second starts over with the ledger as it is then.
+        The order keeps older input from overwriting newer, however many runs meet on a day: first
+        the table's ledger is read, then the inputs, and the commit comes about only if no other did
+        meanwhile. A run that comes second starts over with the ledger as it is then.
 
         Args:
             candidate: what the asset proposes.
             window: the run's days.
             record: what the commit is to say of the run.
             rewrite: days to compute and write even if nothing has changed.
-            merge: whether to change rows by their natural key rather than replace the days, if
-                the table allows it. The outcome is the same: a day with rows that a merge would
-                leave behind fails.
+            merge: whether to change rows by their natural key, if the table allows it. The outcome
+                is the same: a day with rows that a merge would leave behind fails.
 
         Returns:
             What became of each day, in ascending order.
@@ -128,17 +127,9 @@ class Publisher(dg.ConfigurableIOManager):
         audited: Audited | None = None
         for attempt in range(1, _ATTEMPTS + 1):
             ledger, plan = self._look(candidate, window, record)
-            failed = self.failed(record["run_id"])
-            others = [source for source in plan.sources if source.table is not table]
-            refused = lacking(others, window, self.config_of, failed)
-            because = asked = to_compute(ledger, plan, *_by(record), rewrite)
-            if plan.after:
-                own, config = failed.get(table.name, ()), self.config_of(table)
-                because, refused = chains.in_order(
-                    ledger, plan, window, because, refused, own, config
-                )
+            asked = to_compute(ledger, plan, *_by(record), rewrite)
+            because, refused = self._possible(ledger, plan, window, asked, record)
             done = left(ledger, plan, because, refused)
-            because = {day: why for day, why in because.items() if day not in refused}
             if because:
                 wanted = {day: plan.fingerprints[day] for day in because}
                 # What a merge would leave depends on the table as well.
@@ -146,14 +137,13 @@ class Publisher(dg.ConfigurableIOManager):
                     merging = self._writer(table) if merge else None
                     self._remove_left(table, audited)
                     audited = compute(table, plan, wanted, ledger, merging)
-                if plan.after and (same := chains.as_it_was(ledger, audited.fingerprints, asked)):
-                    done += [as_published(ledger, day) for day in sorted(same)]
-                    because = {day: why for day, why in because.items() if day not in same}
+                for day in chains.as_it_was(ledger, plan, audited.fingerprints, asked):
+                    done.append(as_published(ledger, day))
+                    del because[day]
                 written = self._publish(table, audited, because, ledger, plan, record, rewrite)
                 if written is None:
                     _log.info("%s [%s]: another run was first, looking again", table.name, window)
-                    # Two that collided once must not collide for ever.
-                    time.sleep(random.uniform(0.1, 0.5) * min(attempt, 4))
+                    time.sleep(random.uniform(0.1, 0.5) * min(attempt, 4))  # not both at once again
                     continue
                 done += written
             self._remove_left(table, audited)
@@ -181,6 +171,31 @@ class Publisher(dg.ConfigurableIOManager):
         sources = [source.ledger for source in plan.sources]
         refuse_other_code([ledger, *sources], window, record, self.config_of)
         return ledger, plan
+
+    def _possible(
+        self,
+        ledger: Ledger,
+        plan: Plan,
+        window: Window,
+        asked: Mapping[date, str],
+        record: Mapping[str, Any],
+    ) -> tuple[dict[date, str], dict[date, Expectation]]:
+        """Of the days to compute, those that can be, each with why; and those that cannot.
+
+        Args:
+            ledger: that of the table.
+            plan: how its days would be made now.
+            window: the days of the plan.
+            asked: the days that are not published as they would be made now.
+            record: what the commit is to say of the run.
+        """
+        table, failed = ledger.table, self.failed(record["run_id"])
+        others = [source for source in plan.sources if source.table is not table]
+        refused = lacking(others, window, self.config_of, failed)
+        if plan.after:
+            own, config = failed.get(table.name, ()), self.config_of(table)
+            return chains.in_order(ledger, plan, window, asked, refused, own, config)
+        return {day: why for day, why in asked.items() if day not in refused}, refused
 
     def _publish(
         self,
