@@ -28,9 +28,10 @@ from backfill_assets.settings import Settings
 from backfill_assets.staleness.fingerprints import input_fingerprints
 from backfill_assets.tables.catalog import graph_for
 from backfill_assets.tables.codes import Code
+from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.lookups import Lookup
 from backfill_assets.tables.references import Unpartitioned
-from backfill_assets.tables.table import Dependency, Lineage, Table
+from backfill_assets.tables.table import Dependency, Inputs, Lineage, Table
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,7 @@ def made_asset(
         lineage: for each column, the (table, column) pairs that it is made of.
         lookups: the services that it asks.
     """
-    dependencies = table.inputs(Policy.of(settings))
-    graph = graph_for(settings)
+    dependencies, graph = table.inputs(Policy.of(settings)), graph_for(settings)
 
     @delta_assets(
         settings,
@@ -100,11 +100,7 @@ def made_asset(
         with caching() as cache:
 
             def plan(window: Window) -> Plan:
-                tables: dict[str, Snapshot] = {}
-                for of in dependencies:
-                    found = inputs[of.source.name].now()
-                    needs = partial(_needed, of, graph.policy_of(of.source.name).start)
-                    tables[of.source.name] = found.of(of.reach.deciding(found.ledger), needs)
+                tables = _snapshots(dependencies, inputs, graph)
                 ledgers = {name: snapshot.ledger for name, snapshot in tables.items()}
                 references = references_of(table, settings.warehouse)
                 held = _held(table, references, window)
@@ -118,12 +114,24 @@ def made_asset(
                     before = {(table.name, day - DAY): content}
                     return input_fingerprints(dependencies, ledgers, [day], held, before)[day]
 
-                chained = after if table.name in tables else None
-                return Plan(fingerprints, build, [*tables.values()], after=chained)
+                chain = after if table.name in tables else None
+                return Plan(fingerprints, build, [*tables.values()], after=chain)
 
             yield from publish(context, [Candidate(table, plan)])
 
     return asset
+
+
+def _snapshots(
+    dependencies: Inputs, inputs: Mapping[str, Input], graph: Graph
+) -> dict[str, Snapshot]:
+    """The inputs as of now by name, each with the days of it that a day needs."""
+    tables = {}
+    for of in dependencies:
+        found = inputs[of.source.name].now()
+        needs = partial(_needed, of, graph.policy_of(of.source.name).start)
+        tables[of.source.name] = found.of(of.reach.deciding(found.ledger), needs)
+    return tables
 
 
 def _needed(of: Dependency, start: date, day: date) -> date | None:
