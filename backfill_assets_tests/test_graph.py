@@ -78,7 +78,6 @@ def test_reaches_by_name(reach, read):
 @given(reaches, st.integers(1, 12))
 def test_a_day_needs_its_own_day_or_the_last_before_it(reach, n):
     read = {*reach.read(one(day(n)))}
-    assert reach.of_the_past == (day(n) not in read)
     assert reach.needed(day(n)) == max(d for d in read if d <= day(n))
     assert Known().needed(day(n)) == day(n)
 

@@ -44,11 +44,6 @@ class Reach:
         if self.before < 0 or self.before + self.after < 0:
             raise ValueError(f"{self} begins after the day, or ends before it begins")
 
-    @property
-    def of_the_past(self) -> bool:
-        """Whether only days before a day decide it, and not its own day of the input."""
-        return self.after < 0
-
     def needed(self, day: date) -> date:
         """The input day without which a day cannot be made: its own, or the last before it.
 
