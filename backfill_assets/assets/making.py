@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from backfill_assets.assets.asking import Asking
 from backfill_assets.assets.publishing import delta_assets, publish
 from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.references import Reference, references_of
 from backfill_assets.engine.caching import Cache, caching
 from backfill_assets.publish.candidates import (
@@ -82,7 +83,7 @@ def made_asset(
         lineage: for each column, the (table, column) pairs that it is made of.
         lookups: the services that it asks.
     """
-    dependencies = (graph := graph_for(settings)).inputs[table.name]
+    dependencies, graph = table.inputs(Policy.of(settings)), graph_for(settings)
 
     @delta_assets(
         settings,

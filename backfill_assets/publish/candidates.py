@@ -57,7 +57,7 @@ class Snapshot:
     def of(
         self,
         days_of: Callable[[date], Iterable[date]],
-        needs: Callable[[date], date | None],
+        needs: Callable[[date], date | None] | None = None,
     ) -> Snapshot:
         """The same, for days that are made of these days of it, and need one of them."""
         return replace(self, days_of=days_of, needs=needs)
