@@ -20,10 +20,13 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta import reading
 from backfill_assets.examples.customers.lifetime_value import customer_lifetime_value
+from backfill_assets.monitoring.run_requests import rebuild_requests
 from backfill_assets.orders.facts import CURRENT
 from backfill_assets.orders.tables import ORDERS
 from backfill_assets.publish import io_manager
-from backfill_assets.staleness.backlog import backlog
+from backfill_assets.settings import load_settings
+from backfill_assets.staleness.backlog import Backlog, Behind, backlog
+from backfill_assets.tables.catalog import graph_for
 from backfill_assets_tests.pipeline import Pipeline, day, order, planned
 
 TABLES = [*ORDERS, customer_lifetime_value]
@@ -243,3 +246,19 @@ def test_a_plan_says_which_days_wait_and_verification_computes_them_again(
     assert later.identical == (str(day(1)),)
     assert later.computed == (f"{day(2)}...{day(3)}",)
     assert later.depends == (f"{day(4)}...{day(6)}",)
+
+
+def test_runs_of_days_that_are_built_upon_each_other_are_asked_one_after_another() -> None:
+    settings = load_settings(tables="backfill_assets_tests.test_state:TABLES", start=day(1))
+    graph = graph_for(settings)
+    reason = Behind({})
+    behind = Backlog({LTV: {day(n): reason for n in range(1, 8)}})
+    (first,) = rebuild_requests(behind, graph, 3)
+    assert (first.tables, first.window) == ((LTV,), Window(day(1), day(4)))
+    (whole,) = rebuild_requests(behind, graph, None)
+    assert whole.window == Window(day(1), day(8))
+    # Of tables without state, all at once.
+    others = Backlog({CURRENT.name: {day(n): reason for n in range(1, 8)}})
+    orders = graph_for(load_settings(start=day(1)))
+    asked = rebuild_requests(others, orders, 3)
+    assert [len(one.window) for one in asked] == [3, 3, 1]

@@ -11,6 +11,7 @@ from datetime import date
 from backfill_assets.calendar.partitions import DAY, Window, windows
 from backfill_assets.staleness.arrivals import Arrivals
 from backfill_assets.staleness.backlog import Backlog, Behind
+from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph
 
 #: So many runs one wave asks for at most, besides those that a limit of days a run makes of one.
@@ -54,7 +55,7 @@ def load_requests(
         bridge: tells the days of a gap over which two ranges become one.
     """
     groups = {graph.loaded_with(log): dict(arrived.load) for log, arrived in found.items()}
-    return _requests(groups, per_run, bridge)
+    return _in_order(_requests(groups, per_run, bridge), graph)
 
 
 def rebuild_requests(
@@ -101,7 +102,24 @@ def rebuild_requests(
             build = _widest(tables, wanted.values(), may)
             token = ",".join(tokens[day, table] for table in chain if (day, table) in tokens)
             groups[build][day] = token
-    return _requests(groups, per_run, bridge)
+    return _in_order(_requests(groups, per_run, bridge), graph)
+
+
+def _in_order(requests: Sequence[Request], graph: Graph) -> list[Request]:
+    """The requests; of a range that a limit of days a run has cut, only the first in some cases.
+
+    Days that are built one upon the other cannot be built by runs at the same time. What is left is
+    still behind when the first run has ended.
+    """
+    found: list[Request] = []
+    begun: set[tuple[tuple[str, ...], Window | None]] = set()
+    for request in requests:
+        whole = (request.tables, request.whole)
+        if whole in begun and any(carries_state(graph.tables[name]) for name in request.tables):
+            continue
+        begun.add(whole)
+        found.append(request)
+    return found
 
 
 def _with_followers(lacks: Sequence[str], chain: Sequence[str], graph: Graph) -> tuple[str, ...]:
