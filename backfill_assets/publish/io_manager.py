@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
 from typing import Any
 
 import dagster as dg
@@ -66,19 +67,19 @@ class DeltaIOManager(Publisher):
             )
         rewrite = window if run.tags.get(REWRITE_TAG, "").lower() == "true" else ()
         merge = merges(run.tags)
-        done: list[Done] = []
+        failed: dict[date, str] = {}
+        said: Counter[str] = Counter()
         for part in window.split(AT_ONCE if carries_state(obj.table) else None):
-            done += self.publish(obj, part, record, rewrite=rewrite, merge=merge)
-            self._failed[run.run_id, obj.table.name] = {
-                d.day: d.verdict.reasons for d in done if d.outcome is Outcome.FAILED
-            }
-        said = Counter(d.outcome.value for d in done)
+            done = self.publish(obj, part, record, rewrite=rewrite, merge=merge)
+            failed |= {d.day: d.verdict.reasons for d in done if d.outcome is Outcome.FAILED}
+            self._failed[run.run_id, obj.table.name] = {**failed}  # other steps read it
+            said.update(d.outcome.value for d in done)
+            for told in self.events(step.instance, run.tags, obj.table, done):
+                yield from stored_together(step, told)
         context.log.info(
             f"{obj.table.name} [{window}]: "
             + ", ".join(f"{n} day{'s' * (n != 1)} {outcome}" for outcome, n in said.items())
         )
-        for told in self.events(step.instance, run.tags, obj.table, done):
-            yield from stored_together(step, told)
 
     def events(
         self,
