@@ -7,29 +7,45 @@ from collections.abc import Iterable, Mapping
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import dagster as dg
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from backfill_assets import PREVIOUS_DAY, SELF, Reads, table
 from backfill_assets.backfills.comparison import Match
 from backfill_assets.backfills.plans import Outlook
 from backfill_assets.backfills.verification import verify
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta import reading
-from backfill_assets.examples.customers.lifetime_value import customer_lifetime_value
+from backfill_assets.delta.commits import PublishError, Writer
+from backfill_assets.examples.customers.lifetime_value import (
+    LifetimeValue,
+    customer_lifetime_value,
+)
 from backfill_assets.monitoring.run_requests import rebuild_requests
-from backfill_assets.orders.facts import CURRENT
-from backfill_assets.orders.tables import ORDERS
+from backfill_assets.orders.facts import CURRENT, FACT
+from backfill_assets.orders.tables import ORDERS, STAGED
 from backfill_assets.publish import io_manager
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.backlog import Backlog, Behind, backlog
+from backfill_assets.staleness.finality import final_days
 from backfill_assets.tables.catalog import graph_for
-from backfill_assets_tests.pipeline import Pipeline, day, order, planned
+from backfill_assets_tests.pipeline import Pipeline, day, order, planned, undo
 
-TABLES = [*ORDERS, customer_lifetime_value]
+
+@table(LifetimeValue)
+def frozen_value(
+    orders: Annotated[DataFrame, Reads(FACT)],
+    before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
+) -> DataFrame:
+    return customer_lifetime_value(orders, before)
+
+
+TABLES = [*ORDERS, customer_lifetime_value, frozen_value]
 LTV = customer_lifetime_value.name
 FACTS = ("raw_orders", "raw_orders_rejected", CURRENT.name)
 ALL = (*FACTS, LTV)
@@ -262,3 +278,68 @@ def test_runs_of_days_that_are_built_upon_each_other_are_asked_one_after_another
     orders = graph_for(load_settings(start=day(1)))
     asked = rebuild_requests(others, orders, 3)
     assert [len(one.window) for one in asked] == [3, 3, 1]
+
+
+def test_a_run_that_ends_in_the_middle_continues_from_its_last_commit(
+    stateful: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(io_manager, "AT_ONCE", 2)
+    land_all(stateful, ORDERED, 6)
+    stateful.run(1, 6, FACTS)
+    commit = Writer.commit
+    left = [2]
+
+    def ends(*given: Any) -> int | None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise PublishError("the process ended here")
+        return commit(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Writer, "commit", ends)
+        stateful.run(1, 6, [LTV], fails=True)
+    assert sorted(digests(stateful)) == [day(n) for n in (1, 2, 3, 4)]
+    told = stateful.instance.get_materialized_partitions(dg.AssetKey(LTV))
+    assert told == {str(day(n)) for n in (1, 2, 3, 4)}
+    before = stateful.io_manager.ledger(customer_lifetime_value).latest[day(4)].version
+    stateful.run(1, 6, [LTV])
+    ledger = stateful.io_manager.ledger(customer_lifetime_value)
+    assert ledger.latest[day(4)].version == before
+    assert rows(stateful) == values(ORDERED, 6)
+
+
+def test_an_undo_puts_all_days_of_a_chain_back(stateful: Pipeline) -> None:
+    land_all(stateful, ORDERED, 6)
+    stateful.run(1, 6, ALL)
+    before = digests(stateful)
+    land(stateful, 6, [{**ORDERED[2], "n": 2}], "late")
+    stateful.run(6, 6, FACTS)
+    stateful.run(2, 3, [CURRENT.name])
+    stateful.run(2, 6, [LTV], tags={"dagster/backfill": "wrongone"})
+    assert digests(stateful) != before
+    undo(stateful, "wrongone")
+    assert digests(stateful) == before
+    # It holds until somebody decides otherwise.
+    ledgers = reading.read_ledgers(stateful.settings)
+    assert not backlog(ledgers, Policy.of(stateful.settings), day(7)).days(LTV)
+    stateful.run(2, 6, [LTV])
+    assert rows(stateful) == values([*ORDERED[:2], {**ORDERED[2], "n": 2}, ORDERED[3]], 6)
+
+
+@pytest.mark.parametrize("at_once", [2, 30])
+def test_its_days_are_final_when_those_it_is_made_of_are(
+    engine, spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(io_manager, "AT_ONCE", at_once)
+    name = "backfill_assets_tests.test_state:TABLES"
+    pipeline = Pipeline(engine, tmp_path, tables=name, window_days=1)
+    land_all(pipeline, ORDERED, 5)
+    layers = [*FACTS[:2], STAGED.name, FACT.name, frozen_value.name]
+    pipeline.run(1, 3, layers)
+    pipeline.run(4, 5, layers)
+    found = final_days(reading.read_ledgers(pipeline.settings), Policy.of(pipeline.settings))
+    assert found[FACT.name] == {day(n) for n in (1, 2, 3, 4)}
+    # What was still open in the first run waits for the next look.
+    pipeline.run(1, 5, layers)
+    found = final_days(reading.read_ledgers(pipeline.settings), Policy.of(pipeline.settings))
+    assert found[frozen_value.name] == found[FACT.name]

@@ -144,7 +144,7 @@ def _due(
         for day in possible(table, needed):
             # A day that was taken back stays so until there is newer input than there was then.
             built = ledgers[table].latest.get(day) or ledgers[table].withdrawals.get(day)
-            if _is_older(built, ledgers[source], needed[day]):
+            if _is_older(built, ledgers[source], needed[day], own=source == table):
                 found[table][day][source] = needed[day]
     for table, ledger in ledgers.items():
         if ledger.references:
@@ -176,9 +176,12 @@ def _can_be_made(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool:
     )
 
 
-def _is_older(built: Record | None, source: Ledger, needed: Record) -> bool:
-    """Whether a day was built before an input's commit, or from a table that was since replaced."""
+def _is_older(built: Record | None, source: Ledger, needed: Record, *, own: bool) -> bool:
+    """Whether a day was built before an input's commit, or from a table that was since replaced.
+
+    A commit of a table that carries state has built its days one upon the other.
+    """
     if built is None:
         return True
-    version = built.inputs.get(source.table.name, -1)
+    version = built.version if own else built.inputs.get(source.table.name, -1)
     return version < needed.version or version > (source.version or 0)

@@ -100,7 +100,7 @@ def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], b
                 holds(table, of.source.name, record, day)
                 if of.source.name in closed
                 else all(
-                    made(of.source.name, record, needed)
+                    made(of.source.name, _seen(of.source.name, table, record), needed)
                     for needed in of.reach.deciding(ledgers[of.source.name])(day)
                     if needed >= graph.policy_of(of.source.name).start
                 )
@@ -115,8 +115,7 @@ def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], b
         wanted = max((v for v in changes[table, log][day] if v <= closed_by), default=closed_by)
         return record.inputs.get(log, -1) >= wanted
 
-    def made(source: str, record: Record, day: date) -> bool:
-        of = record.inputs.get(source, -1)
+    def made(source: str, of: int, day: date) -> bool:
         old = [r for r in builds[source][day] if r.version <= of][-1:]
         # Built again since with the same rows, the day asks nothing new of those that follow.
         same = [
@@ -132,6 +131,14 @@ def closing(ledgers: Ledgers, policy: Policy) -> Callable[[str, Record, date], b
             for record in records:
                 closes(name, record, day)
     return closes
+
+
+def _seen(source: str, table: str, record: Record) -> int:
+    """The version of an input that a record's days were built from.
+
+    Those of a table that carries state were built one upon the other, in the same commit.
+    """
+    return record.version if source == table else record.inputs.get(source, -1)
 
 
 def _builds(ledger: Ledger) -> Mapping[date, Sequence[Record]]:
