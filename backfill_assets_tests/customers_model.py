@@ -102,3 +102,25 @@ def as_known(
         and version.known_at <= cutoff
     ]
     return max(there, key=lambda v: (v.valid_from, v.known_at, v.change_id), default=None)
+
+
+def version(row: Mapping[str, Any]) -> Version:
+    """A row of the dimension as the model has it."""
+    assert row["is_current"] == (row["valid_to"] is None)
+    return Version(
+        row["customer_id"],
+        row["change_id"],
+        row["valid_from"],
+        row["valid_to"],
+        row["is_deleted"],
+        (row["email_status"], row["segment"], row["country"]),
+        row["known_at"],
+        row["logged_on"],
+    )
+
+
+def versions(rows: Iterable[Mapping[str, Any]]) -> set[Version]:
+    """Rows of the dimension as the model has them; none is there twice."""
+    found = [version(row) for row in rows]
+    assert len(found) == len(set(found))
+    return set(found)

@@ -231,6 +231,19 @@ def undo(
     return result
 
 
+def tick(pipeline: Pipeline) -> str:
+    """One look of the sensor of planned backfills; the run that it asks for is run."""
+    told = pipeline.tick("planned_backfills")
+    for request in told.run_requests or []:
+        pipeline.repository.get_job("reconcile").execute_in_process(
+            instance=pipeline.instance,
+            run_config=request.run_config,
+            tags=request.tags,
+            raise_on_error=False,
+        )
+    return told.skip_message or ""
+
+
 def planned(pipeline: Pipeline, days: str, **more: Any) -> BackfillPlan:
     """A plan as of now, which is kept; of the layers unless other tables are given."""
     asked = Parameters(days=days, **{"tables": LAYERS, **more})

@@ -35,6 +35,7 @@ from backfill_assets_tests.customers_model import (
     change,
     dimension,
     moment,
+    versions,
 )
 from backfill_assets_tests.pipeline import START, day
 
@@ -92,26 +93,6 @@ def utc(value: datetime | None) -> datetime | None:
 def in_order(row: Mapping[str, Any]) -> tuple[datetime, bool, datetime]:
     """Where a version stands in a history."""
     return row["valid_from"], row["valid_to"] is None, row["valid_to"] or row["valid_from"]
-
-
-def version(row: Mapping[str, Any]) -> Version:
-    assert row["is_current"] == (row["valid_to"] is None)
-    return Version(
-        row["customer_id"],
-        row["change_id"],
-        row["valid_from"],
-        row["valid_to"],
-        row["is_deleted"],
-        (row["email_status"], row["segment"], row["country"]),
-        row["known_at"],
-        row["logged_on"],
-    )
-
-
-def versions(rows: Iterable[Mapping[str, Any]]) -> set[Version]:
-    found = [version(row) for row in rows]
-    assert len(found) == len(set(found))
-    return set(found)
 
 
 # --- the dimension --------------------------------------------------------------------------------

@@ -25,7 +25,16 @@ from backfill_assets.tables.catalog import config_digests
 from backfill_assets.tables.codes import Code
 from backfill_assets.tables.graph import Graph
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
-from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, order, planned, undo
+from backfill_assets_tests.pipeline import (
+    EVERYTHING,
+    LAYERS,
+    Pipeline,
+    day,
+    order,
+    planned,
+    tick,
+    undo,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -70,19 +79,6 @@ def serve(pipeline, *, fails=False):
     status = BulkActionStatus.COMPLETED_FAILED if fails else BulkActionStatus.COMPLETED_SUCCESS
     pipeline.instance.update_backfill(backfill.with_status(status))
     return backfill.backfill_id
-
-
-def tick(pipeline):
-    """One look of the sensor; the run that it asks for is run."""
-    told = pipeline.tick("planned_backfills")
-    for request in told.run_requests or []:
-        pipeline.repository.get_job("reconcile").execute_in_process(
-            instance=pipeline.instance,
-            run_config=request.run_config,
-            tags=request.tags,
-            raise_on_error=False,
-        )
-    return told.skip_message or ""
 
 
 def test_stages_one_after_another(pipeline):

@@ -20,7 +20,16 @@ from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.staleness.backlog import backlog
-from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, order, planned, verify
+from backfill_assets_tests.pipeline import (
+    EVERYTHING,
+    START,
+    Pipeline,
+    day,
+    order,
+    planned,
+    tick,
+    verify,
+)
 
 PLACE = "backfill_assets_tests.training_tables:TABLES"
 BEFORE = "backfill_assets_tests.training_tables_before:TABLES"
@@ -366,18 +375,6 @@ def stage(pipeline: Pipeline, *, fails: bool = False) -> str:
     status = BulkActionStatus.COMPLETED_FAILED if fails else BulkActionStatus.COMPLETED_SUCCESS
     pipeline.instance.update_backfill(backfill.with_status(status))
     return backfill.backfill_id
-
-
-def tick(pipeline: Pipeline) -> str:
-    told = pipeline.tick("planned_backfills")
-    for request in told.run_requests or []:
-        pipeline.repository.get_job("reconcile").execute_in_process(
-            instance=pipeline.instance,
-            run_config=request.run_config,
-            tags=request.tags,
-            raise_on_error=False,
-        )
-    return told.skip_message or ""
 
 
 def test_ninety_days_in_chunks_of_seven_with_a_gate_after_each():
