@@ -55,6 +55,7 @@ from backfill_assets_tests.benchmarks.bench_listing import looking_through, many
 from backfill_assets_tests.benchmarks.bench_profile import heavy_days, profile, small_days
 from backfill_assets_tests.benchmarks.bench_scale import scale
 from backfill_assets_tests.benchmarks.bench_served import chunked, one_day, planned
+from backfill_assets_tests.benchmarks.bench_state import DAYS, state
 from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, order
 
@@ -77,6 +78,7 @@ PARTS = (
     "answers",
     "events",
     "scale",
+    "state",
 )
 
 
@@ -185,6 +187,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--runs", type=int, default=30, help="one-day runs on each kind of engine")
     parser.add_argument("--history", type=int, default=10_000, help="days of the part scale")
+    parser.add_argument("--state-days", type=int, default=DAYS, help="days of the part state")
+    parser.add_argument("--customers", type=int, default=10_000, help="those of the part state")
     parser.add_argument("--part", choices=PARTS)
     parser.add_argument("--attach", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -215,6 +219,7 @@ def main() -> None:
         "caps": lambda at: caps(engine, at, 8, 2_000),
         "answers": lambda at: long_history(engine, at, (100, 10_000)),
         "scale": lambda at: scale(engine, at, given.history),
+        "state": lambda at: state(engine, at, given.state_days, given.customers),
     }
     try:
         for name, work in {**alone, **together}.items():
