@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -15,6 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets import PREVIOUS_DAY, SELF, Reads, table
+from backfill_assets.assets import making
 from backfill_assets.backfills.comparison import Match
 from backfill_assets.backfills.plans import Outlook
 from backfill_assets.backfills.verification import verify
@@ -22,6 +24,7 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta import reading
 from backfill_assets.delta.commits import PublishError, Writer
+from backfill_assets.engine.caching import Cache, caching
 from backfill_assets.examples.customers.lifetime_value import (
     LifetimeValue,
     customer_lifetime_value,
@@ -306,6 +309,28 @@ def test_a_run_that_ends_in_the_middle_continues_from_its_last_commit(
     ledger = stateful.io_manager.ledger(customer_lifetime_value)
     assert ledger.latest[day(4)].version == before
     assert rows(stateful) == values(ORDERED, 6)
+
+
+def test_rows_of_days_that_are_published_are_not_kept_in_memory(
+    stateful: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    land_all(stateful, ORDERED, 5)
+    stateful.run(1, 5, FACTS)
+    kept, most = 0, []
+
+    @contextmanager
+    def counted() -> Iterator[Cache]:
+        nonlocal kept
+        kept += 1
+        most.append(kept)
+        with caching() as cache:
+            yield cache
+        kept -= 1
+
+    monkeypatch.setattr(io_manager, "AT_ONCE", 2)
+    monkeypatch.setattr(making, "caching", counted)
+    stateful.run(1, 5, [LTV])
+    assert (most, kept) == ([1, 1, 1], 0)
 
 
 def test_an_undo_puts_all_days_of_a_chain_back(stateful: Pipeline) -> None:

@@ -1,6 +1,7 @@
 """The asset of a table that is made of others: it reads their snapshots, and computes its days."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
@@ -97,7 +98,7 @@ def made_asset(
     def asset(context: dg.AssetExecutionContext, **inputs: Input) -> Iterator:
         asking = Asking.of(context, settings.warehouse)
         asking.prepare(lookups)
-        with caching() as cache:
+        with ExitStack() as kept:
 
             def plan(window: Window) -> Plan:
                 tables = {of.source.name: _snapshot(of, inputs, graph) for of in dependencies}
@@ -107,6 +108,9 @@ def made_asset(
                 fingerprints = input_fingerprints(dependencies, ledgers, window, held)
 
                 def build(days: Window) -> Built:
+                    # What was computed before is published by now, or was given up.
+                    kept.close()
+                    cache = kept.enter_context(caching())
                     built = make(Read(tables, references, asking), cache, days)
                     return _with_references(built, references, held, days)
 

@@ -7,7 +7,7 @@ customer by chance, so after some months there is an order of nearly every one.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import date, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +21,7 @@ from backfill_assets.examples.customers.lifetime_value import customer_lifetime_
 from backfill_assets.orders.facts import CURRENT
 from backfill_assets.orders.tables import ORDERS, RAW, REJECTED
 from backfill_assets_tests.benchmarks.bench_jobs import Deployed, result, timed
-from backfill_assets_tests.pipeline import START, Pipeline, day, order
+from backfill_assets_tests.pipeline import Pipeline, day, order
 
 TABLES = [*ORDERS, customer_lifetime_value]
 STATE = customer_lifetime_value
@@ -32,7 +32,7 @@ _NAME = "backfill_assets_tests.benchmarks.bench_state:TABLES"
 
 
 def state(engine: Engine, root: Path, days: int, customers: int) -> None:
-    """Seconds and days of a rebuild, of one day more, and of an order that was another.
+    """Seconds and days of a rebuild, of one day more, and of an order that is corrected.
 
     Args:
         engine: with a session.
@@ -41,30 +41,35 @@ def state(engine: Engine, root: Path, days: int, customers: int) -> None:
         customers: how many there are in the end.
     """
     print(f"\n{days:,} days x {customers:,} customers, {ORDERS_A_DAY} orders a day", flush=True)
-    pipeline = Deployed(engine, root, end=START + (days + 2) * DAY, tables=_NAME)
-    told = _land(pipeline, days + 1, customers)
-    last = day(days)
-    timed("the lines loaded", lambda: pipeline.run(START, last, LINES))
-    timed(f"{CURRENT.name} made", lambda: pipeline.run(START, last, [CURRENT.name]))
+    first, last, new = day(1 - days), day(0), day(1)
+    pipeline = Deployed(engine, root, start=first, end=new + DAY, tables=_NAME)
+    told = _land(pipeline, range(1 - days, 2), customers)
+    timed("the lines loaded", lambda: pipeline.run(first, last, LINES))
+    timed(f"{CURRENT.name} made", lambda: pipeline.run(first, last, [CURRENT.name]))
     began = datetime.now().astimezone()
-    made = _run(pipeline, "all days", START, last)
-    _stretches(made, began, days)
-    pipeline.run(days + 1, days + 1, (*LINES, CURRENT.name))
-    _run(pipeline, "one day more", last + DAY, last + DAY)
-    old = day(days - AGO if days > AGO else days // 2)
-    told[old]["amount"] = "0.01"
-    told[old]["ingestion_ts"] = f"{last + DAY}T12:00:00Z"
-    pipeline.land(days + 1, [told[old]], "corrected.jsonl")
-    pipeline.run(days + 1, days + 1, LINES)
-    pipeline.run(old, old, [CURRENT.name])
-    ago = (last + DAY - old).days
-    _run(pipeline, f"one customer's order of {ago} days ago corrected", old, last + DAY)
+    _stretches(_run(pipeline, "all days", first, last), began, days)
+    pipeline.run(new, new, (*LINES, CURRENT.name))
+    _run(pipeline, "one day more", new, new)
+    old = new - (AGO if days > AGO else days // 2) * DAY
+    line, ago = told[old], f"of an order of {(new - old).days} days ago corrected"
+    _correct(pipeline, line | {"amount": "0.01", "ingestion_ts": f"{new}T12:00:00Z"}, old, old)
+    _run(pipeline, f"the amount {ago}", old, new)
+    moved = {"order_ts": f"{old - DAY}T10:00:00Z", "ingestion_ts": f"{new}T13:00:00Z"}
+    _correct(pipeline, line | moved | {"amount": "0.01"}, old - DAY, old)
+    _run(pipeline, f"the day {ago}", old - DAY, new)
 
 
-def _land(pipeline: Pipeline, days: int, customers: int) -> dict[date, dict[str, Any]]:
+def _correct(pipeline: Pipeline, line: Mapping[str, Any], first: date, last: date) -> None:
+    """A line lands with the new day, and the days of which it tells are made again."""
+    pipeline.land(1, [line], f"since-{first}.jsonl")
+    pipeline.run(1, 1, LINES)
+    pipeline.run(first, last, [CURRENT.name])
+
+
+def _land(pipeline: Pipeline, days: Iterable[int], customers: int) -> dict[date, dict[str, Any]]:
     """Lines of each day; one of them by day."""
     chance, some = random.Random(1), {}
-    for n in range(1, days + 1):
+    for n in days:
         lines = [
             order(f"o-{n}-{i}", n, f"{chance.randint(1, 99)}.00", f"c{chance.randrange(customers)}")
             for i in range(ORDERS_A_DAY)
