@@ -15,7 +15,8 @@ from backfill_assets.tables.table import Table
 
 #: So many days of such a table are computed at once, and published by a commit: a row of the first
 #: of them is read for each of the others. So a run that is killed continues from the last of them.
-AT_ONCE = 30
+#: A run of a month is one commit.
+AT_ONCE = 31
 
 
 def in_order(
