@@ -37,6 +37,7 @@ from backfill_assets.settings import load_settings
 from backfill_assets.staleness.backlog import Backlog, Behind, backlog
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.tables.catalog import graph_for
+from backfill_assets_tests.memory_model import lifetime_values
 from backfill_assets_tests.pipeline import Pipeline, day, order, planned, undo
 
 
@@ -61,17 +62,11 @@ def stateful(engine, spark, tmp_path: Path) -> Pipeline:
 
 def values(orders: Iterable[Mapping[str, Any]], last: int) -> set[tuple]:
     """The rows of all days, by a plain loop."""
-    found, state = set(), {}
-    for n in range(1, last + 1):
-        for one in orders:
-            if one["n"] == n:
-                first, count, sum_, _ = state.get(one["c"], (n, 0, Decimal(0), n))
-                state[one["c"]] = (first, count + 1, sum_ + Decimal(one["amount"]), n)
-        found |= {
-            (day(n), customer, day(first), count, sum_, n - latest)
-            for customer, (first, count, sum_, latest) in state.items()
-        }
-    return found
+    by_day: dict[tuple[date, str], tuple[int, Decimal]] = {}
+    for one in orders:
+        count, sum_ = by_day.get((day(one["n"]), one["c"]), (0, Decimal(0)))
+        by_day[day(one["n"]), one["c"]] = count + 1, sum_ + Decimal(one["amount"])
+    return lifetime_values(by_day, [day(n) for n in range(1, last + 1)])
 
 
 def rows(pipeline: Pipeline) -> set[tuple]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from datetime import date
-from decimal import Decimal
 
 import dagster as dg
 import pyarrow.compute as pc
@@ -20,6 +19,8 @@ from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.staleness.backlog import backlog
+from backfill_assets_tests import memory_model
+from backfill_assets_tests.model import run_model
 from backfill_assets_tests.pipeline import (
     EVERYTHING,
     START,
@@ -83,78 +84,27 @@ def states(pipeline: Pipeline) -> dict[int, str]:
     return {(row["dt"] - START).days + 1: row["label_state"] for row in rows}
 
 
-# --- the model: plain Python ----------------------------------------------------------------------
-
-
-def event(line: dict) -> date:
-    return date.fromisoformat(line["order_ts"][:10])
-
-
-def newest(lines: list[tuple[int, dict]]) -> list[tuple[int, dict]]:
-    """The greatest version of each order among some lines."""
-    found: dict[str, tuple[int, dict]] = {}
-    for arrival, line in lines:
-        other = found.get(line["order_id"])
-        if other is None or line["ingestion_ts"] > other[1]["ingestion_ts"]:
-            found[line["order_id"]] = arrival, line
-    return list(found.values())
-
-
-def model_features(lines: list[tuple[int, dict]], days: int) -> list[tuple]:
-    found = []
-    for d in (day(n) for n in range(1, days + 1)):
-        by_user = defaultdict(list)
-        for arrival, line in newest([one for one in lines if day(one[0]) <= d]):
-            if d - 30 * DAY < event(line) <= d:
-                by_user[line["customer_id"] or "unknown"].append((day(arrival), line))
-        for user, of in by_user.items():
-            active = Decimal(len({event(line) for _, line in of})) * 100 / 30
-            found.append(
-                (
-                    d,
-                    user,
-                    sum(event(line) > d - 7 * DAY for _, line in of),
-                    len(of),
-                    sum(Decimal(line["amount"]) for _, line in of),
-                    max(logged for logged, _ in of),
-                    round(active, 2),
-                )
-            )
-    return sorted(found)
-
-
-def model_labels(facts: list[dict], days: int) -> list[tuple]:
-    ordered = {(row["run_date"], row["customer_id"]) for row in facts}
-    last = day(days)
-    found = []
-    for d, user in ordered:
-        if user != "unknown":
-            back = [d + n * DAY for n in range(1, 31) if (d + n * DAY, user) in ordered]
-            through = min(last, d + 30 * DAY)
-            state = "final" if d + 30 * DAY <= last else "open"
-            found.append((d, user, not back, state, d + DAY, through))
-    return sorted(found)
-
-
-def model_training(features: list[tuple], labels: list[tuple]) -> list[tuple]:
-    known = {row[:2]: row for row in features}
-    return sorted(
-        (d, user, *known[d, user][2:5], known[d, user][6], churned, known[d, user][5], begins)
-        for d, user, churned, state, begins, _ in labels
-        if state == "final" and (d, user) in known
-    )
+# --- plain Python ---------------------------------------------------------------------------------
 
 
 def held(pipeline: Pipeline, name: str) -> list[tuple]:
     return sorted(tuple(row.values()) for row in pipeline.rows(name))
 
 
-def agrees(pipeline: Pipeline, lines: list[tuple[int, dict]], days: int) -> None:
-    features = model_features(lines, days)
-    labels = model_labels(pipeline.rows("fact_daily_orders"), days)
+def modelled(pipeline: Pipeline, days: int) -> tuple[list[tuple], list[tuple]]:
+    """The features and the labels of what has landed."""
+    model = run_model(
+        pipeline.landing, start=START, end=day(days + 1), window_days=2, timezone="UTC"
+    )
+    features = memory_model.features(model.raw, [day(n) for n in range(1, days + 1)])
+    return features, memory_model.labels(model.fact, day(days))
+
+
+def agrees(pipeline: Pipeline, days: int) -> None:
+    features, labels = modelled(pipeline, days)
     assert held(pipeline, "features") == features != []
     assert held(pipeline, "labels_daily") == labels != []
-    assert held(pipeline, "training_daily") == model_training(features, labels)
+    assert held(pipeline, "training_daily") == memory_model.training(features, labels)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -164,7 +114,7 @@ def test_plain_python_agrees_and_days_one_by_one_equal_a_range(engine, tmp_path,
     whole = Pipeline(engine, tmp_path / "whole", tables=PLACE, window_days=2, end=END)
     land(whole, lines, range(1, days + 1))
     whole.run(1, days, ALL)
-    agrees(whole, lines, days)
+    agrees(whole, days)
     assert len(whole.rows("training_daily")) > 5
     parts = Pipeline(engine, tmp_path / "parts", tables=PLACE, window_days=2, end=END)
     land(parts, lines, range(1, days + 1))
@@ -295,7 +245,8 @@ def test_a_score_is_added_to_the_last_days_of_history_by_a_backfill_of_one_table
     land(then, lines, range(1, 13))
     then.run(1, 12, (*EVERYTHING, "features"))
     before = held(then, "features")
-    assert before == [row[:6] for row in model_features(lines, 12)]
+    modelled_then, _ = modelled(then, 12)
+    assert before == [row[:6] for row in modelled_then]
 
     now = Pipeline(engine, tmp_path, tables=PLACE, **given)
     wanted = Window(day(7), day(13))
@@ -306,7 +257,7 @@ def test_a_score_is_added_to_the_last_days_of_history_by_a_backfill_of_one_table
     now.run(7, 12, ("features",))
     rows = held(now, "features")
     assert [row[:6] for row in rows] == before
-    scores = {row[:2]: row[6] for row in model_features(lines, 12)}
+    scores = {row[:2]: row[6] for row in modelled_then}
     assert [row[6] for row in rows] == [
         scores[row[:2]] if row[0] in wanted else None for row in before
     ]
@@ -321,11 +272,11 @@ def test_rows_are_merged_by_their_key_where_that_is_asked_for(pipeline):
     lines = [(n, order(f"o{n}", n, customer=f"c{n}")) for n in (1, 2, 3)]
     land(pipeline, lines, range(1, 4))
     pipeline.run(1, 3, ALL)
-    more = (3, order("more", 3, "5.00", customer="c1", ingested=f"{day(3)}T20:00:00Z"))
-    pipeline.land(3, [more[1]], "more.jsonl")
+    more = order("more", 3, "5.00", customer="c1", ingested=f"{day(3)}T20:00:00Z")
+    pipeline.land(3, [more], "more.jsonl")
     pipeline.run(3, 3, EVERYTHING)
     pipeline.run(3, 3, ("features",), tags={"backfill_assets/write_mode": "merge"})
-    assert held(pipeline, "features") == model_features([*lines, more], 3)
+    assert held(pipeline, "features") == modelled(pipeline, 3)[0]
     assert read_ledgers(pipeline.settings)["features"].latest[day(3)].merged
 
 

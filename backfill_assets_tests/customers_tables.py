@@ -1,0 +1,54 @@
+"""The tables with memory, two of them with a shorter reach: a history of days decides them all."""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Any
+
+from backfill_assets import ORDERS, conserves, table
+from backfill_assets.examples.customers.changes import CUSTOMER_CHANGES
+from backfill_assets.examples.customers.dimension import dim_customers
+from backfill_assets.examples.customers.enrichment import fact_orders_eur
+from backfill_assets.examples.customers.features import features
+from backfill_assets.examples.customers.labels import Labels
+from backfill_assets.examples.customers.labels import labels_daily as _labels
+from backfill_assets.examples.customers.lifetime_value import customer_lifetime_value
+from backfill_assets.examples.customers.orders import SettledOrder, fact_orders_enriched
+from backfill_assets.examples.customers.orders import fact_orders_settled as _settled
+from backfill_assets.examples.customers.training import Training
+from backfill_assets.examples.customers.training import training_daily as _training
+from backfill_assets.tables.derived import Derived
+
+#: In place of 30 and 7.
+LABEL_DAYS, SETTLES_AFTER = 3, 2
+
+
+def _with(made: Derived, **names: Any) -> FunctionType:
+    """The function of a table, with other values of names of its module."""
+    of = made.transform
+    assert isinstance(of, FunctionType)
+    assert of.__globals__.keys() >= names.keys()
+    other = FunctionType(of.__code__, {**of.__globals__, **names}, of.__name__)
+    other.__annotations__, other.__doc__ = of.__annotations__, of.__doc__
+    other.__module__, other.__qualname__ = of.__module__, of.__qualname__
+    return other
+
+
+labels_daily = table(Labels, group="training")(_with(_labels, DAYS=LABEL_DAYS))
+training_daily = table(Training, group="training")(_with(_training, labels_daily=labels_daily))
+fact_orders_settled = table(
+    SettledOrder, checks=[conserves("orders", "amount", "amount")], group="customers"
+)(_with(_settled, SETTLES_AFTER=SETTLES_AFTER))
+
+TABLES = [
+    *ORDERS,
+    CUSTOMER_CHANGES,
+    dim_customers,
+    fact_orders_enriched,
+    fact_orders_settled,
+    fact_orders_eur,
+    customer_lifetime_value,
+    features,
+    labels_daily,
+    training_daily,
+]
