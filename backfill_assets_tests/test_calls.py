@@ -102,5 +102,11 @@ def test_days_without_their_input_are_told_apart():
     assert "; and those of 1 days whose input is not there yet" in str(found)
 
 
+def test_of_days_that_all_lack_their_input_no_number_is_told():
+    fates = dict.fromkeys((1, 2), Fate(Expected.DEPENDS, "new input: stg_orders"))
+    found = calls(fates, staged(4), ledger(fact_orders_eur))
+    assert str(found).startswith("not known, as the input of 2 days is not there yet; at 10 a sec")
+
+
 def test_tables_that_ask_nothing_have_no_calls():
     assert calls_of({STAGED.name: {day(1): NEVER}}, ledgers(staged(1))) == {}

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import dagster as dg
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import DataFrame
 
 from backfill_assets import (
@@ -23,6 +24,7 @@ from backfill_assets import (
     table,
 )
 from backfill_assets.assets import derived
+from backfill_assets.assets.input_frames import input_frames
 from backfill_assets.assets.publishing import delta_assets
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.policy import Policy
@@ -312,3 +314,23 @@ def test_a_day_of_a_long_history_is_final_as_well():
 def test_the_first_day_of_all_needs_no_day_before():
     assert PREVIOUS_DAY.needed(START) == START - DAY
     assert {*PREVIOUS_DAY.read(Window(START, START + DAY))} == {START - DAY}
+
+
+class _StartedError(Exception):
+    """The session was asked for."""
+
+
+class _Unread:
+    """An input of which no row was read yet: whoever reads it starts the session."""
+
+    def days(self, of: Iterable[date]) -> DataFrame:
+        raise _StartedError
+
+
+def test_a_run_with_a_process_of_its_own_starts_its_session_before_it_names_a_column(monkeypatch):
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.delenv("SPARK_CONNECT_MODE_ENABLED", raising=False)
+    with pytest.raises(_StartedError):
+        input_frames(
+            balance, dict.fromkeys(balance.reads, _Unread()), Window(day(0), day(2)), "UTC"
+        )

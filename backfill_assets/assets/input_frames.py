@@ -78,9 +78,10 @@ def _stretched(
     frames: dict[str, DataFrame] = {}
     for name, of in table.reads.items():
         if of.table is not table:
-            day = F.col(of.table.partition)
+            # The rows first: in a process of its own they start the session that a column needs.
             frames[name] = _in_parts(
-                (sources[name].days(stretch), day, stretch) for stretch in windows(days)
+                (sources[name].days(stretch), F.col(of.table.partition), stretch)
+                for stretch in windows(days)
             )
     spark = next(iter(frames.values())).sparkSession
     for name, of in table.reads.items():

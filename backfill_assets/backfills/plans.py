@@ -137,6 +137,13 @@ class Calls(BaseModel, frozen=True):
     reserve: float = 0.0
 
     def __str__(self) -> str:
+        less = f" less a reserve of {self.reserve:.0%}" if self.reserve else ""
+        allowed = f"at {self.quota}{less}"
+        if self.unknown_days and not self.at_most:
+            lacks = "the input of {} is not there yet".format(
+                "one day" if self.unknown_days == 1 else f"{self.unknown_days} days"
+            )
+            return f"not known, as {lacks}; {allowed}"
         bound = f"at most {self.at_most:,} (one for each row that is read)"
         took = f"at most {timedelta(seconds=round(self.seconds))}"
         if self.expected is not None:
@@ -144,8 +151,7 @@ class Calls(BaseModel, frozen=True):
             took = f"{timedelta(seconds=round(self.expected_seconds))}, {took}"
         if self.unknown_days:
             bound += f"; and those of {self.unknown_days} days whose input is not there yet"
-        less = f" less a reserve of {self.reserve:.0%}" if self.reserve else ""
-        return f"{bound}: {took}, at {self.quota}{less}"
+        return f"{bound}: {took}, {allowed}"
 
 
 class BackfillPlan(BaseModel, frozen=True):

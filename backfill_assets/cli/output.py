@@ -66,9 +66,11 @@ class Output:
             self.say(text)
 
     def facts(self, rows: Iterable[tuple[str, str]]) -> None:
-        """Print names and texts, a line each."""
-        for name, text in rows:
-            self.say(f"{name:14} {text}")
+        """Print names and texts, a line each; the texts begin in one column."""
+        told = list(rows)
+        width = max((14, *(len(name) for name, _ in told)))
+        for name, text in told:
+            self.say(f"{name:{width}} {text}")
 
     def grid(self, grid: RenderableType) -> None:
         """Print a table with all of its columns, however narrow the terminal."""

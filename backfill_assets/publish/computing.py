@@ -29,6 +29,7 @@ from backfill_assets.quality.audit import (
     measure,
     refuse_strays,
 )
+from backfill_assets.quality.counts import counted
 from backfill_assets.quality.drift import Earlier, Spread, drifted, spreads
 from backfill_assets.quality.forbidden import offences
 from backfill_assets.tables.drifts import DRIFT, drifts_of
@@ -138,8 +139,9 @@ def compute(
             )
             expectations[day] = replace(expectation, problems=[*expectation.problems, said])
     found_spreads = spreads(frame, table)
-    numbers = _look_for_drift(table, ledger, found_spreads, days, expectations)
-    built = replace(built, numbers=_joined(built.numbers, numbers)) if numbers else built
+    moved = _look_for_drift(table, ledger, found_spreads, days, expectations)
+    numbers = _joined(_joined(built.numbers, counted(frame, table, days)), moved)
+    built = replace(built, numbers=numbers)
     verdicts = judge(table, days, found, expectations, _trailing(ledger, days))
     if plan.after:
         wanted, verdicts = chained(table, plan, ledger, verdicts)

@@ -105,7 +105,7 @@ def day_metadata(verdict: Verdict) -> dict[str, Any]:
         "dagster/partition_row_count": measured.rows,
         "digest": measured.digest,
         **_null_rates(measured),
-        **{f"total {name}": number(total) for name, total in measured.totals.items()},
+        **{f"total {name}": plotted(total) for name, total in measured.totals.items()},
         **(
             {"warnings": dg.MetadataValue.md("\n".join(f"- {markdown(w)}" for w in warnings))}
             if warnings
@@ -117,6 +117,13 @@ def day_metadata(verdict: Verdict) -> dict[str, Any]:
 def number(value: int | Decimal) -> Any:
     """A number as metadata: money as exact text, which a float would not be."""
     return value if isinstance(value, int) else str(value)
+
+
+def plotted(value: int | Decimal) -> Any:
+    """A number as metadata that the UI plots; one that no float has exactly stays text."""
+    if isinstance(value, int):
+        return value
+    return near if Decimal(str(near := float(value))) == value else str(value)
 
 
 def failure_text(failed: Mapping[str, Mapping[date, str]]) -> str:

@@ -37,6 +37,11 @@ class Labels(pa.DataFrameModel):
         metadata: ClassVar = {
             "partition": "dt",
             "key": ["user_id"],
+            "counts": {
+                "open labels": "label_state = 'open'",
+                "final labels": "label_state = 'final'",
+                "churned": "churned_30d",
+            },
             "rules": {"nothing_of_before": ("label_from > dt", "The label begins after the day.")},
         }
 

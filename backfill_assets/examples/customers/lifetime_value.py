@@ -31,6 +31,7 @@ class LifetimeValue(pa.DataFrameModel):
             "partition": "run_date",
             "key": ["customer_id"],
             "totals": ["orders", "revenue"],
+            "counts": {"new customers": "first_order = run_date"},
         }
 
 
