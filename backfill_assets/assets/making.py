@@ -84,7 +84,6 @@ def made_asset(
         lineage: for each column, the (table, column) pairs that it is made of.
         lookups: the services that it asks.
     """
-    dependencies, graph = table.inputs(Policy.of(settings)), graph_for(settings)
 
     @delta_assets(
         settings,
@@ -99,31 +98,45 @@ def made_asset(
         asking = Asking.of(context, settings.warehouse)
         asking.prepare(lookups)
         with ExitStack() as kept:
-
-            def plan(window: Window) -> Plan:
-                tables = {of.source.name: _snapshot(of, inputs, graph) for of in dependencies}
-                ledgers = {name: of.ledger for name, of in tables.items()}
-                references = references_of(table, settings.warehouse)
-                held = _held(table, references, window)
-                fingerprints = input_fingerprints(dependencies, ledgers, window, held)
-
-                def build(days: Window) -> Built:
-                    # What was computed before is published by now, or was given up.
-                    kept.close()
-                    cache = kept.enter_context(caching())
-                    built = make(Read(tables, references, asking), cache, days)
-                    return _with_references(built, references, held, days)
-
-                def after(day: date, content: str) -> str:
-                    own = {(table.name, day - DAY): content}
-                    return input_fingerprints(dependencies, ledgers, [day], held, own)[day]
-
-                sources, chain = [*tables.values()], after if table.name in tables else None
-                return Plan(fingerprints, build, sources, after=chain)
-
+            plan = partial(_planned, settings, table, inputs, make, asking, kept)
             yield from publish(context, [Candidate(table, plan)])
 
     return asset
+
+
+def _planned(
+    settings: Settings,
+    table: Table,
+    inputs: Mapping[str, Input],
+    make: Make,
+    asking: Asking,
+    kept: ExitStack,
+    window: Window,
+) -> Plan:
+    """How some days of a table are made of its inputs as they are now.
+
+    `kept` holds the rows that the last build of this run has cached.
+    """
+    dependencies, graph = table.inputs(Policy.of(settings)), graph_for(settings)
+    tables = {of.source.name: _snapshot(of, inputs, graph) for of in dependencies}
+    ledgers = {name: of.ledger for name, of in tables.items()}
+    references = references_of(table, settings.warehouse)
+    held = _held(table, references, window)
+    fingerprints = input_fingerprints(dependencies, ledgers, window, held)
+
+    def build(days: Window) -> Built:
+        # What was computed before is published by now, or was given up.
+        kept.close()
+        cache = kept.enter_context(caching())
+        built = make(Read(tables, references, asking), cache, days)
+        return _with_references(built, references, held, days)
+
+    def after(day: date, content: str) -> str:
+        own = {(table.name, day - DAY): content}
+        return input_fingerprints(dependencies, ledgers, [day], held, own)[day]
+
+    chain = after if table.name in tables else None
+    return Plan(fingerprints, build, [*tables.values()], after=chain)
 
 
 def _snapshot(of: Dependency, inputs: Mapping[str, Input], graph: Graph) -> Snapshot:
