@@ -11,7 +11,7 @@ from backfill_assets.delta.store_check import UnsafeStoreError, refuse_unsafe_st
 from backfill_assets.engine import jars
 from backfill_assets.engine.configuration import spark_config
 from backfill_assets.engine.jars import spark_home
-from backfill_assets.engine.stores import S3_FLAGS
+from backfill_assets.engine.log_store import LOG_STORE, LOG_STORE_CLASS
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.references import Unpartitioned
 from backfill_assets_tests.careless_s3 import careless_s3
@@ -30,7 +30,7 @@ def test_spark_and_delta_rs_are_told_where_s3_is(no_aws, monkeypatch, tmp_path, 
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
     settings = load_settings(jars=tmp_path, **{setting: "s3://bucket/x"})
     for said in (spark_config(settings), of_server(settings, tmp_path)):
-        assert said[S3_FLAGS] == "create"
+        assert said[LOG_STORE] == LOG_STORE_CLASS
         assert "spark.hadoop.fs.s3a.endpoint" not in said
         assert "hush" not in str(said)
     assert storage_options("s3a://bucket/x/t")["allow_http"] == "False"
@@ -52,13 +52,13 @@ def test_spark_and_delta_rs_are_told_where_s3_is(no_aws, monkeypatch, tmp_path, 
 def test_what_keeps_commits_apart_cannot_be_set_otherwise(no_aws, tmp_path):
     conditional = "spark.hadoop.fs.s3a.create.conditional.enabled"
     own = {
-        S3_FLAGS: "mkdir,delete",
+        LOG_STORE: "io.delta.storage.S3SingleDriverLogStore",
         conditional: "false",
         "spark.hadoop.fs.s3a.endpoint": "http://own",
     }
     settings = load_settings(jars=tmp_path, warehouse="s3a://bucket/w", spark_conf=own)
     config = spark_config(settings)
-    assert config[S3_FLAGS] == "create,mkdir,delete"
+    assert config[LOG_STORE] == LOG_STORE_CLASS
     assert config[conditional] == "true"
     assert config["spark.hadoop.fs.s3a.endpoint"] == "http://own"
 

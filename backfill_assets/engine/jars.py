@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from backfill_assets.engine.known_jars import unknown_jars
-from backfill_assets.engine.stores import S3_FLAGS
+from backfill_assets.engine.log_store import LOG_STORE, build_log_store, log_store_jar
 
 _SCALA = "2.13"
 _JAVA = (17, 21)
@@ -93,8 +93,9 @@ def delta_jars(cache: Path) -> list[Path]:
 
 
 def s3_jars(cache: Path) -> list[Path]:
-    """The jars of S3's file system in the cache; empty while they have not been downloaded."""
-    return sorted(_folder(cache, _S3[0]).glob("*.jar"))
+    """The jars for S3 in the cache; empty while they have not all been downloaded and built."""
+    downloaded, store = sorted(_folder(cache, _S3[0]).glob("*.jar")), log_store_jar(cache)
+    return [*downloaded, store] if downloaded and store.exists() else []
 
 
 def with_jars(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def with_jars(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
     ours = delta_jars(cache)
     if ours:
         ours += sorted(_folder(cache, _LOCAL_FILES).glob("*.jar"))
-    if S3_FLAGS in config:
+    if LOG_STORE in config:
         ours += s3_jars(cache)
     jars = dict.fromkeys([*map(str, ours), *filter(None, config.get("spark.jars", "").split(","))])
     known = {**config, "spark.jars": ",".join(jars)}
@@ -151,13 +152,16 @@ def fetch_delta_jars(cache: Path) -> list[Path]:
 
 
 def fetch_s3_jars(cache: Path) -> list[Path]:
-    """Download the jars of S3's file system into the cache, once.
+    """Download the jars of S3's file system into the cache and build the log store, once.
+
+    Delta's jars are there already: the log store extends a class of theirs.
 
     Raises:
         EngineError: there is no Java, or the registry cannot be reached.
     """
-    if not s3_jars(cache):
+    if not any(_folder(cache, _S3[0]).glob("*.jar")):
         _fetch("the jars of s3a://", _S3, cache, _NOT_FOR_S3)
+    build_log_store(cache, delta_jars(cache))
     return s3_jars(cache)
 
 

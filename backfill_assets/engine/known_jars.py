@@ -10,6 +10,10 @@ from pathlib import Path
 #: the downloaded jars, after a comparison of their SHA-1 with those beside the jars at Maven
 #: Central (or of their signatures).
 SHA256 = {
+    # Built here, see log_store.
+    "conditional-log-store.jar": (
+        "dfbb7889d84052e4ef5948d371b0b98537a39a4eff4fe3001234a3e4bd5c2c02"
+    ),
     "hadoop-bare-naked-local-fs-0.1.0.jar": (
         "e0cc30fb0531eb0b59468dc0abf5b257533d2365b5e9f45e795edd707aa78c62"
     ),

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from backfill_assets.engine.configuration import DELTA
 from backfill_assets.engine.jars import EngineError, delta_coordinate
-from backfill_assets.engine.stores import S3_FLAGS
+from backfill_assets.engine.log_store import LOG_STORE, LOG_STORE_CLASS
 from backfill_assets.spark_rules import is_secret, may_decide_rows
 
 #: Asks for Delta's version; of values, so that it needs no job.
@@ -65,11 +65,12 @@ def refuse_unsafe_server(session: SparkSession, config: Mapping[str, Any]) -> No
     Raises:
         EngineError: it was started without the setting.
     """
-    if not {"create", "*"}.intersection((session.conf.get(S3_FLAGS, "") or "").split(",")):
+    if session.conf.get(LOG_STORE, "") != LOG_STORE_CLASS:
         raise EngineError(
             f"the Spark Connect server at SPARK_REMOTE={shown(config['spark.remote'])} would "
-            f"overwrite commits of others on s3a://: {S3_FLAGS} must have create. Set it where the "
-            "server is started; nothing was written."
+            f"overwrite commits of others on s3a://: {LOG_STORE} must be {LOG_STORE_CLASS}, of the "
+            "jar that backfill-assets jars --s3 builds. Set both where the server is started; "
+            "nothing was written."
         )
 
 

@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 import pyarrow.fs as pafs
 
+from backfill_assets.engine.log_store import LOG_STORE, LOG_STORE_CLASS
+
 _S3 = "s3a://"
 #: The SDK's own chain: the environment, web identity, profiles, the container, the machine. Before
 #: it, keys that the Spark settings of a deployment have.
@@ -21,10 +23,6 @@ _CREDENTIALS = (
     "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
     "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider",
 )
-#: With `create`, Hadoop's S3A makes a file that may not be there by a conditional PUT. Delta's log
-#: store for S3 asks whether a commit is there and then creates its file: else the later of two
-#: drivers overwrites the commit of the other.
-S3_FLAGS = "spark.hadoop.fs.s3a.performance.flags"
 
 
 class S3(NamedTuple):
@@ -65,10 +63,12 @@ class S3(NamedTuple):
             # Hadoop's newer one remembers what an object was, and an engine lives for weeks: of a
             # file that has been replaced it would go on reading the old one.
             "input.stream.type": "classic",
+            # A file of a name that nobody else takes is not looked for before it is written.
+            "performance.flags": "create",
         }
         found = {f"spark.hadoop.fs.s3a.{name}": value for name, value in said.items() if value}
-        flags = dict.fromkeys(["create", *filter(None, config.get(S3_FLAGS, "").split(","))])
-        safe = {S3_FLAGS: ",".join(flags), "spark.hadoop.fs.s3a.create.conditional.enabled": "true"}
+        conditional = {"spark.hadoop.fs.s3a.create.conditional.enabled": "true"}
+        safe = {LOG_STORE: LOG_STORE_CLASS, **conditional}
         return {**found, **config, **safe}
 
 

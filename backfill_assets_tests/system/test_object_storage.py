@@ -19,7 +19,8 @@ from deltalake import write_deltalake
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.delta.logs import delta_log, storage_options
 from backfill_assets.engine.jars import fetch_s3_jars
-from backfill_assets.engine.stores import S3_FLAGS, folder_of
+from backfill_assets.engine.log_store import LOG_STORE
+from backfill_assets.engine.stores import folder_of
 from backfill_assets.landing.listing import folder_name, list_landing
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.conftest import LASTING, SMALL
@@ -129,9 +130,51 @@ def test_a_server_that_would_lose_commits_is_refused(tmp_path):
             check=False,
         )
     said = done.stderr.splitlines()[-1]
-    assert f"{S3_FLAGS} must have create" in said
+    assert f"{LOG_STORE} must be" in said
     assert said.startswith("backfill_assets.engine.jars.EngineError: the Spark Connect server at")
     assert said.endswith("nothing was written.")
+
+
+#: Writes a commit where one may be, and prints how that ended.
+COMMIT = """
+import sys
+from py4j.protocol import Py4JJavaError
+from backfill_assets.engine.spark import Engine
+from backfill_assets.settings import load_settings
+url, line = sys.argv[1:]
+spark = Engine.of(load_settings(spark_master="local[1]", warehouse=url)).spark_session
+jvm, conf = spark._jvm, spark._jsc.hadoopConfiguration()
+lines = jvm.java.util.ArrayList()
+lines.add(line)
+store = jvm.backfill_assets.ConditionalLogStore(conf)
+path = jvm.org.apache.hadoop.fs.Path(f"{url}/_delta_log/1.json")
+for overwrite in (False, False, True):
+    try:
+        store.write(path, lines.iterator(), overwrite, conf)
+    except Py4JJavaError as error:
+        print(error.java_exception.getClass().getName())
+    else:
+        print("written")
+"""
+
+
+def test_spark_overwrites_no_commit_that_it_has_not_looked_for(server, monkeypatch):
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    said = []
+    for line in ("first", "second"):
+        done = subprocess.run(
+            [sys.executable, "-c", COMMIT, f"s3a://{BUCKET}/w", line],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        said += done.stdout.split()
+        if line == "first":
+            assert (server.bucket / "w/_delta_log/1.json").read_text() == "first\n"
+    refused = "java.nio.file.FileAlreadyExistsException"
+    assert said == ["written", refused, "written", refused, refused, "written"]
+    assert (server.bucket / "w/_delta_log/1.json").read_text() == "second\n"
 
 
 #: Commits one row after the other, and prints those of which it was told that they are there.
@@ -157,7 +200,6 @@ for n in range(int(count)):
 """
 
 
-@pytest.mark.xfail(reason="Delta's log store for S3 commits of Spark's without a condition")
 def test_no_commit_of_several_drivers_is_lost(server, monkeypatch):
     """Two drivers of Spark and delta-rs, each of which knows nothing of the others."""
     for name, value in server.environment.items():
