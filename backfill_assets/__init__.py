@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING
 from backfill_assets.engine.garbage import collect_rarely
 
 if TYPE_CHECKING:
-    from backfill_assets.calendar.reach import PREVIOUS_DAY, SAME_DAY, following_days, last_days
+    from backfill_assets.calendar.reach import (
+        PREVIOUS_DAY,
+        SAME_DAY,
+        WEEK,
+        following_days,
+        last_days,
+    )
     from backfill_assets.component import BackfillAssets
     from backfill_assets.definitions import build_defs, delta_io_manager
     from backfill_assets.orders.facts import CURRENT, FACT
     from backfill_assets.orders.tables import LATE, ORDERS, RAW, REJECTED, STAGED
     from backfill_assets.settings import load_settings
+    from backfill_assets.tables.columns import json_text, nullable
     from backfill_assets.tables.declaring import table
     from backfill_assets.tables.derived import SELF, Published, Reads, conserves
     from backfill_assets.tables.joins import as_of
@@ -22,7 +29,6 @@ if TYPE_CHECKING:
     from backfill_assets.tables.references import Unpartitioned
     from backfill_assets.tables.rules import forbids, no_leaks
     from backfill_assets.tables.sources import Source
-    from backfill_assets.tables.table import json_text, nullable
 
 #: By name, the module that has it. Nothing is imported before it is asked for: the package's own
 #: modules are imported by way of this one, and some of them need no Spark.
@@ -42,6 +48,7 @@ _PLACES = {
     "current": "tables.known",
     "PREVIOUS_DAY": "calendar.reach",
     "SAME_DAY": "calendar.reach",
+    "WEEK": "calendar.reach",
     "following_days": "calendar.reach",
     "last_days": "calendar.reach",
     "CURRENT": "orders.facts",
@@ -57,8 +64,8 @@ _PLACES = {
     "Lookup": "tables.lookups",
     "Quota": "tables.lookups",
     "Unpartitioned": "tables.references",
-    "json_text": "tables.table",
-    "nullable": "tables.table",
+    "json_text": "tables.columns",
+    "nullable": "tables.columns",
 }
 __all__ = [
     "CURRENT",
@@ -71,6 +78,7 @@ __all__ = [
     "SAME_DAY",
     "SELF",
     "STAGED",
+    "WEEK",
     "Answers",
     "BackfillAssets",
     "Lookup",

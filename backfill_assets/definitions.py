@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import dagster as dg
 
 from backfill_assets.assets import dashboard, derived, known, lateness, raw, staging
-from backfill_assets.backfills import jobs
+from backfill_assets.backfills import jobs, target_jobs
+from backfill_assets.calendar.cadences import Cadence
 from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.engine.spark import Engine
 from backfill_assets.monitoring import automation, housekeeping
 from backfill_assets.monitoring.look import Clock
-from backfill_assets.publish.plain import DataFrameIOManager
+from backfill_assets.publish.plain import Asset, DataFrameIOManager
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.tables.catalog import config_digests, graph_for, tables_of
 from backfill_assets.tables.codes import Code, running_code
@@ -56,18 +58,15 @@ def build_defs(
         ),
         *_declared(settings, running),
     ]
-    if policy := automation.freshness(settings):
-        assets = [
-            asset.map_asset_specs(lambda spec: spec.replace_attributes(freshness_policy=policy))
-            for asset in assets
-        ]
+    assets = [asset.map_asset_specs(partial(_with_freshness, settings)) for asset in assets]
     by_hand, stages = jobs.build(settings, assets, running)
+    of_targets, switch_overs = target_jobs.build(settings, assets, running)
     return dg.Definitions(
         assets=assets,
         asset_checks=automatic.checks,
-        jobs=[*automatic.jobs, *by_hand],
+        jobs=[*automatic.jobs, *by_hand, *of_targets],
         schedules=[*automatic.schedules, housekeeping.build(settings)],
-        sensors=[*automatic.sensors, stages],
+        sensors=[*automatic.sensors, stages, switch_overs],
         resources={
             "io_manager": fixed(io_manager_of(settings, engine, running)),
             **given,
@@ -76,6 +75,13 @@ def build_defs(
         # One process and one session a run: a JVM for each step costs more than the step.
         executor=one_process_executor,
     )
+
+
+def _with_freshness(settings: Settings, spec: dg.AssetSpec) -> dg.AssetSpec:
+    """The same asset with Dagster's freshness; those without days are made anew with a day."""
+    table = tables_of(settings).get(spec.key.path[-1])
+    policy = automation.freshness(settings, table.cadence if table else Cadence.DAILY)
+    return spec.replace_attributes(freshness_policy=policy) if policy else spec
 
 
 def _declared(settings: Settings, code: Code) -> Iterator[dg.AssetsDefinition]:
@@ -101,14 +107,22 @@ def fixed(resource: object) -> dg.ResourceDefinition:
     return dg.ResourceDefinition(lambda _: resource, config_schema={})
 
 
-def delta_io_manager(settings: Settings, engine: Engine | None = None) -> dg.ResourceDefinition:
+def delta_io_manager(
+    settings: Settings, assets: Iterable[Asset], engine: Engine | None = None
+) -> dg.ResourceDefinition:
     """The IO manager of all tables, for definitions of one's own.
 
     Args:
         settings: the deployment's settings.
+        assets: the ordinary assets that it publishes or reads, besides the tables.
         engine: where the Spark session comes from; as the settings say if not given.
+
+    Raises:
+        DeclarationError: an asset cannot be published: it has no pandera model in its metadata, or
+            other partitions than days.
     """
-    return fixed(io_manager_of(settings, engine or Engine.of(settings), running_code(settings)))
+    made = io_manager_of(settings, engine or Engine.of(settings), running_code(settings))
+    return fixed(made.publishes(assets))
 
 
 def io_manager_of(settings: Settings, engine: Engine, running: Code) -> DataFrameIOManager:

@@ -1,4 +1,4 @@
-"""The tables with memory, two of them with a shorter reach: a history of days decides them all."""
+"""The tables with memory, some with a shorter reach: a history of days decides them all."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 from backfill_assets import ORDERS, conserves, table
 from backfill_assets.examples.customers.changes import CUSTOMER_CHANGES
+from backfill_assets.examples.customers.cohorts import CohortValue
+from backfill_assets.examples.customers.cohorts import cohort_value_30d as _cohorts
 from backfill_assets.examples.customers.dimension import dim_customers
 from backfill_assets.examples.customers.enrichment import fact_orders_eur
 from backfill_assets.examples.customers.features import features
@@ -19,8 +21,8 @@ from backfill_assets.examples.customers.training import Training
 from backfill_assets.examples.customers.training import training_daily as _training
 from backfill_assets.tables.derived import Derived
 
-#: In place of 30 and 7.
-LABEL_DAYS, SETTLES_AFTER = 3, 2
+#: In place of 30, 7 and 30.
+LABEL_DAYS, SETTLES_AFTER, COHORT_DAYS = 3, 2, 2
 
 
 def _with(made: Derived, **names: Any) -> FunctionType:
@@ -39,6 +41,7 @@ training_daily = table(Training, group="training")(_with(_training, labels_daily
 fact_orders_settled = table(
     SettledOrder, checks=[conserves("orders", "amount", "amount")], group="customers"
 )(_with(_settled, SETTLES_AFTER=SETTLES_AFTER))
+cohort_value_30d = table(CohortValue, group="customers")(_with(_cohorts, DAYS=COHORT_DAYS))
 
 TABLES = [
     *ORDERS,
@@ -48,6 +51,7 @@ TABLES = [
     fact_orders_settled,
     fact_orders_eur,
     customer_lifetime_value,
+    cohort_value_30d,
     features,
     labels_daily,
     training_daily,

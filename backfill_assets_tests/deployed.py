@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,14 @@ from backfill_assets_tests.killing import kill, processes
 from backfill_assets_tests.places import BIN, PROJECT, dagster_yaml, free_port
 
 COMMAND = str(BIN / "backfill-assets")
+_LAUNCH = """mutation ($params: LaunchBackfillParams!) { launchPartitionBackfill(
+  backfillParams: $params) { __typename ... on LaunchBackfillSuccess { backfillId }
+  ... on PythonError { message } } }"""
+_SENSOR = """query ($sensor: SensorSelector!) { sensorOrError(sensorSelector: $sensor) {
+  ... on Sensor { id } } }"""
+_STOP = "mutation ($id: String!) { stopSensor(id: $id) { __typename } }"
+_STATUS = """query ($id: String!) { partitionBackfillOrError(backfillId: $id) {
+  ... on PartitionBackfill { status error { message } } } }"""
 
 
 class Deployment:
@@ -49,14 +58,18 @@ class Deployment:
             "BACKFILL_ASSETS_WAREHOUSE": settings.warehouse,
             "BACKFILL_ASSETS_START": str(settings.start),
             "BACKFILL_ASSETS_END": str(settings.end),
+            "BACKFILL_ASSETS_TABLES": settings.tables,
+            "BACKFILL_ASSETS_WINDOW_DAYS": str(settings.window_days),
             "BACKFILL_ASSETS_PARTITIONS_PER_RUN": str(per_run),
             "BACKFILL_ASSETS_SPARK_MASTER": "local[2]",
             "BACKFILL_ASSETS_SPARK_CONF": json.dumps(conftest.SMALL),
         }
+        # The tables may be declared in a module of the tests.
+        path = [str(PROJECT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         if clock:
-            path = [impatient.__path__[0], *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-            self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+            path = [impatient.__path__[0], *path]
             self.environment["BACKFILL_TEST_CLOCK"] = str(clock)
+        self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         self.process: subprocess.Popen | None = None
         with self.instance():  # several processes that open a new one first disagree
             pass
@@ -83,6 +96,36 @@ class Deployment:
                 return ask(f"http://127.0.0.1:{self.port}", query, **variables)
             except (OSError, HTTPException, json.JSONDecodeError):  # or cut off in the middle
                 time.sleep(1)
+
+    def stop_rebuilding(self) -> None:
+        """Turn off the sensor that brings the tables up to date which a test does not ask for."""
+        sensor = {
+            "sensorName": "touched_days",
+            "repositoryName": "__repository__",
+            "repositoryLocationName": "backfill_assets.definitions",
+        }
+        found = self.ask(_SENSOR, sensor=sensor)
+        stopped = self.ask(_STOP, id=found["id"])
+        assert stopped["__typename"] == "StopSensorMutationResult", stopped
+
+    def launch(self, days: Sequence[str], tables: Sequence[str]) -> str:
+        """Launch a backfill of days of tables as the UI does; its id."""
+        params = {
+            "partitionNames": days,
+            "assetSelection": [{"path": [name]} for name in tables],
+        }
+        while True:
+            said = self.ask(_LAUNCH, params=params)
+            if said["__typename"] == "LaunchBackfillSuccess":
+                return said["backfillId"]
+            time.sleep(1)  # the code server is on its way
+
+    def status(self, backfill: str) -> str:
+        """The status of a backfill, as Dagster names it."""
+        said = self.ask(_STATUS, id=backfill)
+        if said["error"]:
+            print(backfill, said["status"], said["error"]["message"])
+        return said["status"]
 
     def instance(self) -> dg.DagsterInstance:
         """Its Dagster instance, to be closed."""

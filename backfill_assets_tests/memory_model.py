@@ -82,6 +82,21 @@ def training(features: Iterable[tuple], labels: Iterable[tuple]) -> list[tuple]:
     )
 
 
+def cohort_values(values: Iterable[tuple], last: date, *, following: int = 30) -> list[tuple]:
+    """What the customers of each day's cohort are worth some days later, as far as it is known.
+
+    Args:
+        values: the lifetime values of all days.
+        last: the last day that is published.
+        following: so many days after the first order.
+    """
+    return sorted(
+        (first, customer, orders, revenue, d)
+        for d, customer, first, orders, revenue, _ in values
+        if customer != "unknown" and d == min(last, first + following * _DAY)
+    )
+
+
 def lifetime_values(orders: Orders, days: Sequence[date]) -> set[tuple]:
     """The rows of all days, in order, by a plain loop.
 

@@ -166,7 +166,7 @@ class Pipeline:
                 continue
             self.run_keys.add(str(request.run_key))
             launched.append(request)
-            self.repository.get_job("daily_orders").execute_in_process(
+            self.repository.get_job(request.job_name or "daily_orders").execute_in_process(
                 instance=self.instance,
                 asset_selection=request.asset_selection,
                 tags={
@@ -189,7 +189,8 @@ class Pipeline:
         """The digest of every day of every table, computed anew from the tables."""
         found = {}
         for name, table in TABLES.items():
-            if not (self.warehouse / name).exists():
+            # A run that was killed may have left a folder that is no table yet.
+            if not DeltaTable.is_deltatable(str(self.warehouse / name)):
                 continue
             frame = self.io_manager.engine.spark_session.read.format("delta").load(
                 self.settings.table(name)

@@ -1,29 +1,23 @@
-"""A service of rates on this machine: it holds its quota, wants its secret, and misbehaves."""
+"""The example's service of rates, made to misbehave: it counts what is asked, and how."""
 
 from __future__ import annotations
 
 import json
-import re
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from decimal import Decimal
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from backfill_assets.examples.customers.rates import RateHandler, RateServer, rate_of
+
 SECRET = "hush-3f9c2b71"
+true_rate = rate_of
 
 
-def true_rate(day: str, currency: str) -> Decimal:
-    """The rate that the service has for a day."""
-    number = sum(map(ord, day + currency)) + int(day[-2:]) * 37
-    return Decimal(5000 + number % 4000) / 10000
-
-
-class RateServer(ThreadingHTTPServer):
-    """Answers `/rates/<day>/<currency>`.
+class WatchedServer(RateServer):
+    """The service, which can misbehave.
 
     Attributes:
         asked: the paths of all requests, also of those that got no answer.
@@ -31,80 +25,52 @@ class RateServer(ThreadingHTTPServer):
         behave: is given a path and how often it was asked before, and names a misbehaviour.
     """
 
-    daemon_threads = True
-    request_queue_size = 64
-
     def __init__(self, calls: int = 10_000, seconds: float = 1.0) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.calls, self.seconds = calls, seconds
-        self.lock = threading.Lock()
+        super().__init__(key=SECRET, calls=calls, seconds=seconds, handler=_Misbehaving)
         self.asked: list[str] = []
-        self.times: deque[float] = deque()
         self.most = self.refused = 0
         self.open = self.most_open = 0
         self.again: Counter[str] = Counter()
-        self.retry_after: str | None = None
         self.behave: Callable[[str, int], str] = lambda path, before: ""
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-    def counts(self, path: str) -> tuple[bool, int]:
-        """Whether a request is within the quota, and how often it came before."""
+    def admits(self, path: str) -> bool:
+        fine = super().admits(path)
         with self.lock:
-            now = time.monotonic()
-            while self.times and self.times[0] <= now - self.seconds:
-                self.times.popleft()
-            before = self.again[path]
             self.again[path] += 1
             self.asked.append(path)
-            fine = len(self.times) < self.calls
-            if fine:
-                self.times.append(now)
-                self.most = max(self.most, len(self.times))
-            else:
-                self.refused += 1
-            return fine, before
+            self.most = max(self.most, len(self.times))
+            self.refused += not fine
+        return fine
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Whoever goes away while it is answered is gone."""
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: RateServer
+class _Misbehaving(RateHandler):
+    server: WatchedServer
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name there
         pass
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - its name there
         server = self.server
         with server.lock:
             server.open += 1
             server.most_open = max(server.most_open, server.open)
         try:
-            self._answer()
+            super().do_GET()
         finally:
             with server.lock:
                 server.open -= 1
 
-    def _answer(self) -> None:
-        fine, before = self.server.counts(self.path)
-        if self.headers.get("Authorization") != f"Bearer {SECRET}":
-            return self._say(401, {"error": "who are you?"})
-        if not fine:
-            return self._say(429, {}, {"Retry-After": self.server.retry_after or "1"})
-        found = re.fullmatch(r"/rates/([-\d]+)/(\w+)", self.path)
-        if not found:
-            return self._say(404, {})
-        day, currency = found.groups()
-        rate = true_rate(day, currency)
+    def answer(self, day: str, currency: str) -> None:
+        rate = rate_of(day, currency)
         said: Any = {"day": day, "currency": currency, "in_euros": str(rate), "source": "ours"}
-        how = self.server.behave(self.path, before)
+        how = self.server.behave(self.path, self.server.again[self.path] - 1)
         kind, _, value = how.partition(" ")
         if kind == "status":
             status, _, wait = value.partition(" ")
-            return self._say(int(status), {}, {"Retry-After": wait} if wait else {})
+            return self.say(int(status), {}, {"Retry-After": wait} if wait else {})
         if kind == "slow":
             time.sleep(float(value))
         elif kind == "json":
@@ -116,20 +82,10 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.dumps(said).encode()
         if kind == "text":
             body = value.encode()
-        return self._send(200, body, kind)
+        return self._send(body, kind)
 
-    def _say(self, status: int, said: Any, headers: dict[str, str] | None = None) -> None:
-        self._send(status, json.dumps(said).encode(), "", headers)
-
-    def _send(
-        self, status: int, body: bytes, kind: str, headers: dict[str, str] | None = None
-    ) -> None:
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
+    def _send(self, body: bytes, kind: str) -> None:
+        self.head(200, body)
         if kind == "truncated":
             self.wfile.write(body[: len(body) // 2])
             self.close_connection = True
@@ -143,9 +99,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def rate_server(calls: int = 10_000, seconds: float = 1.0) -> Iterator[RateServer]:
+def rate_server(calls: int = 10_000, seconds: float = 1.0) -> Iterator[WatchedServer]:
     """A service that allows so many calls in so many seconds, until the end."""
-    with RateServer(calls, seconds) as server:
+    with WatchedServer(calls, seconds) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         try:
@@ -153,9 +109,3 @@ def rate_server(calls: int = 10_000, seconds: float = 1.0) -> Iterator[RateServe
         finally:
             server.shutdown()
             thread.join()
-
-
-if __name__ == "__main__":
-    with RateServer(calls=20) as by_hand:
-        print(f"export RATES_URL={by_hand.url} RATES_KEY={SECRET}", flush=True)
-        by_hand.serve_forever()

@@ -15,8 +15,8 @@ import click
 import pytest
 from deltalake import DeltaTable
 
+from backfill_assets.calendar.cadences import Cadence
 from backfill_assets.calendar.days import calendar, days_asked
-from backfill_assets.calendar.partitions import daily_partitions
 from backfill_assets.cli import cli, main
 from backfill_assets.cli.output import Output
 from backfill_assets.engine import jars as jars_module
@@ -169,12 +169,12 @@ def test_the_calendar_is_that_of_the_partitions(monkeypatch):
     for end in ("2024-01-10", "2024-01-20", "2024-01-21", "2024-02-01", None):
         for zone in ("UTC", "Asia/Tokyo", "America/Los_Angeles"):
             given = load_settings(end=end and date.fromisoformat(end), timezone=zone)
-            keys = daily_partitions(given).get_partition_keys(current_time=now)
+            keys = Cadence.DAILY.definition(given).get_partition_keys(current_time=now)
             first, last = calendar(given, now)
             assert [str(first), str(last)] == [keys[0], keys[-1]]
     young = load_settings(start=date(2024, 1, 20))
     assert calendar(young, now) is None
-    assert daily_partitions(young).get_partition_keys(current_time=now) == []
+    assert Cadence.DAILY.definition(young).get_partition_keys(current_time=now) == []
     with pytest.raises(ValueError, match="the calendar, which is empty"):
         days_asked("2024-01-20", young, now)
 
@@ -672,6 +672,18 @@ def test_progress_of_steps_that_run_at_the_same_time(monkeypatch, capsys):
         "  read_orders ... published raw_orders 1 day; 1 checks evaluated",
         "  make_facts ... published nothing; 0 checks evaluated",
     ]
+
+
+def test_progress_of_a_page_has_no_days(monkeypatch, capsys):
+    """Whatever a source calls its page."""
+    text = log(
+        *BEGINNING[:2],
+        "*draw_how_late - STEP_START - Started",
+        "*draw_how_late - ASSET_MATERIALIZATION - Materialized value how_late.",
+        "*draw_how_late - STEP_SUCCESS - Finished",
+        "*RUN_SUCCESS - Finished execution of run.",
+    )
+    assert progress(monkeypatch, capsys, text) == (0, "  draw_how_late ... published how_late\n")
 
 
 def test_progress_of_days_that_need_not_be_computed(monkeypatch, capsys):

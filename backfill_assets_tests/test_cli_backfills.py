@@ -84,6 +84,20 @@ def test_plan(instance, capsys):
     assert undertakings.kept(instance) == [id_, told["id"]]
 
 
+def test_a_plan_is_cut_as_is_asked(instance, capsys):
+    for options, asked, stages in (
+        ([], "auto", ["rest"]),
+        (["--chunk-days", "auto"], "auto", ["rest"]),
+        (["--chunk-days", "none"], None, ["rest"]),
+        (["--chunk-days", "0"], None, ["rest"]),
+        (["--chunk-days", "2"], 2, ["001", "002"]),
+    ):
+        assert main(["plan", DAYS, "--json", *options]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["parameters"]["chunk_days"] == asked
+        assert [stage["name"] for stage in told["cut"]] == stages
+
+
 @pytest.mark.parametrize("command", ["plan", "backfill"])
 def test_what_cannot_be_planned(instance, capsys, command):
     for options, said in (
@@ -91,7 +105,8 @@ def test_what_cannot_be_planned(instance, capsys, command):
         (["--pilot-days", "3"], "a pilot of 3 day(s) leaves nothing of the 3 day(s)"),
         (["--accept", "x", "--select", FACT.name], "x is accepted for nothing: only raw_orders"),
         (["--pilot-days", "-1"], "-1 is not in the range x>=0"),
-        (["--chunk-days", "0"], "0 is not in the range x>=1"),
+        (["--chunk-days", "-1"], "-1 is not in the range x>=0"),
+        (["--chunk-days", "even"], "'even' is not a valid integer range"),
         (["--max-parallel", "8"], "8 is not in the range 1<=x<=7"),
         (["--max-parallel", "many"], "'many' is not a valid integer range"),
         (["--write-mode", "append"], "'append' is not one of 'overwrite', 'merge'"),

@@ -24,6 +24,7 @@ from backfill_assets.delta.commit_files import CommitFiles
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.records import ExternalCommit
+from backfill_assets.engine import stores
 from backfill_assets.orders.facts import FACT
 from backfill_assets_tests.invented_logs import days, said_of
 from backfill_assets_tests.pipeline import day
@@ -297,8 +298,8 @@ def test_a_writer_that_was_killed(copied):
     for n in range(1, 2 + ENOUGH):
         ours(copied, n)
     before = copy_of(copied).read_bytes()
-    killed = (KilledWhileWriting(commit_files.open_store(str(copied))[0]), str(copied))
-    with patch.object(commit_files, "open_store", lambda _: killed):  # noqa: SIM117
+    killed = KilledWhileWriting(stores.open_store(str(copied))[0])
+    with patch.object(stores, "open_store", lambda url: (killed, url)):  # noqa: SIM117
         with pytest.raises(KeyboardInterrupt):
             read_by_another_process(copied)
     assert copy_of(copied).read_bytes() == before

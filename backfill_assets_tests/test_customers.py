@@ -215,6 +215,12 @@ def test_of_two_changes_of_a_moment_the_one_that_was_known_last_holds(spark):
     ]
 
 
+def test_a_change_that_was_taken_before_it_holds_is_known_when_it_holds(spark):
+    log = [raw(day(1), line("a", "2T08:00", "1T09:00"))]
+    (row,) = run(spark, log, [], 2, 2)[day(2)]
+    assert row["known_at"] == row["valid_from"] == moment("2024-01-02T08:00:00Z")
+
+
 # --- its checks -----------------------------------------------------------------------------------
 
 
@@ -379,6 +385,26 @@ def test_each_order_has_the_customer_of_the_model(spark, seed):
     }
     assert settled != found
     assert not any(audited(fact_orders_settled, frame).values())
+
+
+def test_a_settled_order_has_what_was_logged_by_the_end_of_its_seventh_day(spark):
+    last = SETTLES_AFTER + 1
+    log = [
+        raw(day(1), line("in", "1T08:00", "1T09:00")),
+        raw(day(last), line("last", "1T09:00", f"{last}T23:00", "unsubscribed")),
+    ]
+    states = run(spark, log, [], 1, last)
+    at = datetime(2024, 1, 1, 10, tzinfo=timezone.utc)
+    orders = for_days(spark, STAGED, [(day(1), order("o", "c", at, day(1)))])
+
+    def settled(until: int) -> str:
+        """The change that an order of the first day carries, by the states that there are."""
+        there = [(day(1), row) for n in range(1, until + 1) for row in states[day(n)]]
+        (row,) = fact_orders_settled(orders, for_days(spark, dim_customers, there)).collect()
+        return row["change_id"]
+
+    assert settled(last) == "last"
+    assert settled(last - 1) == "in"
 
 
 def bounced(spark) -> tuple[DataFrame, DataFrame]:

@@ -18,6 +18,7 @@ import pytest
 
 from backfill_assets.calendar.delays import within
 from backfill_assets.calendar.partitions import DAY
+from backfill_assets.engine.stores import put_in_place
 from backfill_assets.examples.web_events import VISITS
 from backfill_assets.monitoring import advice, dashboard
 from backfill_assets.orders.lines import ORDER_LINES
@@ -449,6 +450,6 @@ def test_a_share_is_never_rounded_to_what_it_is_not():
 def test_a_page_replaces_the_one_before(tmp_path):
     folder = tmp_path / "a" / "page"
     for text in ("first", "zweite é"):
-        assert dashboard.write(text, str(folder), "run") == f"{folder}/index.html"
+        put_in_place(str(folder), "index.html", text.encode())
     assert (folder / "index.html").read_text() == "zweite é"
     assert [path.name for path in folder.iterdir()] == ["index.html"]

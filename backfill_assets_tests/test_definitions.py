@@ -184,6 +184,7 @@ def test_a_launch_of_log_days_rebuilds_only_what_they_may_change():
 def test_jobs_schedules_and_sensors():
     repository = build_defs(load_settings(timezone="Europe/Berlin")).get_repository_def()
     by_hand = {"plan_backfill", "backfill", "reconcile", "undo", "maintenance"}
+    by_hand |= {"shadow_backfill", "compare_target", "switch_over"}
     assert {job.name for job in repository.get_all_jobs()} == {
         "__ASSET_JOB",
         "daily_orders",
@@ -207,6 +208,7 @@ def test_jobs_schedules_and_sensors():
         "watch_days": True,
         "alerts": True,
         "planned_backfills": True,
+        "switch_overs": True,
         "lost_retries": True,
     }
 

@@ -17,6 +17,7 @@ from backfill_assets.calendar.reach import (
     SAME_DAY,
     Known,
     Reach,
+    following_days,
     last_days,
     next_days,
 )
@@ -66,6 +67,7 @@ def test_nothing_is_touched_by_nothing():
         (SAME_DAY, (5, 5)),
         (next_days(0), (5, 5)),
         (next_days(2), (5, 7)),
+        (following_days(2), (5, 7)),
         (last_days(3), (3, 5)),
         (PREVIOUS_DAY, (4, 4)),
     ],
@@ -78,8 +80,8 @@ def test_reaches_by_name(reach, read):
 @given(reaches, st.integers(1, 12))
 def test_a_day_needs_its_own_day_or_the_last_before_it(reach, n):
     read = {*reach.read(one(day(n)))}
-    assert reach.needed(day(n)) == max(d for d in read if d <= day(n))
-    assert Known().needed(day(n)) == day(n)
+    assert reach.needed(day(n)) == [max(d for d in read if d <= day(n))]
+    assert Known().needed(day(n)) == [day(n)]
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, -1), (2, -3), (-1, 1)])

@@ -13,6 +13,7 @@ from backfill_assets.landing.text import text_lines
 from backfill_assets.monitoring import look, night
 from backfill_assets.monitoring.look import Look
 from backfill_assets.monitoring.states import State, day_states
+from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets_tests.invented_listings import close_folder
 from backfill_assets_tests.pipeline import Pipeline, day, order
 from backfill_assets_tests.places import PROJECT
@@ -68,7 +69,7 @@ def test_a_longer_line_that_was_put_in_afterwards_is_not_held_in_memory(spark, t
     path.parent.mkdir()
     for end in ("\n", "\r\n"):
         path.write_bytes(f"{end}".join(["a", "x" * 100, "y" * 101, "z" * 5000, "b", ""]).encode())
-        rows = text_lines(spark, [str(path)], 100).select("_text").collect()
+        rows = text_lines(spark, ORDER_LINES, [str(path)], 100).select("_text").collect()
         # One that is too long by no more than a line end gets through.
         assert [row[0] for row in rows if len(row[0]) != 101] == ["a", "x" * 100, "b"]
 

@@ -17,7 +17,8 @@ from deltalake import DeltaTable
 from pandera.pyspark import Field
 from pyspark.sql import functions as F
 
-from backfill_assets.calendar.partitions import NotContiguousError, Window, one_window
+from backfill_assets.calendar.cadences import Cadence, NotContiguousError
+from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.reach import next_days
 from backfill_assets.delta import creation, data_files
 from backfill_assets.delta.commits import PublishError, Writer
@@ -31,7 +32,8 @@ from backfill_assets.publish.refusals import lacking, refuse_other_code
 from backfill_assets.quality.audit import RefusedError
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.catalog import config_digests
-from backfill_assets.tables.table import SchemaError, Table, nullable
+from backfill_assets.tables.columns import nullable
+from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.invented_logs import days, ledger, record
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 from backfill_assets_tests.publishing import (
@@ -117,7 +119,7 @@ def test_refusals_leave_the_table_as_it_was(loaded, spark, cause):
 
 def test_days_with_a_gap_are_refused():
     with pytest.raises(NotContiguousError, match="2024-01-01, 2024-01-03"):
-        one_window(["2024-01-01", "2024-01-03"])
+        Cadence.DAILY.one_range(["2024-01-01", "2024-01-03"])
 
 
 def test_days_that_fail_keep_their_old_version(loaded, spark):
@@ -191,7 +193,7 @@ class Ruled(pa.DataFrameModel):
 
 def test_rules_stand_in_the_table_in_words_that_spark_takes_as_they_are_meant(pipeline, spark):
     table, url = Table(name="ruled", model=Ruled), str(pipeline.warehouse / "ruled")
-    creation.create(spark, url, table, {})
+    creation.create(lambda: spark, url, table, {})
     there = DeltaTable(url).metadata().configuration
     assert {n: rule for n, rule in there.items() if n.startswith(creation.CONSTRAINT)} == {
         f"{creation.CONSTRAINT}{name}": rule
@@ -451,7 +453,7 @@ def test_a_run_that_was_overtaken_on_other_days_does_not_compute_again(loaded, s
 def test_commits_of_other_kinds_do_not_hide_one_of_ours(loaded, spark):
     """One run looked before an OPTIMIZE or the like, another after it."""
     manager = loaded.io_manager
-    writer = Writer(spark, manager.url(FACT), FACT)
+    writer = Writer(lambda: spark, manager.url(FACT), FACT)
     said = {**RECORD, "audit": {}}
     before = manager.ledger(FACT)
     spark.sql(f"ALTER TABLE delta.`{manager.url(FACT)}` SET TBLPROPERTIES ('note' = 'x')")
@@ -466,7 +468,7 @@ def test_commits_of_other_kinds_do_not_hide_one_of_ours(loaded, spark):
 
 
 def test_the_log_is_put_together_every_ten_commits(loaded, spark):
-    writer = Writer(spark, loaded.io_manager.url(FACT), FACT)
+    writer = Writer(lambda: spark, loaded.io_manager.url(FACT), FACT)
     while (ledger := loaded.io_manager.ledger(FACT)).version < 21:
         assert writer.commit({}, [], {**RECORD, "audit": {}}, ledger) == ledger.version + 1
     log = loaded.warehouse / FACT.name / "_delta_log"

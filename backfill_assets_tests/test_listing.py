@@ -8,6 +8,7 @@ import random
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,6 +18,7 @@ import pytest
 from backfill_assets.landing import listing
 from backfill_assets.landing.folders import NAMELESS
 from backfill_assets.landing.listing import LandingError, list_landing
+from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets_tests.pipeline import day
 
 NAME = f"arrival_date={day(1)}"
@@ -37,12 +39,12 @@ def put(orders: Path, name: str, n: int = 1, text: str = "x") -> Path:
 
 
 def found(orders: Path, **how) -> listing.Listing:
-    return list_landing(str(orders.parent), "orders", **how)
+    return list_landing(str(orders.parent), ORDER_LINES, **how)
 
 
 def test_without_its_folder_the_landing_is_a_wrong_setting(tmp_path):
     with pytest.raises(LandingError, match=r"BACKFILL_ASSETS_LANDING.*Nothing was written"):
-        list_landing(str(tmp_path), "orders")
+        list_landing(str(tmp_path), ORDER_LINES)
 
 
 def test_nothing_has_landed(orders):
@@ -193,8 +195,8 @@ def test_links_of_the_deployment_itself_are_fine(orders, tmp_path_factory):
     (place / "landing" / "orders").symlink_to(orders)
     (place / "link").symlink_to("landing")
     for root in (place / "landing", place / "link"):
-        seen = list_landing(str(root), "orders")
-        assert seen.folders == list_landing(str(root), "orders", [day(1)]).folders
+        seen = list_landing(str(root), ORDER_LINES)
+        assert seen.folders == list_landing(str(root), ORDER_LINES, [day(1)]).folders
         assert [entry.refused for entry in seen.files(day(1)).values()] == ["", ""]
 
 
@@ -396,6 +398,108 @@ def test_other_folders_are_no_arrival_days(orders, name):
     (orders / "stray.jsonl").write_text("x")
     assert found(orders).folders == {}
     assert found(orders, days=[day(1)]).folders == {}
+
+
+# --- folders of hours -----------------------------------------------------------------------------
+
+HOURLY = replace(ORDER_LINES, hourly=True)
+
+
+def by_hour(orders: Path, **how) -> listing.Listing:
+    return list_landing(str(orders.parent), HOURLY, **how)
+
+
+def put_hours(orders: Path) -> None:
+    for hour in ("00", "07", "23"):
+        (orders / NAME / f"hour={hour}").mkdir(parents=True)
+    names = [
+        "hour=00/a.jsonl",
+        "hour=07/a.jsonl",
+        "hour=07/.hidden.jsonl",
+        "hour=07/a.tmp",
+        "_control.json",
+    ]
+    unknown = ["hour=07/_control.json", "hour=07/b.txt", "beside.jsonl", "b.txt"]
+    for name in [*names, *unknown]:
+        put(orders, name)
+    for name in ("hour=24", "hour=7", "hour=", "hours=03", "_hour=03", "hour=07/hour=08"):
+        (orders / NAME / name).mkdir()
+        put(orders, f"{name}/part-0.jsonl")
+
+
+def test_folders_of_hours(orders):
+    put_hours(orders)
+    for how in ({}, {"days": [day(1)]}):
+        (folder,) = by_hour(orders, **how).folders.values()
+        assert folder.hours == {"hour=00", "hour=07", "hour=23"}
+        assert {e.name: e.refused for e in folder.files.values()} == {
+            "_control.json": "",
+            "hour=00/a.jsonl": "",
+            "hour=07/a.jsonl": "",
+        }
+        assert all(Path(entry.path).read_text() == "x" for entry in folder.files.values())
+        assert {*map(listing.folder_of, folder.files)} == {NAME}
+        beside = ["b.txt", "beside.jsonl", "hour=", "hour=24", "hour=7", "hours=03"]
+        within = ["hour=07/_control.json", "hour=07/b.txt", "hour=07/hour=08"]
+        assert sorted(folder.unknown) == sorted(f"{NAME}/{name}" for name in [*beside, *within])
+
+
+def test_folders_of_hours_of_another_source_are_not_lost_in_silence(orders):
+    put_hours(orders)
+    for how in ({}, {"days": [day(1)]}):
+        (folder,) = found(orders, **how).folders.values()
+        assert {f"{NAME}/hour={hour}" for hour in ("00", "07", "23", "24")} <= {*folder.unknown}
+        assert not folder.hours
+
+
+def test_folders_of_hours_in_a_store(orders, monkeypatch):
+    put_hours(orders)
+    (orders / f"arrival_date={day(2)}").mkdir()
+    put(orders, "hour=05", 3)
+    root = orders.parent
+    store = pafs.SubTreeFileSystem(str(root.parent), pafs.LocalFileSystem())
+    for source in (HOURLY, ORDER_LINES):
+        local = list_landing(str(root), source)
+        with monkeypatch.context() as patch:
+            patch.setattr(listing, "open_store", lambda _url: (store, root.name))
+            for days in (None, [day(n) for n in range(1, 5)]):
+                other = list_landing(str(root), source, days)
+                assert [*other.folders] == [*local.folders] == [day(1), day(2), day(3)]
+                for n in (day(1), day(2)):
+                    folder, mine = other.folders[n], local.folders[n]
+                    assert (folder.unknown, folder.hours) == (mine.unknown, mine.hours)
+                    assert [*map(known, folder.files.values())] == [
+                        *map(known, mine.files.values())
+                    ]
+                refused = [e.refused for e in other.files(day(3)).values()]
+                assert refused == (["not a folder"] if source.hourly else [])
+
+
+def test_links_and_folders_of_hours(orders, tmp_path_factory):
+    outside = tmp_path_factory.mktemp("outside")
+    (outside / "secret.jsonl").write_text("secret")
+    put_hours(orders)
+    here = orders / NAME
+    put(orders, "hour=05", 1)
+    (here / "hour=01").symlink_to(outside)
+    (here / "hour=02").symlink_to("nothing")
+    (here / "hour=03").symlink_to("hour=07")
+    (here / "hour=04").symlink_to("..")
+    os.mkfifo(here / "hour=06")
+    (here / "hour=00" / "link.jsonl").symlink_to(outside / "secret.jsonl")
+    (here / "hour=00" / os.fsdecode(b"\xff.jsonl")).write_text("x")
+    for how in ({}, {"days": [day(1)]}):
+        folder = by_hour(orders, **how).folders[day(1)]
+        assert {e.name: e.refused for e in folder.files.values() if e.refused} == {
+            "hour=01/": OUT,
+            "hour=02/": NOWHERE,
+            "hour=05/": "NotADirectoryError: Not a directory",
+            "hour=06/": "NotADirectoryError: Not a directory",
+            "hour=00/link.jsonl": OUT,
+            f"hour=00/{NAMELESS}": "rename it",
+        }
+        assert f"{NAME}/hour=03/a.jsonl" in folder.files
+        assert f"{NAME}/hour=04/{NAME}" in folder.unknown
 
 
 # --- sizes, times, contents -----------------------------------------------------------------------

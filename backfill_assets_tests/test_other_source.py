@@ -29,11 +29,11 @@ from backfill_assets.settings import load_settings
 from backfill_assets.staleness.touched import Touched, touched
 from backfill_assets.tables import versions
 from backfill_assets.tables.codes import Code
+from backfill_assets.tables.columns import nullable
 from backfill_assets.tables.declaring import table
 from backfill_assets.tables.derived import Reads
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.sources import Role, Source
-from backfill_assets.tables.table import nullable
 from backfill_assets_tests.invented_logs import days, ledger, record
 from backfill_assets_tests.model import by_delay
 from backfill_assets_tests.pipeline import START, day

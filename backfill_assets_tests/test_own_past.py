@@ -312,7 +312,7 @@ def test_a_day_of_a_long_history_is_final_as_well():
 
 
 def test_the_first_day_of_all_needs_no_day_before():
-    assert PREVIOUS_DAY.needed(START) == START - DAY
+    assert PREVIOUS_DAY.needed(START) == [START - DAY]
     assert {*PREVIOUS_DAY.read(Window(START, START + DAY))} == {START - DAY}
 
 

@@ -10,15 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backfill_assets.calendar.cadences import Cadence, NotContiguousError
 from backfill_assets.calendar.partitions import (
     DAY,
     Days,
-    NotContiguousError,
     Window,
     any_of,
     backfill_policy,
-    daily_partitions,
-    one_window,
     windows,
 )
 from backfill_assets.settings import load_settings
@@ -83,9 +81,9 @@ def test_windows_hold_exactly_the_days_and_are_the_fewest(days):
     assert all(a.end < b.start for a, b in pairwise(found))
 
 
-def test_one_window():
-    assert one_window(["2024-02-29", "2024-03-01", "2024-02-28"]) == LEAP
-    assert one_window(["2024-02-29"]) == Window(d("2024-02-29"), d("2024-03-01"))
+def test_one_range():
+    assert Cadence.DAILY.one_range(["2024-02-29", "2024-03-01", "2024-02-28"]) == LEAP
+    assert Cadence.DAILY.one_range(["2024-02-29"]) == Window(d("2024-02-29"), d("2024-03-01"))
 
 
 @pytest.mark.parametrize(
@@ -99,27 +97,29 @@ def test_one_window():
         ),
     ],
 )
-def test_one_window_refuses_gaps(keys, said):
+def test_one_range_refuses_gaps(keys, said):
     with pytest.raises(NotContiguousError) as caught:
-        one_window(keys)
+        Cadence.DAILY.one_range(keys)
     assert str(caught.value) == f"one run takes one gapless range of days, {said}"
 
 
 def test_partitions_follow_the_settings():
-    found = daily_partitions(load_settings(start=d("2024-02-28"), end=d("2024-03-02")))
+    found = Cadence.DAILY.definition(load_settings(start=d("2024-02-28"), end=d("2024-03-02")))
     assert found.get_partition_keys() == [str(day) for day in LEAP]
     assert found.timezone == "UTC"
 
 
 def test_without_an_end_there_are_partitions_up_to_yesterday():
-    found = daily_partitions(load_settings(start=d("2024-01-01")))
+    found = Cadence.DAILY.definition(load_settings(start=d("2024-01-01")))
     now = datetime(2024, 1, 4, 0, 0, 1, tzinfo=timezone.utc)
     with dg.partition_loading_context(effective_dt=now):
         assert found.get_partition_keys() == ["2024-01-01", "2024-01-02", "2024-01-03"]
 
 
 def test_days_are_days_of_the_business_zone():
-    found = daily_partitions(load_settings(start=d("2024-03-09"), timezone="America/New_York"))
+    found = Cadence.DAILY.definition(
+        load_settings(start=d("2024-03-09"), timezone="America/New_York")
+    )
     window = found.time_window_for_partition_key("2024-03-10")  # the clock goes forward
     assert window.start.timestamp() == datetime(2024, 3, 10, 5, tzinfo=timezone.utc).timestamp()
     assert window.end.timestamp() == datetime(2024, 3, 11, 4, tzinfo=timezone.utc).timestamp()

@@ -2,7 +2,7 @@
 
 import warnings
 from datetime import date, timedelta
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import dagster as dg
 import pandera.pyspark as pa
@@ -13,10 +13,10 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import FACT, delta_io_manager, load_settings
+from backfill_assets import FACT, Reads, delta_io_manager, load_settings, table
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.publish.plain import MODEL
-from backfill_assets.tables.table import Table
+from backfill_assets.tables.table import DeclarationError, Table
 from backfill_assets_tests.pipeline import START, Pipeline, day, order
 
 DAYS = dg.DailyPartitionsDefinition(str(START), end_date=str(day(31)))
@@ -87,9 +87,12 @@ def home_visits(page_visits: DataFrame) -> DataFrame:
     return page_visits.where("page = 'home'")
 
 
-@asset(None, required_resource_keys={"engine"})
-def without_a_model(context: dg.AssetExecutionContext) -> DataFrame:
+@asset(Visits, required_resource_keys={"engine"})
+def forgotten(context: dg.AssetExecutionContext) -> DataFrame:
     return context.resources.engine.spark_session.range(1)
+
+
+ASSETS = [page_visits, home_visits, customers_a_day]
 
 
 class Plain:
@@ -100,8 +103,8 @@ class Plain:
         self.instance = dg.DagsterInstance.ephemeral()
         facts = dg.AssetSpec(FACT.name, partitions_def=DAYS)
         self.defs = dg.Definitions(
-            assets=[page_visits, home_visits, customers_a_day, without_a_model, facts],
-            resources={"engine": engine, "io_manager": delta_io_manager(settings, engine)},
+            assets=[*ASSETS, forgotten, facts],
+            resources={"engine": engine, "io_manager": delta_io_manager(settings, ASSETS, engine)},
         )
 
     def run(self, name: str, first: int, last: int, *, fails: bool = False, backfill: str = ""):
@@ -183,10 +186,96 @@ def test_rows_outside_of_the_run_are_refused(plain):
     assert plain.ledger("page_visits", Visits).version is None
 
 
-def test_an_asset_without_a_model_is_refused_with_the_way(plain):
-    said = failure(plain.run("without_a_model", 1, 1, fails=True))
-    assert "without_a_model: the asset has no pandera model" in said
-    assert MODEL in said
+def test_an_asset_that_the_io_manager_does_not_know_is_refused_with_the_way(plain):
+    said = failure(plain.run("forgotten", 1, 1, fails=True))
+    assert "forgotten: the IO manager does not know this asset. Nothing was written" in said
+    assert "delta_io_manager(settings, [forgotten, ...])" in said
+
+
+def declared(partitions: dg.PartitionsDefinition | None, model=Visits) -> dg.AssetsDefinition:
+    @dg.asset(partitions_def=partitions, metadata={MODEL: model} if model else {})
+    def visits_of_shops() -> DataFrame: ...
+
+    return visits_of_shops
+
+
+REGIONS = dg.StaticPartitionsDefinition(["eu", "us"])
+
+
+@pytest.mark.parametrize(
+    "partitions",
+    [
+        dg.MultiPartitionsDefinition({"day": DAYS, "region": REGIONS}),
+        REGIONS,
+        dg.DynamicPartitionsDefinition(name="shops"),
+        dg.HourlyPartitionsDefinition("2024-01-01-00:00"),
+        dg.WeeklyPartitionsDefinition("2024-01-01"),
+        dg.MonthlyPartitionsDefinition("2024-01-01"),
+        dg.DailyPartitionsDefinition("01.01.2024", fmt="%d.%m.%Y"),
+        None,
+    ],
+    ids=lambda of: type(of).__name__,
+)
+def test_other_partitions_than_days_are_refused_when_the_definitions_load(partitions):
+    of = declared(partitions)
+    kind = type(partitions).__name__ if partitions else "no partitions"
+    for given in (of, *of.specs):
+        with pytest.raises(DeclarationError) as refused:
+            delta_io_manager(load_settings(), [given])
+        text = str(refused.value)
+        assert f"visits_of_shops: the asset has {kind}" in text
+        assert "one commit replaces a day of a table, for all regions" in text
+        assert "Partition it by day alone, and put the others into the model's key" in text
+
+
+def test_an_asset_without_a_model_is_refused_when_the_definitions_load():
+    with pytest.raises(DeclarationError, match="visits_of_shops: the asset has no pandera model"):
+        delta_io_manager(load_settings(), [declared(DAYS, None)])
+
+
+@pytest.mark.parametrize(
+    ("partition", "said"),
+    [
+        (["visited", "page"], r"\['visited', 'page'\], not one column. A run publishes whole days"),
+        (None, "None, not one column"),
+        ("month", "no column month"),
+        ("page", "the partition column page is a string, not a date. A run publishes whole days"),
+    ],
+)
+def test_a_model_of_two_dimensions_is_refused_when_it_is_declared(partition, said):
+    class Other(Visits):
+        class Config(Visits.Config):
+            metadata: ClassVar = {**Visits.Config.metadata, "partition": partition}
+
+    with pytest.raises(DeclarationError, match=f"home: .*{said}"):
+        Table("home", Other)
+    with pytest.raises(DeclarationError, match=f"visits_of_shops: .*{said}"):
+        delta_io_manager(load_settings(), [declared(DAYS, Other)])
+
+    def by_region(orders: Annotated[DataFrame, Reads(FACT)]) -> DataFrame: ...
+
+    by_region.__qualname__ = by_region.__name__
+    with pytest.raises(DeclarationError, match=f"by_region: .*{said}"):
+        table(Other)(by_region)
+
+
+def test_bounds_of_columns_and_other_checks():
+    class Bounded(Visits):
+        visits: T.LongType = Field(ge=0, gt=-1, lt=10, le=9)
+
+        class Config(Visits.Config): ...
+
+    assert {*Table("home", Bounded).constraints.values()} == {
+        f"visits {of}" for of in (">= 0", "> -1", "< 10", "<= 9")
+    }
+
+    class Odd(Visits):
+        page: T.StringType = Field(isin=["home", "shop"])
+
+        class Config(Visits.Config): ...
+
+    with pytest.raises(DeclarationError, match=r'page has the check isin, .* one of "rules"'):
+        Table("home", Odd)
 
 
 def test_a_day_that_lacks_its_input_is_not_published(engine, tmp_path):

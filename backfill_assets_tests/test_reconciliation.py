@@ -473,6 +473,8 @@ def test_drift(spark, before, after, level):
     assert found["orders"].level == level
     assert found["revenue"].psi == pytest.approx(0)
     assert (found["orders"].psi == 0) is (before == after)
+    assert (found["orders"].ks == 0) is (before == after)
+    assert found["orders"].ks <= 1
 
 
 def drifted(spark, before: list, after: list) -> Mapping[str, Drift]:

@@ -1,9 +1,10 @@
-"""The machinery knows no table of the orders: they are declared like those of anybody."""
+"""The machinery knows no table of the orders or of the examples: they are declared like yours."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -11,9 +12,17 @@ import pytest
 
 import backfill_assets
 from backfill_assets.orders.tables import TABLES
+from backfill_assets.settings import load_settings
+from backfill_assets.tables.catalog import graph_for, lookups_of
 from backfill_assets_tests.pages import documented
 
 PACKAGE = Path(backfill_assets.__file__).parent
+#: Where the pipelines are declared that come with the package.
+PLACES = (
+    "backfill_assets.orders.tables:TABLES",
+    "backfill_assets.examples.customers.tables:TABLES",
+    "backfill_assets.examples.web_events:TABLES",
+)
 #: The rooms of the orders, of other pipelines, and of the sample; what users import; and the
 #: default of the setting that names the tables.
 OWN = ("orders/", "examples/", "sample/", "__init__.py", "settings.py")
@@ -21,11 +30,27 @@ MODULES = {
     str(path.relative_to(PACKAGE)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))
 }
 MACHINERY = {name: text for name, text in MODULES.items() if not name.startswith(OWN)}
-NAMES = re.compile(rf"\b({'|'.join(TABLES)})\b|backfill_assets\.orders")
 LONGEST, LONGEST_FUNCTION = 350, 60
 
 
-def test_no_module_of_the_machinery_names_a_table_of_the_orders():
+def _declared(place: str) -> Iterator[str]:
+    """The names of tables, pages, sources and lookups."""
+    settings = load_settings(tables=place)
+    graph = graph_for(settings)
+    yield from (*graph.tables, *lookups_of(settings))
+    for source in graph.sources.values():
+        yield from (source.name, source.page)
+
+
+DECLARED = {name for place in PLACES for name in _declared(place)}
+#: Some are words of English, as `orders`: these are looked for as strings of the code.
+WORDS = {name for name in DECLARED if "_" not in name}
+NAMES = re.compile(
+    rf"\b({'|'.join(sorted(DECLARED - WORDS))})\b|backfill_assets\.(orders|examples)\b"
+)
+
+
+def test_no_module_of_the_machinery_names_a_table():
     """But for the examples in the help of the command line."""
     named = {
         (name, line.strip())
@@ -38,6 +63,19 @@ def test_no_module_of_the_machinery_names_a_table_of_the_orders():
     assert named - examples == set()
     assert all(re.match(r'@command\(|"plan ', line) for _, line in examples)
     assert len(MACHINERY) > 100
+    assert {"orders", "features", "visits"} <= WORDS
+    assert {"dim_customers", "raw_visits", "lateness_dashboard", "exchange_rates"} < DECLARED
+    strings = {
+        (name, node.value)
+        for name, text in MACHINERY.items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Constant) and node.value in WORDS
+    }
+    assert strings == set()
+    # Pages, and what a deployment is made from.
+    others = [*PACKAGE.glob("templates/*"), *PACKAGE.glob("deploy/*")]
+    assert len(others) > 5
+    assert not [path.name for path in others if NAMES.search(path.read_text())]
 
 
 def test_the_page_of_the_architecture_lists_all_modules_of_each_room():

@@ -29,8 +29,8 @@ from backfill_assets.landing.json import not_plain_patterns, number_pattern
 from backfill_assets.landing.lines import read_lines, survey
 from backfill_assets.landing.listing import LandingError, list_landing
 from backfill_assets.orders.lines import ORDER_LINES
+from backfill_assets.tables.columns import holds_json, json_text, nullable
 from backfill_assets.tables.sources import Source
-from backfill_assets.tables.table import holds_json, json_text, nullable
 
 DAY = date(2024, 1, 2)
 STAMP = "2024-01-02T10:00:00Z"
@@ -332,7 +332,7 @@ def test_control_files_that_cannot_be_used(spark, tmp_path: Path, text: str, why
 def test_the_folder_of_the_source_is_named(tmp_path: Path) -> None:
     (tmp_path / "orders").mkdir()
     with pytest.raises(LandingError, match=r"no folder .*/visits: .* holds visits/arrival_date="):
-        list_landing(str(tmp_path), "visits")
+        list_landing(str(tmp_path), VISITS)
 
 
 # --- patterns -------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta import reading
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.engine.caching import Cache, caching
+from backfill_assets.examples.customers.cohorts import cohort_value_30d
 from backfill_assets.examples.customers.lifetime_value import (
     LifetimeValue,
     customer_lifetime_value,
@@ -33,6 +34,7 @@ from backfill_assets.monitoring.run_requests import rebuild_requests
 from backfill_assets.orders.facts import CURRENT, FACT
 from backfill_assets.orders.tables import ORDERS, STAGED
 from backfill_assets.publish import io_manager
+from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.backlog import Backlog, Behind, backlog
 from backfill_assets.staleness.finality import final_days
@@ -49,7 +51,7 @@ def frozen_value(
     return customer_lifetime_value(orders, before)
 
 
-TABLES = [*ORDERS, customer_lifetime_value, frozen_value]
+TABLES = [*ORDERS, customer_lifetime_value, cohort_value_30d, frozen_value]
 LTV = customer_lifetime_value.name
 FACTS = ("raw_orders", "raw_orders_rejected", CURRENT.name)
 ALL = (*FACTS, LTV)
@@ -113,6 +115,11 @@ def test_a_range_has_what_days_have_and_a_repeat_changes_nothing(
     at_once, before = digests(stateful), commits(stateful)
     assert stateful.run(1, 5, ALL)
     assert commits(stateful) == before
+    # Asked for, each day is written once more, as it came out as it was.
+    stateful.run(1, 5, [LTV], tags={REWRITE_TAG: "true"})
+    latest = stateful.io_manager.ledger(customer_lifetime_value).latest
+    assert {of for of in latest if latest[of].version > before} == {day(n) for n in range(1, 6)}
+    assert digests(stateful) == at_once
     # The same by stretches of two days, and day by day.
     for name, ranges in (("two", [(1, 5)]), ("one", [(n, n) for n in range(1, 6)])):
         other = Pipeline(engine, tmp_path / name, tables=stateful.settings.tables)
@@ -175,6 +182,30 @@ def test_after_a_hole_nothing_is_built(stateful: Pipeline) -> None:
     assert rows(stateful) == values(ORDERED, 6)
 
 
+def test_after_a_day_that_cannot_be_made_nothing_is_built(stateful: Pipeline) -> None:
+    land_all(stateful, ORDERED, 6)
+    stateful.run(1, 6, FACTS[:2])
+    stateful.run(1, 3, [CURRENT.name])
+    stateful.run(5, 6, [CURRENT.name])
+    said = stateful.failure(stateful.run(1, 6, [LTV], fails=True))
+    assert f"built upon earlier days, and {LTV}[{day(4)}] was not published" in said
+    assert sorted(digests(stateful)) == [day(1), day(2), day(3)]
+
+
+def test_nothing_is_built_upon_a_day_of_other_settings(
+    stateful: Pipeline, engine, tmp_path: Path
+) -> None:
+    land_all(stateful, ORDERED, 4)
+    stateful.run(1, 3, ALL)
+    # At ten o'clock it is the same day there.
+    moved = Pipeline(engine, tmp_path, tables=stateful.settings.tables, timezone="America/New_York")
+    moved.run(4, 4, FACTS)
+    said = moved.failure(moved.run(4, 4, [LTV], fails=True))
+    assert f"{LTV}[{day(3)}] was made under other settings; rebuild it first" in said
+    moved.run(1, 4, ALL)
+    assert rows(moved) == values(ORDERED, 4)
+
+
 def test_a_day_that_does_not_pass_holds_back_those_after_it(
     stateful: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +230,21 @@ def test_a_day_that_does_not_pass_holds_back_those_after_it(
     )
     stateful.run(3, 6, [LTV])
     assert rows(stateful) == values(ORDERED, 6)
+    # Nor is a later day built upon what such a day was before.
+    before, more = digests(stateful), {"id": "5", "n": 5, "c": "a", "amount": "16.00"}
+    land(stateful, 6, [{**ORDERED[3], "amount": "9.00"}, more], "late")
+    stateful.run(6, 6, FACTS)
+    stateful.run(4, 5, [CURRENT.name])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(customer_lifetime_value.__dict__, "transform", loses)
+        said = stateful.failure(stateful.run(3, 6, [LTV], fails=True))
+        assert f"it is built upon earlier days, and {LTV}[{day(4)}] failed in this run" in said
+        monkeypatch.setattr(io_manager, "AT_ONCE", 30)
+        said = stateful.failure(stateful.run(3, 6, [LTV], fails=True))
+        assert f"it is built upon {LTV}[{day(4)}], which did not pass" in said
+    assert digests(stateful) == before
+    stateful.run(3, 6, [LTV])
+    assert rows(stateful) == values([*ORDERED[:3], {**ORDERED[3], "amount": "9.00"}, more], 6)
 
 
 def test_any_history_ends_as_one_clean_load(
@@ -328,6 +374,31 @@ def test_rows_of_days_that_are_published_are_not_kept_in_memory(
     assert (most, kept) == ([1, 1, 1], 0)
 
 
+def test_the_value_of_a_cohort_is_that_of_the_newest_day(engine, spark, tmp_path: Path) -> None:
+    name = "backfill_assets_tests.test_state:TABLES"
+    stateful = Pipeline(engine, tmp_path, tables=name, end=day(33))
+    ordered = [*ORDERED, {"id": "5", "n": 32, "c": "a", "amount": "16.00"}]
+    for n in range(1, 33):
+        land(stateful, n, [one for one in ordered if one["n"] == n])
+    stateful.run(1, 31, ALL)
+    stateful.run(1, 31, [cohort_value_30d.name])
+    worth = {
+        (day(1), "a", 2, Decimal("5.00"), day(31)),
+        (day(1), "b", 1, Decimal("2.00"), day(31)),
+        (day(4), "c", 1, Decimal("8.00"), day(31)),
+    }
+    of = cohort_value_30d.name
+    assert {tuple(row.values()) for row in stateful.rows(of)} == worth
+    said = stateful.io_manager.ledger(cohort_value_30d).latest
+    numbers = [said[day(n)].days[day(n)].numbers["count of open values"] for n in (1, 2, 4)]
+    assert numbers == [0, 0, 1]
+    # What comes after thirty days is not of the cohort's value.
+    stateful.run(32, 32, ALL)
+    stateful.run(1, 32, [of])
+    found = {tuple(row.values()) for row in stateful.rows(of)}
+    assert found == {(*row[:4], day(31) if row[0] == day(1) else day(32)) for row in worth}
+
+
 def test_an_undo_puts_all_days_of_a_chain_back(stateful: Pipeline) -> None:
     land_all(stateful, ORDERED, 6)
     stateful.run(1, 6, ALL)
@@ -344,6 +415,42 @@ def test_an_undo_puts_all_days_of_a_chain_back(stateful: Pipeline) -> None:
     assert not backlog(ledgers, Policy.of(stateful.settings), day(7)).days(LTV)
     stateful.run(2, 6, [LTV])
     assert rows(stateful) == values([*ORDERED[:2], {**ORDERED[2], "n": 2}, ORDERED[3]], 6)
+
+
+def test_an_undo_takes_what_others_built_upon_its_days_with_it(stateful: Pipeline) -> None:
+    land_all(stateful, ORDERED, 7)
+    stateful.run(1, 6, ALL)
+    before = digests(stateful)
+    # One line tells of day 5, which the backfill builds, and one of day 2, which others build.
+    late = [{**ORDERED[3], "id": "6", "n": 5}, {**ORDERED[2], "n": 2}]
+    land(stateful, 6, late, "late")
+    stateful.run(5, 6, ALL, tags={"dagster/backfill": "wrongone"})
+    stateful.run(2, 6, [CURRENT.name, LTV])
+    # A day that is new since is built upon them, and stays.
+    stateful.run(7, 7, ALL)
+    assert rows(stateful) == values([*ORDERED[:2], ORDERED[3], *late], 7)
+    undo(stateful, "wrongone")
+    assert {of: it for of, it in digests(stateful).items() if of != day(7)} == before
+    ledgers = reading.read_ledgers(stateful.settings)
+    assert backlog(ledgers, Policy.of(stateful.settings), day(8)).days(LTV) == {day(7)}
+    stateful.run(7, 7, [LTV])
+    assert rows(stateful) == values(ORDERED, 7)
+
+
+def test_an_undo_is_refused_where_others_changed_the_day_before(stateful: Pipeline) -> None:
+    land_all(stateful, ORDERED, 6)
+    stateful.run(1, 6, ALL)
+    late = {**ORDERED[3], "id": "6", "n": 5}
+    land(stateful, 6, [late], "late")
+    stateful.run(5, 6, ALL, tags={"dagster/backfill": "wrongone"})
+    land(stateful, 6, [{**ORDERED[2], "n": 2}], "later")
+    other = stateful.run(6, 6, FACTS)
+    stateful.run(2, 6, [CURRENT.name, LTV])
+    said = stateful.failure(undo(stateful, "wrongone", fails=True))
+    assert f"{LTV} [{day(5)}] was made of what is to be undone, and of version" in said
+    # What others did is undone by itself, and the part of the backfill stays.
+    undo(stateful, other.run_id[:8])
+    assert rows(stateful) == values([*ORDERED, late], 6)
 
 
 @pytest.mark.parametrize("at_once", [2, 30])

@@ -11,6 +11,7 @@ from backfill_assets.delta.logs import load_log
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
+from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import RAW, REJECTED
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.arrivals import arrivals
@@ -24,7 +25,7 @@ _NOTHING = (0, Decimal(0))
 def differences(settings: Settings, truth: Truth) -> dict[str, str]:
     """Where the tables differ from the truth, as of a night after which nothing is left to do."""
     ledgers, policy = read_ledgers(settings), Policy.of(settings)
-    landed = list_landing(settings.landing, "orders")
+    landed = list_landing(settings.landing, ORDER_LINES)
     found = arrivals(ledgers[RAW.name], landed, policy, truth.today, ledgers[REJECTED.name])
     facts, current, corrections = (
         sums(_rows(settings, table.name)) for table in (FACT, CURRENT, CORRECTIONS)

@@ -6,9 +6,9 @@ In a module of its own, so that the code of the page is none of the table's: see
 import dagster as dg
 
 from backfill_assets.delta.logs import load_log
-from backfill_assets.engine.stores import folder_of
+from backfill_assets.engine.stores import folder_of, put_in_place
 from backfill_assets.monitoring.advice import key_figures
-from backfill_assets.monitoring.dashboard import page, write
+from backfill_assets.monitoring.dashboard import page
 from backfill_assets.settings import Settings
 from backfill_assets.tables.sources import Source
 
@@ -55,7 +55,9 @@ def build(settings: Settings, source: Source) -> dg.AssetsDefinition:
                 allow_retries=False,
             )
         text = page(rows, source, settings, log.version())
-        path = write(text, f"{settings.warehouse}/{name}", context.run.run_id)
+        folder = f"{settings.warehouse}/{name}"
+        put_in_place(folder, "index.html", text.encode())
+        path = f"{folder}/index.html"
         return dg.MaterializeResult(
             metadata={
                 "path": dg.MetadataValue.url(path)

@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import DAY, Window, any_of, windows
-from backfill_assets.calendar.reach import SAME_DAY, Reach
+from backfill_assets.calendar.reach import SAME_DAY, WEEK, Reach
 from backfill_assets.engine.frames import frame_of
 from backfill_assets.publish.candidates import Snapshot
 from backfill_assets.tables.derived import FOR_DAY, Derived, Reads, carries_state
@@ -36,6 +36,9 @@ def for_days(rows: DataFrame, partition: str, reach: Reach, days: Window) -> Dat
     day = F.col(partition)
     if reach == SAME_DAY:
         return rows.withColumn(FOR_DAY, day).where(days.predicate(partition))
+    if reach == WEEK:
+        monday = F.date_trunc("week", day).cast("date")
+        return rows.withColumn(FOR_DAY, monday).where(days.predicate(FOR_DAY))
     counts_for = F.sequence(F.date_sub(day, reach.after), F.date_add(day, reach.before))
     return rows.withColumn(FOR_DAY, F.explode(counts_for)).where(days.predicate(FOR_DAY))
 

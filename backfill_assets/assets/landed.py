@@ -81,7 +81,7 @@ class Work:
 
     def listed(self, days: Iterable[date]) -> Listing:
         """What lies in the folders of arrival days now."""
-        return list_landing(self.settings.landing, self.source.name, days)
+        return list_landing(self.settings.landing, self.source, days)
 
     def plan(self, table: Table, window: Window) -> Plan:
         """The plan of days of the log, or of the rejected lines."""

@@ -11,7 +11,7 @@ from backfill_assets.assets.landed_rows import Kept, Lines, Reading, Targets
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.landing.files import Landing
-from backfill_assets.landing.listing import CONTROL_FILE, folder_name, folder_of
+from backfill_assets.landing.listing import CONTROL_FILE, HOURS, folder_name, folder_of
 from backfill_assets.landing.manifests import Target
 from backfill_assets.publish.run_tags import ACCEPT_TAG
 from backfill_assets.quality.audit import (
@@ -102,7 +102,11 @@ def raw_expectations(
             entries=entries,
             rows=rows,
             problems=problems,
-            warnings=[*_warnings(source, reading, day, wanted, log), *_unknown(reading.found, day)],
+            warnings=[
+                *_warnings(source, reading, day, wanted, log),
+                *_hours(source, reading.found, day, wanted),
+                *_unknown(reading.found, day),
+            ],
             notices={"rejected_lines": rejected_share(source, log, day, own, limits, accepted)},
         )
     return found
@@ -139,6 +143,27 @@ def _broken(reading: Reading, day: date) -> list[str]:
 
 def _unknown(found: Landing, day: date) -> list[str]:
     return _some("not read, unknown kind of file: {}", found.unknown.get(day, ()))
+
+
+def _hours(source: Source, found: Landing, day: date, wanted: Target) -> list[str]:
+    """Which hours of an arrival day have not come; or that a source has hours unexpectedly."""
+    folder = folder_name(day)
+    if not source.hourly:
+        unread = [f"{folder}/{hour}" for hour in HOURS if f"{folder}/{hour}" in found.unknown[day]]
+        return unread and [
+            f"{len(unread)} folder(s) of hours are not read, such as {unread[0]}: declare the "
+            f"source {source.name} with hourly=True to read them"
+        ]
+    if day not in wanted.manifest.there:
+        return []  # the whole day has not come, which its state says
+    # What was loaded has come, though it may have been purged since.
+    come = {*found.hours.get(day, ())}
+    come |= {name.split("/")[1] for name in _within(wanted.manifest.files, day)}
+    missing = [hour.removeprefix("hour=") for hour in HOURS if hour not in come]
+    return missing and [
+        f"{len(missing)} hour(s) of {folder} have no folder: {', '.join(missing)}. The day is "
+        "loaded again when files of them come"
+    ]
 
 
 def _some(text: str, names: Sequence[str]) -> list[str]:

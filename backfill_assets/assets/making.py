@@ -146,10 +146,9 @@ def _snapshot(of: Dependency, inputs: Mapping[str, Input], graph: Graph) -> Snap
     return found.of(of.reach.deciding(found.ledger), needs)
 
 
-def _needed(of: Dependency, start: date, day: date) -> date | None:
-    """The day of an input without which a day cannot be made; before its first there is none."""
-    needed = of.reach.needed(day)
-    return needed if needed >= start else None
+def _needed(of: Dependency, start: date, day: date) -> list[date]:
+    """The days of an input without which a day cannot be made; before its first there is none."""
+    return [needed for needed in of.reach.needed(day) if needed >= start]
 
 
 def _held(table: Table, references: Mapping[str, Reference], window: Window) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from backfill_assets.calendar.partitions import backfill_policy, daily_partitions
+from backfill_assets.calendar.partitions import backfill_policy
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.dagster_ext.events import (
     SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION as EVENTS_ARE_OURS,
@@ -34,13 +34,13 @@ def delta_assets(
     Args:
         settings: the deployment's settings.
         name: of the step.
-        tables: one asset each.
+        tables: one asset each, of one cadence.
         group: asset group.
         lineage: for each column, the (asset, column) pairs that it is made of.
         code: that computes the assets.
         pool: Dagster's pool of the step; none if others of its kind may run at the same time.
     """
-    partitions_def = daily_partitions(settings)
+    partitions_def = tables[0].cadence.definition(settings)
     return dg.multi_asset(
         name=name,
         outs={table.name: _out(settings, table, group, lineage, code) for table in tables},

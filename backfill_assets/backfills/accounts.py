@@ -5,6 +5,7 @@ From the tables' logs; the comparison of the rows themselves is `reconciliation`
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -256,5 +257,8 @@ def in_lines(found: Account) -> Iterator[tuple[str, str]]:
         yield f"planned for {table}", f"{expected}: {came}"
     for code in sorted(found.certificate.commits):
         yield "made by code", code
+    tables: dict[str, list[str]] = defaultdict(list)
     for name, digests in found.certificate.configurations.items():
-        yield "configuration", f"{name}: {', '.join(digests)}"
+        tables[", ".join(digests)].append(name)
+    for digests, names in tables.items():
+        yield "configuration", f"{digests}: {', '.join(names)}"

@@ -80,7 +80,7 @@ def _days(
         of = days_of_run(run.tags)
         selected = {key.path[-1] for key in run.asset_selection or ()} or ledgers.keys()
         for table in ledgers.keys() & selected if of else ():
-            days[table] |= {*(of or ())}
+            days[table] |= {*ledgers[table].table.cadence.touched(of or ())}
     backfill = instance.get_backfill(name)
     if backfill and backfill.asset_backfill_data:
         target = backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key

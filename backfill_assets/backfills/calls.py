@@ -46,7 +46,7 @@ def _calls(asked: Answers, table: Derived, days: Iterable[date], ledgers: Ledger
 
     def rows(day: date) -> int:
         return sum(
-            _rows(ledgers[of.table.name], input_day) or 0
+            ledgers[of.table.name].rows_of(input_day) or 0
             for of in reads
             for input_day in of.reach.deciding(ledgers[of.table.name])(day)
         )
@@ -56,7 +56,11 @@ def _calls(asked: Answers, table: Derived, days: Iterable[date], ledgers: Ledger
     total = unknown = 0
     like_before = 0.0
     for day in days:
-        unknown += any(_rows(ledgers[x.table.name], x.reach.needed(day)) is None for x in reads)
+        unknown += any(
+            ledgers[of.table.name].rows_of(needed) is None
+            for of in reads
+            for needed in of.reach.needed(day)
+        )
         total += rows(day)
         if read:
             forgotten = day not in made or lookup.name in ledger.other_references(day)
@@ -91,12 +95,3 @@ def _both(one: Calls, other: Calls) -> Calls:
 def _recorded(ledger: Ledger, day: date, lookup: Lookup) -> int:
     """How many requests a day made when it was published."""
     return int(ledger.latest[day].days[day].numbers.get(requests_to(lookup.name), 0))
-
-
-def _rows(ledger: Ledger, day: date) -> int | None:
-    """The rows of a day; none if it is not published."""
-    if day not in ledger.published:
-        return None
-    if ledger.rows is not None and day in ledger.rows:
-        return ledger.rows[day]
-    return ledger.measured[day].rows if day in ledger.measured else 0

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from dataclasses import dataclass
 from datetime import date
 
+from backfill_assets.backfills.built_upon import Chain
 from backfill_assets.backfills.footprints import (
     Change,
     Origins,
@@ -28,6 +29,7 @@ from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import ExternalCommit, Record
 from backfill_assets.staleness.backlog import follows
 from backfill_assets.staleness.supposed import depending
+from backfill_assets.tables.derived import carries_state
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,14 @@ def extents(
     above: dict[str, _Written] = {}
     found = {}
     for table, ledger in ledgers.items():
+        origins = Origins(ledger)
         of = _Following(table, ledgers, policy, above)
+        if carries_state(ledger.table):
+            of.chain = Chain(ledger, origins, name, direct, of.follows, of.mixed)
 
         def mine(record: Record, day: date, of: _Following = of) -> bool:
             return direct(record, day) or of.follows(record, day)
 
-        origins = Origins(ledger)
         changes = footprint(ledger, mine, origins)
         above[table] = _Written(ledger, changes, origins)
         since = written_since(ledger, changes, origins)
@@ -149,6 +153,8 @@ class _Following:
             for source, follower, days_of in follows(ledgers, policy)
             if follower == table
         }
+        #: Of a table that carries state, the days that were built upon days that are undone.
+        self.chain: Chain | None = None
         #: What all commits that are undone have made due: most days are in none of these.
         self._due_by = {
             name: {
@@ -166,6 +172,8 @@ class _Following:
 
     def follows(self, record: Record, day: date) -> bool:
         """Whether a day of a commit was made of what is undone."""
+        if self.chain and day in self.chain.upon.get(record.version, ()):
+            return True
         return any(
             day in days
             and name in record.inputs
@@ -195,8 +203,10 @@ class _Following:
             record: one that was made of what is undone.
             day: the day.
         """
+        if self.chain and previous and (commit := self.chain.by_others(previous, record, day)):
+            return self._table, commit
         for name, version in record.inputs.items():
-            if name not in self._due:
+            if name not in self._due or name == self._table:
                 continue
             since = previous.inputs.get(name) if previous else None
             if since is None:

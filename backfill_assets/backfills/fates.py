@@ -69,7 +69,7 @@ def fates_of(
             said = load.news.get(day, "") if load else ""
             reason = why(ledger, day, now[day], *by, parameters.rewrite, inputs=of, news=said)
             missing = None in ledger.references.values()
-            if missing or not all(day in supposed[input_].published for input_ in inputs):
+            if missing or _lacks_input(graph, name, day, supposed):
                 fates[day] = Fate(Expected.LACKING)
             elif any(not unlike[of].isdisjoint(deciding(day)) for of, deciding in reads.items()):
                 fates[day] = Fate(Expected.OTHER_SETTINGS)
@@ -88,6 +88,16 @@ def fates_of(
             unlike[name] -= moving
             supposed[name] = Supposed.of(ledger, moving)
     return found
+
+
+def _lacks_input(graph: Graph, name: str, day: date, ledgers: Ledgers) -> bool:
+    """Whether a day of another table that a day needs is not there, and will not be."""
+    return any(
+        needed not in ledgers[of.source.name].published
+        for of in graph.inputs[name]
+        if of.source.name != name
+        for needed in of.reach.needed(day)
+    )
 
 
 def _in_order(ledger: Ledger, fates: Mapping[date, Fate], start: date) -> dict[date, Fate]:

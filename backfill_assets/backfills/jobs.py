@@ -29,8 +29,9 @@ from backfill_assets.backfills.undo import take_back, undone
 from backfill_assets.calendar.days import days_asked
 from backfill_assets.calendar.partitions import Window, spelled
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph, make_new_backfill_id
+from backfill_assets.dagster_ext.retries import first_attempt, is_retry
 from backfill_assets.dagster_ext.run_failures import failed_runs
-from backfill_assets.delta import maintenance
+from backfill_assets.delta import maintenance, targets
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.escaping import markdown
 from backfill_assets.publish.run_tags import REASON_TAG
@@ -44,7 +45,11 @@ class BackfillConfig(dg.Config):
     days: str = Field("", description="FIRST...LAST, both included.")
     tables: list[str] = Field([], description="All tables if empty.")
     pilot_days: int = Field(0, description="So many days first; the rest if they pass.")
-    chunk_days: int = Field(0, description="Stages of so many days, each reconciled; 0 for one.")
+    chunk_days: int | None = Field(
+        None,
+        description="Stages of so many days, each reconciled; 0 for one. If it is left out: one, "
+        "or stages of about the same work if the days differ much.",
+    )
     max_parallel: int = Field(0, description="Runs at a time, 1 to 7; 0 for the queue's limit.")
     write_mode: Literal["overwrite", "merge"] = "overwrite"
     rewrite: bool = Field(False, description="Compute and write also what would be identical.")
@@ -57,7 +62,7 @@ class BackfillConfig(dg.Config):
             days=self.days,
             tables=tuple(self.tables),
             pilot_days=self.pilot_days,
-            chunk_days=self.chunk_days or None,
+            chunk_days="auto" if self.chunk_days is None else self.chunk_days or None,
             max_parallel=self.max_parallel or None,
             write_mode=self.write_mode,
             rewrite=self.rewrite,
@@ -122,7 +127,7 @@ def launch(
         )
     it = undertakings.find(instance, id_)
     if it.stage and not it.complete:
-        stage, _ = list(it.plan.parameters.stages())[it.stage]
+        stage, _ = it.plan.stages[it.stage]
         for table, days in undone(read_ledgers(settings), id_).items():
             if gone := [day for day, by in days.items() if not belongs(by, f"{id_}-{stage}")]:
                 raise BackfillRefusedError(
@@ -149,7 +154,7 @@ def give_account(
         asked = asked_for(instance, read_ledgers(settings), name)
         unreadable = str(error) if isinstance(error, PlanUnreadableError) else ""
         return account(settings, spark, name, asked=asked, unreadable=unreadable)
-    windows = {f"{id_}-{n}": window for n, window in plan.parameters.stages()}
+    windows = {f"{id_}-{n}": window for n, window in plan.stages}
     of = next((w for n, w in windows.items() if f"{name}-".startswith(f"{n}-")), None)
     parameters = plan.parameters.model_copy(update={"rewrite": False})
     if of:
@@ -172,20 +177,6 @@ def _plan_metadata(plan: BackfillPlan) -> dict[str, Any]:
         "days": _table(plan_in_lines(plan), "table", "what", "why", "days"),
         "plan": _table(in_numbers(plan), "", ""),
     }
-
-
-def _is_retry(run: dg.DagsterRun) -> bool:
-    return "dagster/retry_number" in run.tags
-
-
-def _first_attempt(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterRun:
-    """The run that this one repeats, if it is a retry of Dagster's; else itself."""
-    while _is_retry(run):
-        parent = instance.get_run_by_id(run.tags.get("dagster/parent_run_id", ""))
-        if parent is None:
-            break
-        run = parent
-    return run
 
 
 def _planning(settings: Settings, graph: AssetGraph, code: Code) -> dg.JobDefinition:
@@ -214,9 +205,9 @@ def _launching(settings: Settings, graph: AssetGraph, code: Code) -> dg.JobDefin
     @dg.op(out=dg.Out(dg.Nothing))
     def launch_stages(context: dg.OpExecutionContext, config: LaunchConfig) -> None:
         try:
-            id_ = config.plan or _first_attempt(context.instance, context.run).run_id[:8]
+            id_ = config.plan or first_attempt(context.instance, context.run).run_id[:8]
             # One that is run again, as its process was lost, launches no second backfill.
-            it = undertakings.launched(context.instance, id_) if _is_retry(context.run) else None
+            it = undertakings.launched(context.instance, id_) if is_retry(context.run) else None
             if it is None:
                 if not config.plan:
                     asked = config.parameters()
@@ -277,6 +268,7 @@ def _undoing(settings: Settings) -> dg.JobDefinition:
                 undertakings.refuse_under_way(context.instance, name)
             if config.days:
                 days_asked(config.days, settings)
+                targets.refuse_half(settings, config.backfill)
             days = Window.parse(config.days) if config.days else None
             for table, done in take_back(
                 io, settings, config.backfill, context.run.run_id, tags, days
@@ -284,6 +276,8 @@ def _undoing(settings: Settings) -> dg.JobDefinition:
                 context.log.info(f"{table.name}: {len(done)} day(s) put back")
                 for told in io.events(context.instance, tags, table, done):
                     yield from told
+            if not config.days:
+                targets.settle(settings, config.backfill)
         except ValueError as refused:
             raise dg.Failure(str(refused), allow_retries=False) from refused
         yield dg.Output(None)

@@ -57,7 +57,7 @@ def landed_for(
         accepted: files that may take orders away.
     """
     arrivals = sorted({d for day in days for d in (day - DAY, day)})
-    listed, before = list_landing(landing, source.name, arrivals), manifests(log)
+    listed, before = list_landing(landing, source, arrivals), manifests(log)
     wanted = targets(before, listed, sorted(days), source.under(policy), accepted=accepted)
     said = {day: news(before.get(day), one) for day, one in wanted.items()}
     entries = [entry for day in arrivals for entry in listed.files(day).values()]

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date
+from functools import partial
 
 import dagster as dg
 
 from backfill_assets.backfills.calls import calls_of
+from backfill_assets.backfills.chunks import even_stages
 from backfill_assets.backfills.durations import expected_seconds, past_runs
 from backfill_assets.backfills.fates import WORK, Fate, fates_of
 from backfill_assets.backfills.plan_landing import Landed, digest_of, landed_for
-from backfill_assets.backfills.plans import BackfillPlan, Expected, Outlook, Parameters
+from backfill_assets.backfills.plans import BackfillPlan, Expected, Outlook, Parameters, Stage
+from backfill_assets.backfills.workloads import Workload, workload
+from backfill_assets.calendar.cadences import Cadence
 from backfill_assets.calendar.days import days_asked
-from backfill_assets.calendar.partitions import Window, packed
+from backfill_assets.calendar.partitions import DAY, Window, packed
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.dagster_ext.internals import BaseAssetGraph, PartitionsSubset
 from backfill_assets.delta.ledgers import Ledger, Ledgers
@@ -26,7 +30,7 @@ from backfill_assets.settings import Settings
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.tables.catalog import graph_for, tables_of
 from backfill_assets.tables.codes import Code
-from backfill_assets.tables.graph import graph_of
+from backfill_assets.tables.graph import Graph, graph_of
 
 
 def target_days(
@@ -42,12 +46,16 @@ def target_days(
         key = dg.AssetKey(name)
         days = graph.get(key).partitions_def
         assert days is not None
+        keys = map(str, Cadence.of(days).touched(window))
         parents = [p for p in graph.get(key).parent_keys if p.to_user_string() in found]
-        subset = days.subset_with_partition_keys([] if parents else map(str, window))
+        wanted = [] if parents else [of for of in keys if days.has_partition_key(of)]
+        subset = days.subset_with_partition_keys(wanted)
         for parent in parents:
+            of = graph.get(parent).partitions_def
+            assert of is not None
             subset |= graph.get_partition_mapping(
                 key, parent
-            ).get_downstream_partitions_for_partitions(found[parent.to_user_string()], days, days)
+            ).get_downstream_partitions_for_partitions(found[parent.to_user_string()], of, days)
         found[name] = subset
     return {
         name: sorted(map(date.fromisoformat, subset.get_partition_keys()))
@@ -109,9 +117,12 @@ def make_plan(
     """
     tables = _refuse_unknown(settings, parameters)
     parameters = parameters.model_copy(update={"tables": tables})
-    days = target_days(graph, tables, parameters.window)
+    window = parameters.window
+    days = target_days(graph, tables, window)
+    follow = target_days(graph, tables, Window(window.end - DAY, window.end))
     ledgers = read_ledgers(settings)
-    return plan_backfill(settings, parameters, days, ledgers, code, id_, past_runs(instance))
+    past = past_runs(instance)
+    return plan_backfill(settings, parameters, days, ledgers, code, id_, past, follow)
 
 
 def plan_backfill(
@@ -122,6 +133,7 @@ def plan_backfill(
     code: Code,
     id_: str,
     past: Sequence[tuple[int, float]] = (),
+    follow: Mapping[str, Sequence[date]] | None = None,
 ) -> BackfillPlan:
     """The plan.
 
@@ -133,14 +145,11 @@ def plan_backfill(
         code: the code that is to compute it.
         id_: of the plan.
         past: days and seconds of past runs.
+        follow: the days of each table that follow from the last day that is asked for.
     """
     policy = Policy.of(settings)
     tables = graph_of(ledgers, policy)
-    landed = {
-        log: landed_for(settings.landing, source, ledgers[log], loaded, policy, parameters.accept)
-        for log, source in tables.sources.items()
-        if (loaded := {*days.get(log, ()), *days.get(source.rejected.name, ())})
-    }
+    landed = _landed(settings, parameters, days, ledgers, tables)
     found = fates_of(settings, parameters, days, ledgers, code, landed)
     final = final_days(ledgers, policy, {day for of in days.values() for day in of})
     work = {
@@ -148,7 +157,8 @@ def plan_backfill(
         for name, of in found.items()
     }
     files, size = _reading(landed, work, ledgers, policy)
-    chunks = sum(len(of.split(settings.partitions_per_run)) for _, of in parameters.stages())
+    load = workload(parameters.window, found, landed, ledgers, tables, follow or {})
+    cut, chunks = _cut(parameters, load, settings.partitions_per_run)
     # What is made of the log by event day comes in runs of its own, once the log is there.
     waves = 2 if {*days} & {*tables.sources} and len(days) > 1 else 1
     runs = chunks * waves
@@ -173,7 +183,31 @@ def plan_backfill(
         if any(work.values())
         else 0,
         calls=calls_of(found, ledgers),
+        cut=cut,
     )
+
+
+def _landed(
+    settings: Settings,
+    parameters: Parameters,
+    days: Mapping[str, Sequence[date]],
+    ledgers: Ledgers,
+    tables: Graph,
+) -> dict[str, Landed]:
+    """By raw log, what its days are to be loaded from."""
+    policy, accept = Policy.of(settings), parameters.accept
+    return {
+        log: landed_for(settings.landing, source, ledgers[log], loaded, policy, accept)
+        for log, source in tables.sources.items()
+        if (loaded := {*days.get(log, ()), *days.get(source.rejected.name, ())})
+    }
+
+
+def _cut(parameters: Parameters, load: Workload, most: int | None) -> tuple[tuple[Stage, ...], int]:
+    """The stages, and how many runs of at most so many days they have."""
+    stages = list(parameters.stages(partial(even_stages, work=load, most=most)))
+    runs = sum(len(of.split(most)) for _, of in stages)
+    return tuple(Stage(name=name, days=str(of), work=load.of(of)) for name, of in stages), runs
 
 
 def _outlook(fates: Mapping[date, Fate], final: Collection[date]) -> Outlook:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, timedelta
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
@@ -36,8 +36,9 @@ class Parameters(BaseModel, frozen=True):
             of, whose days follow from them as when they are launched in the UI.
         tables: the tables to build; all if none is named.
         pilot_days: so many of the first days are built and reconciled before the rest.
-        chunk_days: stages of so many days, each built and reconciled before the next; none for
-            all of the rest in one stage.
+        chunk_days: stages of so many days, each built and reconciled before the next; `auto` for
+            stages of about the same work where runs would differ much; none for all of the rest in
+            one stage.
         max_parallel: at most so many runs at a time; none for what the run queue allows.
         write_mode: as the run tag of that name.
         rewrite: compute and write also what would be identical.
@@ -49,7 +50,7 @@ class Parameters(BaseModel, frozen=True):
     days: str
     tables: tuple[str, ...] = ()
     pilot_days: int = Field(default=0, ge=0)
-    chunk_days: int | None = Field(default=None, ge=1)
+    chunk_days: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
     max_parallel: int | None = Field(default=None, ge=1, le=7)
     write_mode: Literal["overwrite", "merge"] = "overwrite"
     rewrite: bool = False
@@ -61,16 +62,39 @@ class Parameters(BaseModel, frozen=True):
         """The days asked for."""
         return Window.parse(self.days)
 
-    def stages(self) -> Iterator[tuple[str, Window]]:
-        """The stages, one after another: a name and the days of each."""
+    def stages(
+        self, even: Callable[[Window], Sequence[Window]] | None = None
+    ) -> Iterator[tuple[str, Window]]:
+        """The stages, one after another: a name and the days of each.
+
+        Args:
+            even: cuts days for `auto`; else these are one stage.
+        """
         window = self.window
         if 0 < self.pilot_days < len(window):
             rest = window.start + self.pilot_days * DAY
             yield "pilot", Window(window.start, rest)
             window = Window(rest, window.end)
-        chunks = window.split(self.chunk_days)
+        if self.chunk_days == "auto":
+            chunks = even(window) if even else [window]
+        else:
+            chunks = window.split(self.chunk_days)
         for n, chunk in enumerate(chunks, 1):
             yield (f"{n:03d}" if len(chunks) > 1 else "rest"), chunk
+
+
+class Stage(BaseModel, frozen=True):
+    """Days that are built and reconciled together.
+
+    Attributes:
+        name: follows the id of the plan in that of the stage's backfill.
+        days: as `FIRST...LAST`.
+        work: expected, in rows: see `workloads`.
+    """
+
+    name: str
+    days: str
+    work: int = 0
 
 
 class Outlook(BaseModel, frozen=True):
@@ -176,6 +200,7 @@ class BackfillPlan(BaseModel, frozen=True):
         runs: so many runs, if none is split further.
         seconds: expected duration, from past runs; none without any.
         calls: by service, the calls that it makes.
+        cut: its stages, as they were cut when it was planned; of a plan of an older version, none.
     """
 
     id: str
@@ -195,6 +220,13 @@ class BackfillPlan(BaseModel, frozen=True):
     runs: int
     seconds: float | None
     calls: Mapping[str, Calls] = Field(default_factory=dict)
+    cut: tuple[Stage, ...] = ()
+
+    @property
+    def stages(self) -> list[tuple[str, Window]]:
+        """The stages, one after another: a name and the days of each."""
+        kept = [(stage.name, Window.parse(stage.days)) for stage in self.cut]
+        return kept or list(self.parameters.stages())
 
     @property
     def rewrites_final(self) -> dict[str, list[date]]:
@@ -235,8 +267,10 @@ def in_lines(plan: BackfillPlan) -> Iterator[tuple[str, str, str, str]]:
 def in_numbers(plan: BackfillPlan) -> Iterator[tuple[str, str]]:
     """The rest of the plan for a reader."""
     asked = plan.parameters
-    stages = [f"{name} {window}" for name, window in asked.stages()]
+    stages = [f"{name} {window}" for name, window in plan.stages]
     yield "stages", ", ".join(stages[:4]) + (f" and {len(stages) - 4} more" if stages[4:] else "")
+    if len(plan.cut) > 1:
+        yield "work of a stage", _work_of_stages(plan)
     yield (
         "runs",
         f"about {plan.runs}"
@@ -262,3 +296,18 @@ def in_numbers(plan: BackfillPlan) -> Iterator[tuple[str, str]]:
     if asked.accept:
         yield "accepted", ", ".join(asked.accept)
     yield "reason", asked.reason or "none given"
+
+
+def _work_of_stages(plan: BackfillPlan) -> str:
+    """The expected work of the smallest and of the largest stage: shares of all, and days."""
+    whole = sum(stage.work for stage in plan.cut)
+    if not whole:
+        return "none"
+
+    def told(stage: Stage) -> str:
+        share = stage.work / whole
+        took = "" if plan.seconds is None else f", {timedelta(seconds=round(share * plan.seconds))}"
+        return f"{share:.1%} of all ({len(Window.parse(stage.days))} days{took})"
+
+    by_work = sorted(plan.cut, key=lambda stage: stage.work)
+    return f"{told(by_work[0])} to {told(by_work[-1])}"

@@ -29,7 +29,7 @@ from backfill_assets.delta.commits import gist
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.snapshots import rows_as_of
 from backfill_assets.engine.spark import SPARK_ERRORS
-from backfill_assets.quality.drift import stability_index
+from backfill_assets.quality.drift import farthest, stability_index
 from backfill_assets.tables.table import Table
 
 #: How many rows of each kind a report shows in all.
@@ -326,9 +326,11 @@ def _drift(before: DataFrame, after: DataFrame, table: Table) -> dict[str, Drift
         upto = [] if top is None else [F.count_if(value <= F.lit(top))]
         ranks.append(F.array(*below, *upto, F.count(value), F.count(F.lit(1))).alias(name))
     counts = [frame.agg(*ranks).first() for frame in (before, after)]
-    return {
-        name: Drift(stability_index(*[_bins(row[name]) for row in counts if row])) for name in names
-    }
+    found = {}
+    for name in names:
+        old, new = (_bins(row[name]) for row in counts if row)
+        found[name] = Drift(stability_index(old, new), farthest(old, new))
+    return found
 
 
 def _bins(ranks: Sequence[int]) -> list[int]:

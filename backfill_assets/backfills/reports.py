@@ -138,9 +138,12 @@ class Drift:
 
     Attributes:
         psi: population stability index; 0 if it has not moved.
+        ks: Kolmogorov-Smirnov statistic over the same bins, null the last of them: the largest
+            difference of the shares up to a bin, 0 to 1.
     """
 
     psi: float
+    ks: float = 0.0
 
     @property
     def level(self) -> str:
@@ -229,7 +232,11 @@ def as_json(reports: Iterable[Report]) -> dict[str, Any]:
                 for s in report.samples
             ],
             "drift": {
-                name: {"psi": round(drift.psi, 6), "level": drift.level}
+                name: {
+                    "psi": round(drift.psi, 6),
+                    "ks": round(drift.ks, 6),
+                    "level": drift.level,
+                }
                 for name, drift in report.drift.items()
             },
         }
@@ -283,7 +290,7 @@ def _remarks(report: Report) -> Iterator[str]:
     for sample in report.samples:
         yield f"{sample.kind} {sample.day}  {_row_text(sample, report.table)}"
     for name, drift in report.drift.items():
-        yield f"drift {name}  {drift.level} (PSI {drift.psi:.2f})"
+        yield f"drift {name}  {drift.level} (PSI {drift.psi:.2f}, KS {drift.ks:.2f})"
 
 
 def _row_text(sample: Sample, table: Table) -> str:

@@ -14,7 +14,7 @@ from datetime import date
 import dagster as dg
 
 from backfill_assets.backfills.planning import target_days
-from backfill_assets.backfills.plans import BackfillPlan
+from backfill_assets.backfills.plans import BackfillPlan, Parameters
 from backfill_assets.backfills.undertakings import (
     OPEN,
     BackfillRefusedError,
@@ -23,7 +23,8 @@ from backfill_assets.backfills.undertakings import (
     keep,
     under_way,
 )
-from backfill_assets.calendar.partitions import DAY, spelled, unpacked, windows
+from backfill_assets.calendar.cadences import Cadence
+from backfill_assets.calendar.partitions import DAY, Window, spelled, unpacked, windows
 from backfill_assets.dagster_ext.internals import (
     BULK_ACTION_TERMINAL_STATUSES,
     BackfillDaemon,
@@ -88,8 +89,8 @@ def launch(
             f"backfill {id_} is not launched, as what it was planned on has moved: "
             f"{'; '.join(moved)}. Nothing was written; make a new plan."
         )
-    asked = {*it.plan.parameters.window}
     for table, outlook in it.plan.tables.items():
+        asked = _meant(graph, it.plan, table)
         if lacking := asked & {*unpacked(outlook.lacking)}:
             raise BackfillRefusedError(
                 f"backfill {id_} is not launched: {table} "
@@ -111,6 +112,17 @@ def launch(
     return it
 
 
+def _meant(graph: BaseAssetGraph, plan: BackfillPlan, table: str) -> set[date]:
+    """The days of a table that were asked for: not those that only follow by mapping.
+
+    Of a table by week that follows others of the plan, the weeks all of whose days are asked for.
+    """
+    node, window = graph.get(dg.AssetKey(table)), plan.parameters.window
+    cadence = Cadence.of(node.partitions_def)
+    follows = {key.to_user_string() for key in node.parent_keys} & plan.tables.keys()
+    return {*(cadence.whole(window) if follows else cadence.touched(window))}
+
+
 def _refuse_many_names(instance: dg.DagsterInstance, it: Undertaking) -> None:
     """Refuse what Dagster's daemon would try to launch for ever."""
     limit, names = longest_tag(instance), it.plan.parameters.accept
@@ -127,7 +139,8 @@ def _add(instance: dg.DagsterInstance, graph: BaseAssetGraph, it: Undertaking) -
     if instance.get_backfill(it.backfill_id) is not None:
         return
     asked = it.plan.parameters
-    name, window = list(asked.stages())[it.stage]
+    name, window = it.plan.stages[it.stage]
+    days = dict(_possible(it, _of_stage(graph, asked, window)))
     tags = {
         CODE_TAG: pinned(it.plan.code_version, it.plan.config_digest),
         REASON_TAG: asked.reason,
@@ -147,11 +160,11 @@ def _add(instance: dg.DagsterInstance, graph: BaseAssetGraph, it: Undertaking) -
                 partitions=PartitionsSelector(
                     [
                         PartitionRangeSelector(str(found.start), str(found.end - DAY))
-                        for found in windows(days)
+                        for found in windows(of)
                     ]
                 ),
             )
-            for table, days in _possible(it, target_days(graph, asked.tables, window))
+            for table, of in days.items()
         ],
         backfill_timestamp=time.time(),
         tags={key: value for key, value in tags.items() if value},
@@ -160,12 +173,30 @@ def _add(instance: dg.DagsterInstance, graph: BaseAssetGraph, it: Undertaking) -
         description=asked.reason or None,
         run_config=None,
     )
+    # Nothing is the daemon's to do where no week ends with the stage.
+    stage = stage if days else stage.with_status(BulkActionStatus.COMPLETED_SUCCESS)
     try:
         instance.add_backfill(stage)
     except Exception:
         # The sensor and a person may come to it at once, and Dagster takes each id but once.
         if instance.get_backfill(it.backfill_id) is None:
             raise
+
+
+def _of_stage(graph: BaseAssetGraph, asked: Parameters, window: Window) -> dict[str, list[date]]:
+    """The days of a stage. A week comes with the stage of the last of its days that are asked for.
+
+    Args:
+        graph: the assets.
+        asked: what the backfill is for.
+        window: the days of the stage.
+    """
+    found = target_days(graph, asked.tables, window)
+    for table, days in found.items():
+        days_of = Cadence.of(graph.get(dg.AssetKey(table)).partitions_def).days_of
+        end = asked.window.end
+        found[table] = [day for day in days if min(days_of(day).end, end) <= window.end]
+    return found
 
 
 def _possible(
@@ -208,7 +239,7 @@ def advance(instance: dg.DagsterInstance, graph: BaseAssetGraph, it: Undertaking
     (run,) = runs
     if not run.is_finished:
         return Step(f"{it.backfill_id} is being reconciled")
-    stages = list(it.plan.parameters.stages())
+    stages = it.plan.stages
     if run.status is not dg.DagsterRunStatus.SUCCESS:
         left = [str(window) for _, window in stages[it.stage + 1 :]]
         rest = f"; not launched: {', '.join(left)}" if left else ""
@@ -241,7 +272,7 @@ def progress(instance: dg.DagsterInstance, it: Undertaking) -> str:
     """Where a backfill stands, in a line."""
     if it.ended:
         return it.ended
-    stages = list(it.plan.parameters.stages())
+    stages = it.plan.stages
     said = f"stage {it.stage + 1} of {len(stages)} ({it.backfill_id})"
     backfill = instance.get_backfill(it.backfill_id)
     if backfill is None or backfill.asset_backfill_data is None:

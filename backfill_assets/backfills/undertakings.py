@@ -55,14 +55,14 @@ class Undertaking(BaseModel):
 
     @model_validator(mode="after")
     def _has_its_stage(self) -> Undertaking:
-        if self.stage not in range(len(list(self.plan.parameters.stages()))):
+        if self.stage not in range(len(self.plan.stages)):
             raise ValueError(f"there is no stage {self.stage}")
         return self
 
     @property
     def backfill_id(self) -> str:
         """Of the stage that is under way, as a backfill of Dagster's."""
-        name, _ = list(self.plan.parameters.stages())[self.stage]
+        name, _ = self.plan.stages[self.stage]
         again = f"-{self.attempt}" if self.attempt > 1 else ""
         return f"{self.plan.id}-{name}{again}"
 

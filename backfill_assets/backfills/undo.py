@@ -22,10 +22,11 @@ from backfill_assets.backfills.dependents import Extent, extents
 from backfill_assets.backfills.footprints import Change, footprint, part_of, put_back
 from backfill_assets.calendar.partitions import DAY, Window, packed, spelled
 from backfill_assets.calendar.policy import Policy
+from backfill_assets.delta.data_files import DataFiles
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.delta.records import Details, Record
-from backfill_assets.delta.snapshots import data_files, rows_as_of
+from backfill_assets.delta.snapshots import data_files, files_as_of, rows_as_of
 from backfill_assets.engine.stores import open_store
 from backfill_assets.landing.manifests import Manifest, after_undo
 from backfill_assets.publish.candidates import Built, Candidate, Done, Plan, Remarks, Snapshot
@@ -165,6 +166,21 @@ def _as_of(url: str, table: Table, version: int, days: Iterable[date]) -> _AsOf:
     return _AsOf(frozenset(file["day"] for file in files), frozenset(lost))
 
 
+def _files(url: str, table: Table, changes: Mapping[date, Change], now: int) -> DataFiles:
+    """The files that days had, where the day can have them back as they are.
+
+    A commit cannot take away a file and add it: where a merge has left one in place, the rows of
+    the day are written again.
+    """
+    found = {
+        day: of
+        for version, days in _by_version(changes).items()
+        for day, of in files_as_of(url, table, days, version).items()
+    }
+    there = {file["path"] for file in data_files(url, table, changes, now).to_pylist()}
+    return {day: of for day, of in found.items() if there.isdisjoint(file.path for file in of)}
+
+
 @dataclass(frozen=True)
 class _Undo:
     """How one table is put back."""
@@ -214,7 +230,8 @@ class _Undo:
 
             # They were made under the settings of then, whatever those of now are.
             under = {d: c.previous.made_under(d) for d, c in changes.items() if c.previous}
-            return Built(rows, {}, remarks=remarks, made_under=under)
+            files = _files(url, table, changes, ledger.version or 0)
+            return Built(rows, {}, remarks=remarks, made_under=under, files=files)
 
         return Plan(
             {day: self._fingerprint(ledger, day, todo[day]) for day in sorted(todo)},

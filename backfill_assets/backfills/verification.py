@@ -6,7 +6,7 @@ run; how it compares is for `comparison`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import date
 from itertools import groupby
@@ -17,6 +17,7 @@ from pydantic import PrivateAttr
 from rich.table import Table as Grid
 
 from backfill_assets.backfills.comparison import Content, Match, Verified, compare
+from backfill_assets.calendar.cadences import Cadence
 from backfill_assets.calendar.days import days_asked
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.dagster_ext.engine_failures import raise_if_engine_failed
@@ -32,6 +33,7 @@ from backfill_assets.publish.refusals import lacking
 from backfill_assets.publish.run_tags import CALLS_TAG
 from backfill_assets.quality.audit import Measured, RefusedError, Verdict, empty_day, judge, measure
 from backfill_assets.settings import Settings
+from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.codes import Code
 from backfill_assets.tables.table import SchemaError, Table
 
@@ -83,10 +85,10 @@ def verify(
     resources["io_manager"] = dg.IOManagerDefinition.hardcoded_io_manager(verifier)
     with dg.DagsterInstance.ephemeral() as instance:
         # Without the check on the states of the days: it is about what runs have published.
-        for part in window.split(settings.partitions_per_run):
+        for part, of in _runs(settings, names, window):
             dg.materialize(
                 [asset for asset in defs.assets or () if isinstance(asset, dg.AssetsDefinition)],
-                selection=names,
+                selection=of,
                 instance=instance,
                 resources=resources,
                 tags={
@@ -97,6 +99,19 @@ def verify(
                 run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
             )
     return sorted(verifier.found, key=lambda one: (names.index(one.table), one.day))
+
+
+def _runs(
+    settings: Settings, names: Sequence[str], window: Window
+) -> Iterator[tuple[Window, list[str]]]:
+    """Ranges of partitions, each with the tables of its cadence: a run of Dagster's has but one."""
+    tables = tables_of(settings)
+    for cadence in Cadence:
+        of = [name for name in names if tables[name].cadence is cadence]
+        known = cadence.definition(settings).has_partition_key
+        for part in window.split(settings.partitions_per_run) if of else ():
+            if there := [first for first in cadence.touched(part) if known(str(first))]:
+                yield Window(there[0], there[-1] + DAY), of
 
 
 def _ledgers(settings: Settings, as_of: Mapping[str, int]) -> Ledgers:

@@ -17,7 +17,7 @@ _DAYS = re.compile(rf"({_DAY})(?:\.\.\.({_DAY}))?")
 def calendar(settings: Settings, now: datetime | None = None) -> tuple[date, date] | None:
     """The first and the last day that there is a partition for; none if there is no day yet.
 
-    The same as those of `partitions.daily_partitions`, without Dagster.
+    The same as those of `Cadence.DAILY.definition`, without Dagster.
 
     Args:
         settings: the deployment's settings.

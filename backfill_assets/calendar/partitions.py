@@ -1,4 +1,4 @@
-"""The daily partitions, the backfill policy, and half-open date windows with their predicates."""
+"""Half-open date windows with their predicates, and the backfill policy."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ import dagster as dg
 from backfill_assets.settings import Settings
 
 DAY = timedelta(days=1)
-
-
-class NotContiguousError(ValueError):
-    """The days of one write do not form one gapless range."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +47,6 @@ class Window:
         if len(self) < len(days):
             return any(day in days for day in self)
         return any(day in self for day in days)
-
-    def until(self, last: date) -> Window:
-        """The days that are not after one."""
-        return self if last >= self.end else Window(self.start, max(self.start, last + DAY))
 
     def widened(self, *, before: int = 0, after: int = 0) -> Window:
         """This window and so many days more on either side."""
@@ -146,19 +138,6 @@ def unpacked(ranges: Collection[str]) -> list[date]:
     return found
 
 
-def one_window(keys: Iterable[str]) -> Window:
-    """The window of a run's partition keys.
-
-    Raises:
-        NotContiguousError: there is no key, or a gap between two of them.
-    """
-    found = windows(date.fromisoformat(key) for key in keys)
-    if len(found) != 1:
-        spelled = ", ".join(map(str, found)) or "no day at all"
-        raise NotContiguousError(f"one run takes one gapless range of days, got {spelled}")
-    return found[0]
-
-
 def days_of_run(tags: Mapping[str, str]) -> Window | None:
     """The days that a run is for, from its tags; none if it has none."""
     range_ = "dagster/asset_partition_range_"
@@ -170,18 +149,6 @@ def days_of_run(tags: Mapping[str, str]) -> Window | None:
 def any_of(found: Iterable[Window], column: str, *, of: str = "") -> str:
     """`Window.predicate` for the days of several windows."""
     return " OR ".join(f"({window.predicate(column, of=of)})" for window in found)
-
-
-def daily_partitions(settings: Settings) -> dg.DailyPartitionsDefinition:
-    """The one partitions definition that every asset shares.
-
-    One, because with differing start days a backfill falls apart into many runs.
-    """
-    return dg.DailyPartitionsDefinition(
-        start_date=settings.start.isoformat(),
-        end_date=settings.end.isoformat() if settings.end else None,
-        timezone=settings.timezone,
-    )
 
 
 def backfill_policy(settings: Settings) -> dg.BackfillPolicy:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
+from backfill_assets.calendar.cadences import Cadence
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.reach import Reach, next_days
 from backfill_assets.settings import Settings
@@ -30,6 +31,7 @@ class Policy:
             (`touched`); otherwise all that they may change (`window`).
         absent_days: a folder is waited for until one of so many days later was loaded; then its
             day counts as one on which nothing came.
+        cadence: how far apart the partitions are that `logged` and `due` give.
     """
 
     start: date
@@ -39,6 +41,7 @@ class Policy:
     corrects: bool
     only_touched: bool
     absent_days: int = 30
+    cadence: Cadence = Cadence.DAILY
 
     @classmethod
     def of(cls, settings: Settings) -> Policy:
@@ -59,18 +62,20 @@ class Policy:
         return next_days(self.window_days)
 
     def logged(self, today: date) -> Window:
-        """The log days that are over on a day, so that they can be loaded."""
-        return self._calendar(today)
+        """The partitions that are over on a day: of a raw log, the log days that can be loaded."""
+        return self.until(today - DAY)
 
-    def due(self, today: date) -> Window:
-        """The days that should have been published by the end of a day's nightly run.
+    def due(self, today: date, last: date = date.max) -> Window:
+        """The partitions that should have been published by the end of a day's nightly run.
 
-        With a lag of 1, yesterday is the last of them.
+        With a lag of 1, yesterday is the last of their days, if not an earlier one is given.
         """
-        return self._calendar(today - (self.lag_days - 1) * DAY)
+        return self.until(min(today - self.lag_days * DAY, last))
 
-    def _calendar(self, end: date) -> Window:
-        return Window(self.start, max(self.start, end if self.end is None else min(end, self.end)))
+    def until(self, last: date) -> Window:
+        """The partitions whose days are not after a last one."""
+        end = last + DAY if self.end is None else min(last + DAY, self.end)
+        return self.cadence.whole(Window(self.start, max(self.start, end)))
 
     def may_touch(self, log_day: date) -> Window:
         """The event days that a line logged on a day may change: itself and the W days before."""

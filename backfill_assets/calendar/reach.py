@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, ClassVar
 
 import dagster as dg
 
-from backfill_assets.calendar.partitions import DAY, Window, unpacked
+from backfill_assets.calendar.cadences import Cadence
+from backfill_assets.calendar.partitions import DAY, Days, Window, unpacked
 
 if TYPE_CHECKING:
     from backfill_assets.delta.ledgers import Ledger
@@ -44,12 +45,12 @@ class Reach:
         if self.before < 0 or self.before + self.after < 0:
             raise ValueError(f"{self} begins after the day, or ends before it begins")
 
-    def needed(self, day: date) -> date:
-        """The input day without which a day cannot be made: its own, or the last before it.
+    def needed(self, day: date) -> Sequence[date]:
+        """The input days without which a day cannot be made: its own, or the last before it.
 
         Whatever else the reach has is read if it is there.
         """
-        return day + min(self.after, 0) * DAY
+        return [day + min(self.after, 0) * DAY]
 
     def read(self, days: Window) -> Window:
         """The input days that decide some days."""
@@ -89,7 +90,33 @@ class Reach:
             )
 
 
+@dataclass(frozen=True)
+class _Week(Reach):
+    """A week is decided by its seven days, and needs all of them: a sum of six looks like one."""
+
+    after: int = 6
+
+    def needed(self, day: date) -> Sequence[date]:
+        """The input days without which a week cannot be made: all."""
+        return [*Cadence.WEEKLY.days_of(day)]
+
+    def touched(self, days: Window) -> Window:
+        """The weeks that some input days lie in."""
+        return Days.of(Cadence.WEEKLY.touched(days))
+
+    def changed(self, days: Collection[date], _source: Ledger) -> Iterable[date]:
+        """The weeks that changes of some input days may change."""
+        return Cadence.WEEKLY.touched(days)
+
+    @property
+    def mapping(self) -> None:
+        """Dagster's default maps a week to its days."""
+        return
+
+
 SAME_DAY = Reach()
+#: The seven days of a week, of a table that has a partition a week.
+WEEK = _Week()
 #: The day before, alone: of a table that carries its own state from day to day.
 PREVIOUS_DAY = Reach(before=1, after=-1)
 
@@ -123,9 +150,9 @@ class Known:
     stays_open: ClassVar[bool] = True
     varies: ClassVar[bool] = True
 
-    def needed(self, day: date) -> date:
-        """The input day without which a day cannot be made: its own."""
-        return day
+    def needed(self, day: date) -> Sequence[date]:
+        """The input days without which a day cannot be made: its own."""
+        return [day]
 
     def deciding(self, source: Ledger) -> Callable[[date], Collection[date]]:
         """By day, the input days that decide it, in ascending order.

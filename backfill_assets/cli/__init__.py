@@ -26,6 +26,13 @@ _FAMILIES = {
         "reconcile": "outcomes",
         "undo": "outcomes",
     },
+    "Targets": {
+        "targets": "targets",
+        "compare": "targets",
+        "switch": "targets",
+        "drop": "targets",
+    },
+    "Imports": {"import": "imports"},
     "Exports": {"export": "exports", "verify-export": "exports"},
     "Upkeep": {"verify": "upkeep", "maintain": "upkeep", "forget": "upkeep"},
     "Deployment": {
@@ -42,7 +49,7 @@ _FAMILIES = {
     },
 }
 #: Those that are no name of a function.
-_FUNCTIONS = {"verify-export": "verify_export"}
+_FUNCTIONS = {"verify-export": "verify_export", "import": "import_table"}
 _MODULES = {name: module for of in _FAMILIES.values() for name, module in of.items()}
 
 _INTERRUPTED = 130  # as a shell tells it

@@ -148,8 +148,10 @@ def sample(ctx: click.Context, out: Output, days: int) -> None:
     if "://" in settings.landing:
         out.say(f"{settings.landing} is no local folder: no sample orders are written there.")
         return
+    from backfill_assets.sample.lines import SOURCE
+
     landing = Path(settings.landing)
-    if (landing / "orders").exists():
+    if (landing / SOURCE).exists():
         if ctx.get_parameter_source("days") is ParameterSource.COMMANDLINE:
             out.say(f"{landing} has orders already: it stays as it is, whatever --days says.")
         return

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 from backfill_assets.cli.output import CannotRunError, Output, Status, command
 from backfill_assets.cli.parameters import Partitions, instance, nearest
 from backfill_assets.cli.plans import final_days_of, graph, parameters, plan_anew, show_plan
+from backfill_assets.cli.targets import build_target, target_option
 from backfill_assets.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -29,17 +30,24 @@ _LOOK_EVERY = 2  # seconds
 @command(
     "backfill aecrkdop",
     "backfill 2024-01-10...2024-01-14 --chunk-days 2 --yes",
+    "backfill 2024-01-10...2024-01-14 --target v2",
 )
 @click.argument("what", metavar="PLAN|PARTITIONS")
 @parameters
+@target_option
 @click.option("--yes", is_flag=True, help="Rewrite final days without asking.")
 @click.pass_context
-def backfill(ctx: click.Context, out: Output, what: str, yes: bool, **given: Any) -> Status:
+def backfill(
+    ctx: click.Context, out: Output, what: str, target: str, yes: bool, **given: Any
+) -> Status:
     """Launch a plan, or days, in stages, and watch it.
 
     PARTITIONS are FIRST...LAST, or one day. The deployment (`make ui`) must run. The backfill goes
-    on if this command is stopped. It ends with 1 if a stage did not pass.
+    on if this command is stopped. It ends with 1 if a stage did not pass. With --target, this
+    command itself builds the days beside production.
     """
+    if target:
+        return build_target(out, _days(ctx, what), target, given)
     settings = load_settings()
     # An id may be that of a run, whose characters may all be digits.
     days = _days(ctx, what) if re.match(r"\d+-\d", what) or "..." in what else None

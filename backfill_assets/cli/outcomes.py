@@ -105,12 +105,22 @@ def undo(out: Output, backfill: str, partitions: Window | None, reason: str) -> 
     with instance() as dagster:
         refuse_unknown(settings, dagster, backfill)
         said = {"backfill": backfill, "days": str(partitions or ""), "reason": reason}
-        run_id = _undone(dagster, said, "DEBUG" if out.verbose else "CRITICAL")
+        level = "DEBUG" if out.verbose else "CRITICAL"
+        run_id = run_job(dagster, "undo", "put_back", said, level)
     out.say(f"Undone   by run {run_id[:8]}, which can be undone as well")
 
 
-def _undone(dagster: dg.DagsterInstance, said: dict[str, str], log_level: str) -> str:
-    """Run the job `undo` as a run of Dagster's own, so that it is in the trail like any other.
+def run_job(
+    dagster: dg.DagsterInstance, job: str, op: str, said: dict[str, str], log_level: str
+) -> str:
+    """Run a job as a run of Dagster's own, so that it is in the trail like any other; its id.
+
+    Args:
+        dagster: the instance.
+        job: its name.
+        op: the name of its op.
+        said: the configuration of the op.
+        log_level: what the console gets of the log.
 
     Raises:
         ValueError: why it was refused, or failed.
@@ -121,10 +131,10 @@ def _undone(dagster: dg.DagsterInstance, said: dict[str, str], log_level: str) -
 
     repository = ReconstructableRepository.for_module("backfill_assets.definitions", "defs")
     result = dg.execute_job(
-        repository.get_reconstructable_job("undo"),
+        repository.get_reconstructable_job(job),
         instance=dagster,
         run_config={
-            "ops": {"put_back": {"config": said}},
+            "ops": {op: {"config": said}},
             "loggers": {"console": {"config": {"log_level": log_level}}},
         },
     )

@@ -56,6 +56,20 @@ class Partitions(click.ParamType):
         return Window(first, last + DAY)
 
 
+class ChunkDays(click.ParamType):
+    """How days are cut into stages: so many days each, `auto`, or `none` for one stage."""
+
+    name = "auto|none|N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """As `plans.Parameters` takes it."""
+        if value in ("auto", None):
+            return value
+        if value == "none":
+            return None
+        return click.IntRange(min=0).convert(value, param, ctx) or None
+
+
 class Day(click.ParamType):
     """One day, on the calendar or not."""
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from backfill_assets.cli.output import Output, command
-from backfill_assets.cli.parameters import Partitions, instance, json_option, selection
+from backfill_assets.cli.parameters import ChunkDays, Partitions, instance, json_option, selection
+from backfill_assets.cli.targets import plan_target, target_option
 from backfill_assets.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -32,8 +33,11 @@ def parameters(function: Callable[..., Any]) -> Callable[..., Any]:
             ),
             click.option(
                 "--chunk-days",
-                type=click.IntRange(min=1),
-                help="Stages of so many days, each reconciled before the next.",
+                type=ChunkDays(),
+                default="auto",
+                show_default=True,
+                help="Stages of so many days, each reconciled before the next; auto: of about the "
+                "same work if days differ much, else one; none: one.",
             ),
             click.option(
                 "--max-parallel",
@@ -67,12 +71,17 @@ def parameters(function: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.argument("partitions", type=Partitions())
 @parameters
+@target_option
 @json_option
-def plan(out: Output, partitions: Window, as_json: bool, **given: Any) -> None:
+def plan(out: Output, partitions: Window, target: str, as_json: bool, **given: Any) -> None:
     """What a backfill of these days would do, kept under an id.
 
-    PARTITIONS are FIRST...LAST, or one day. Nothing is computed. Needs DAGSTER_HOME.
+    PARTITIONS are FIRST...LAST, or one day. Nothing is computed. Needs DAGSTER_HOME. With --target
+    nothing is kept.
     """
+    if target:
+        plan_target(out, partitions, target, given)
+        return
     settings = load_settings()
     with instance() as dagster:
         made = plan_anew(settings, dagster, partitions, given)

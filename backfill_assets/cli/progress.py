@@ -18,8 +18,8 @@ _FAILURE = "dagster._core.definitions.events.Failure: "
 #: Errors that say themselves what is wrong and what to do; their stack trace would hide that.
 _OURS = (_FAILURE, "backfill_assets.")
 _TAIL = 40
-#: How the assets end that have no days, the pages of `sources.Source.page`.
-_PAGE = "lateness_dashboard"
+#: Before the name of a page, which has no days: the name of the step that makes it.
+_DRAWS = "draw_"
 
 
 def condense(lines: Iterable[str], out: Output) -> Status:
@@ -51,13 +51,12 @@ class _Step:
     checks: int = 0
     failed: int = 0
 
-    @property
-    def counts(self) -> str:
-        """The same in words."""
+    def counts(self, name: str) -> str:
+        """The same in words, of the step of that name."""
         days, same = (
             ", ".join(
-                f"{name} {n} day{'s' * (n != 1)}" if not name.endswith(_PAGE) else name
-                for name, n in counts.items()
+                f"{asset} {n} day{'s' * (n != 1)}" if name != f"{_DRAWS}{asset}" else asset
+                for asset, n in counts.items()
             )
             for counts in (self.days, self.identical)
         )
@@ -110,7 +109,7 @@ class _Condensed:
 
     def ended(self, name: str, how: str) -> None:
         """Say what a step has done. Steps run at the same time: each has its line when it ends."""
-        self.say(f"  {name} ... {how}{self.running.pop(name, _Step()).counts}")
+        self.say(f"  {name} ... {how}{self.running.pop(name, _Step()).counts(name)}")
 
     def end(self) -> Status:
         """Say how the run ended."""

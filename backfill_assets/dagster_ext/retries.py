@@ -151,3 +151,18 @@ def _retry_raised(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
         return False
     group = instance.get_run_group(run.run_id)
     return group is not None and all(other.parent_run_id != run.run_id for other in group[1])
+
+
+def is_retry(run: dg.DagsterRun) -> bool:
+    """Whether a run is one that Dagster repeats."""
+    return "dagster/retry_number" in run.tags
+
+
+def first_attempt(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterRun:
+    """The run that this one repeats, if it is a retry of Dagster's; else itself."""
+    while is_retry(run):
+        parent = instance.get_run_by_id(run.tags.get("dagster/parent_run_id", ""))
+        if parent is None:
+            break
+        run = parent
+    return run

@@ -11,16 +11,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 import pyarrow.fs as pafs
 
-from backfill_assets.engine.stores import open_store
+from backfill_assets.engine.stores import open_store, put_in_place
 
 #: Under the table. Delta, VACUUM included, passes over what begins with an underscore.
 _FOLDER, _COPY = "_backfill_assets", "commits.jsonl.zst"
@@ -83,6 +83,15 @@ class CommitLog:
         except FileNotFoundError:
             return None
 
+    def there(self) -> set[int]:
+        """The versions whose commit files are there."""
+        filesystem, path = self._store
+        listed = filesystem.get_file_info(
+            pafs.FileSelector(f"{path}/_delta_log", allow_not_found=True)
+        )
+        names = (re.fullmatch(r"(\d{20})\.json", file.base_name) for file in listed)
+        return {int(name[1]) for name in names if name}
+
 
 @dataclass(frozen=True)
 class CommitFiles(CommitLog):
@@ -104,13 +113,6 @@ class CommitFiles(CommitLog):
         """Whether a commit's file is there."""
         filesystem, path = self._store
         return bool(filesystem.get_file_info(f"{path}/_delta_log/{version:020d}.json").is_file)
-
-    def there(self) -> set[int]:
-        """The versions whose commit files are there."""
-        filesystem, path = self._store
-        listed = filesystem.get_file_info(pafs.FileSelector(f"{path}/_delta_log"))
-        names = (re.fullmatch(r"(\d{20})\.json", file.base_name) for file in listed)
-        return {int(name[1]) for name in names if name}
 
     def oldest(self, upto: int) -> int:
         """The first version, of those up to one, whose commit file is there."""
@@ -182,8 +184,6 @@ class CommitFiles(CommitLog):
         return now == mark if now and mark else of == table_id
 
     def _copy(self, found: Lines, upto: int, table_id: str) -> None:
-        filesystem, path = self._store
-        folder = f"{path}/{_FOLDER}"
         about = {
             "form": self.form,
             "version": upto,
@@ -191,12 +191,7 @@ class CommitFiles(CommitLog):
             "table": table_id,
             "lost": found.lost,
         }
-        # Several may write at once, and one may be killed: nobody sees half a copy.
-        unfinished = f"{folder}/.{uuid.uuid4().hex}-{_COPY}"
-        try:
-            filesystem.create_dir(folder)
-            with filesystem.open_output_stream(unfinished) as stream:
-                stream.write(b"\n".join([*found.lines, json.dumps(about).encode()]))
-            filesystem.move(unfinished, f"{folder}/{_COPY}")
-        except (OSError, NotImplementedError):
-            return  # who may only read here goes without
+        content = b"\n".join([*found.lines, json.dumps(about).encode()])
+        # Who may only read here goes without.
+        with suppress(OSError, NotImplementedError):
+            put_in_place(f"{self.url}/{_FOLDER}", _COPY, content)

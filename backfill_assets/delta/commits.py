@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 from uuid import uuid4
@@ -26,8 +26,9 @@ from pyspark.sql import functions as F
 from backfill_assets.calendar.partitions import any_of, windows
 from backfill_assets.dagster_ext.engine_failures import engine_lost
 from backfill_assets.dagster_ext.steps import raise_if_interrupted
-from backfill_assets.delta.creation import add_columns, create, is_empty
+from backfill_assets.delta.creation import Session, add_columns, create, is_empty
 from backfill_assets.delta.data_files import DataFiles, remove_files, write_files
+from backfill_assets.delta.forks import absolute
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.logs import APPLICATION, delta_log
 from backfill_assets.delta.reading import read_ledger
@@ -87,16 +88,24 @@ class Writer:
     """Commits to one table.
 
     Attributes:
-        spark: the session.
+        session: gives the session, which starts when it is first needed: a commit of files that are
+            there needs none.
         url: where the table lives.
         table: which one it is.
         undo_days: for how many days a table that is created keeps the files that were replaced.
+        files: of a fork, the table that it is a fork of, with whose files its own lie.
     """
 
-    spark: SparkSession
+    session: Session
     url: str
     table: Table
     undo_days: int = UNDO_DAYS
+    files: str = ""
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session."""
+        return self.session()
 
     def write(self, frame: DataFrame, days: Sequence[date], *, scattered: bool) -> DataFiles:
         """Write days' rows as data files that no version of the table names, see `commit`.
@@ -113,7 +122,7 @@ class Writer:
         if scattered:
             rows = rows.hint("rebalance", self.table.partition)
         try:
-            return write_files(rows, self.url, self.table.partition)
+            return write_files(rows, self.files or self.url, self.table.partition)
         except SPARK_ERRORS as error:
             if engine_lost(error):
                 raise
@@ -124,7 +133,7 @@ class Writer:
     def remove(self, files: Iterable[AddAction]) -> None:
         """Remove data files that no commit will name; what cannot be removed is left to VACUUM."""
         try:
-            remove_files(self.url, files)
+            remove_files(self.files or self.url, files)
         except OSError as error:
             _log.warning("%s: files that no commit names are left: %s", self.url, error)
 
@@ -176,7 +185,7 @@ class Writer:
         log = delta_log(self.url, ready.version).load()
         column = self.table.partition
         log.create_write_transaction(
-            [file for day in days for file in files.get(day, ())],
+            [self._named(file) for day in days for file in files.get(day, ())],
             "overwrite" if days else "append",
             log.schema(),
             [column],
@@ -190,6 +199,10 @@ class Writer:
                 create_checkpoint=False, cleanup_expired_logs=False
             ),
         )
+
+    def _named(self, file: AddAction) -> AddAction:
+        """A data file as the log names it."""
+        return replace(file, path=f"{absolute(self.files)}/{file.path}") if self.files else file
 
     def _version_of(self, metadata: Mapping[str, Any]) -> tuple[int | None, int | None]:
         """The version that has a commit of ours, none if there is none; and the last version."""
@@ -232,8 +245,8 @@ class Writer:
         new = not since.records and since.transaction is None
         try:
             if new:
-                create(self.spark, self.url, self.table, table_properties(self.undo_days))
-            elif not add_columns(self.spark, self.url, since):
+                create(self.session, self.url, self.table, table_properties(self.undo_days))
+            elif not add_columns(self.session, self.url, since):
                 return since
         except (*SPARK_ERRORS, DeltaError, OSError) as error:
             if engine_lost(error):

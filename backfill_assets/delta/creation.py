@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import pyspark.sql.types as T
@@ -22,6 +22,8 @@ from backfill_assets.tables.table import Table
 
 #: How the property of a CHECK constraint begins, before its name.
 CONSTRAINT = "delta.constraints."
+#: Gives the session, which starts when it is first needed.
+Session = Callable[[], SparkSession]
 #: The version after the one that was looked at, or none.
 _NEXT = CommitProperties(max_commit_retries=0)
 
@@ -41,7 +43,7 @@ def _own_rules(table: Table) -> dict[str, str]:
     return {name.lower(): rule for name, rule in table.constraints.items()}
 
 
-def create(spark: SparkSession, url: str, table: Table, properties: Mapping[str, str]) -> None:
+def create(session: Session, url: str, table: Table, properties: Mapping[str, str]) -> None:
     """Create the empty table, constraints included; harmless if somebody else just did.
 
     Raises:
@@ -72,7 +74,7 @@ def create(spark: SparkSession, url: str, table: Table, properties: Mapping[str,
         if load_log(url) is None:
             raise
     # What a creation that was killed has not come to.
-    _add_constraints(spark, url, table, _own_rules(table))
+    _add_constraints(session, url, table, _own_rules(table))
 
 
 def is_empty(ledger: Ledger) -> bool:
@@ -94,7 +96,7 @@ def _column(table: Table, column: T.StructField) -> str:
     return f"`{column.name}` {column.dataType.simpleString()}{required} COMMENT '{comment}'"
 
 
-def _add_constraints(spark: SparkSession, url: str, table: Table, rules: Mapping[str, str]) -> bool:
+def _add_constraints(session: Session, url: str, table: Table, rules: Mapping[str, str]) -> bool:
     """Add the rules that the table has not; whether there were any."""
     log = delta_log(url).load()
     there = log.metadata().configuration
@@ -104,8 +106,8 @@ def _add_constraints(spark: SparkSession, url: str, table: Table, rules: Mapping
             with suppress(DeltaError):
                 log.alter.add_constraint({name: rule}, commit_properties=_NEXT)
                 continue
-        with alone(spark, {}) as session:
-            session.sql(f"ALTER TABLE delta.`{url}` ADD CONSTRAINT {name} CHECK ({rule})")
+        with alone(session(), {}) as own:
+            own.sql(f"ALTER TABLE delta.`{url}` ADD CONSTRAINT {name} CHECK ({rule})")
     return bool(new)
 
 
@@ -120,7 +122,7 @@ def _is_plain(table: Table, rule: str) -> bool:
     return found is not None and isinstance(types.get(found[1]), T.IntegerType | T.LongType)
 
 
-def add_columns(spark: SparkSession, url: str, since: Ledger) -> bool:
+def add_columns(session: Session, url: str, since: Ledger) -> bool:
     """Add the columns that the model has got since, and their rules; whether there were any.
 
     Harmless if somebody else does just that. The names are those of the model, and `evolution`
@@ -136,8 +138,8 @@ def add_columns(spark: SparkSession, url: str, since: Ledger) -> bool:
         where = f"AFTER `{names[place - 1]}`" if place else "FIRST"
         change = f"ALTER TABLE delta.`{url}` ADD COLUMNS ({_column(table, column)} {where})"
         try:
-            with alone(spark, {}) as session:
-                session.sql(change)
+            with alone(session(), {}) as own:
+                own.sql(change)
         except SPARK_ERRORS:
             log = load_log(url)
             if log is None or column.name not in {f.name for f in log.schema().fields}:
@@ -150,7 +152,7 @@ def add_columns(spark: SparkSession, url: str, since: Ledger) -> bool:
         for column in added & table.columns.keys()
         for name, rule in bounds_of(column, table.columns[column]).items()
     }
-    return _add_constraints(spark, url, table, rules) or bool(new)
+    return _add_constraints(session, url, table, rules) or bool(new)
 
 
 def _quoted(text: str) -> str:

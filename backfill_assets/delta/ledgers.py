@@ -158,6 +158,14 @@ class Ledger:
                 return None
         return published
 
+    def rows_of(self, day: date) -> int | None:
+        """The rows of a day; none if it is not published."""
+        if day not in self.published:
+            return None
+        if self.rows is not None and day in self.rows:
+            return self.rows[day]
+        return self.measured[day].rows if day in self.measured else 0
+
     def content(self, day: date) -> str:
         """What a day holds, as text: days with equal texts have equal rows."""
         published = self.current_record(day)

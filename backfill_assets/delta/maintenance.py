@@ -25,6 +25,7 @@ from backfill_assets.delta.logs import load_log, metadata_of
 from backfill_assets.delta.maintained import Files, Maintained, as_markdown, cells, sentences
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.snapshots import rows_as_of
+from backfill_assets.delta.targets import older_than
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.engine.stores import open_store
 from backfill_assets.escaping import markdown
@@ -66,7 +67,9 @@ def maintain(
             problem = f"{name}: {'; '.join(said)}. It was left as it is. {way(table, None)}"
             yield Maintained(name, none, none, problems=[problem])
         elif log is not None:
-            one = _Maintenance(spark, url, table, settings.undo_days, dry_run)
+            # A target has files that no version of the table has, or no longer.
+            kept_for = older_than(settings, name, max(settings.undo_days - 1, 0))
+            one = _Maintenance(spark, url, table, settings.undo_days, dry_run, kept_for)
             yield one.run(log)
 
 
@@ -79,6 +82,7 @@ class _Maintenance:
     table: Table
     undo_days: int
     dry_run: bool
+    kept_for: list[str] = field(default_factory=list)
     compacted: list[date] = field(default_factory=list)
     removed: int | None = None
     notes: list[str] = field(default_factory=list)
@@ -197,6 +201,12 @@ class _Maintenance:
         return {day: measured.digest for day, measured in measure(rows, self.table).items()}
 
     def _take_away(self) -> None:
+        if self.kept_for:
+            self.notes.append(
+                f"{self.table.name}: no file was taken away, as the target(s) "
+                f"{', '.join(self.kept_for)} may still need it; switch over or drop them first"
+            )
+            return
         # First what there is to do: a VACUUM makes two commits even if there is nothing.
         old = self.spark.sql(f"VACUUM {self._target} DRY RUN").collect()
         if old and not self.dry_run:

@@ -54,12 +54,18 @@ class _Known(NamedTuple):
 _known: dict[str, _Known] = {}
 
 
-def read_ledger(url: str, table: Table) -> Ledger:
-    """The ledger of a table as of now."""
+def read_ledger(url: str, table: Table, warehouse: str = "") -> Ledger:
+    """The ledger of a table as of now.
+
+    Args:
+        url: where the table lives, or a fork of it.
+        table: which one it is.
+        warehouse: where the tables without days are; the folder of the table, if not given.
+    """
     ledger = _read_log(url, table)
     if not table.references:
         return ledger
-    references = references_of(table, url.rpartition("/")[0])
+    references = references_of(table, warehouse or url.rpartition("/")[0])
     return replace(ledger, references={name: of.content for name, of in references.items()})
 
 

@@ -7,16 +7,21 @@ for a few days of a long history takes longer than all the rest.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from datetime import date
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
+from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.calendar.partitions import any_of, windows
+from backfill_assets.delta.data_files import DataFiles
+from backfill_assets.delta.forks import added_files, located
 from backfill_assets.delta.logs import delta_log
 from backfill_assets.engine.frames import frame_of
 from backfill_assets.tables.table import Table
@@ -28,6 +33,49 @@ _FEW = 500
 def data_files(url: str, table: Table, days: Iterable[date], version: int) -> pa.Table:
     """The data files of days as of a version, from the log: their `day` and `path`."""
     return _files(delta_log(url, version).load(), table, days)
+
+
+def files_as_of(
+    url: str, table: Table, days: Iterable[date], version: int, since: int = -1
+) -> DataFiles:
+    """The data files of days as of a version, as a commit to the table is to name them.
+
+    Days with a file of which no commit tells any more, or not how many rows it has, or that has
+    rows taken away by a deletion vector, are left out.
+
+    Args:
+        url: where the table lives, or a fork of it.
+        table: which one it is.
+        days: the days.
+        version: the version.
+        since: a version after which most of the files came: these commits are looked at first.
+    """
+    held: dict[date, list[str]] = defaultdict(list)
+    for file in data_files(url, table, days, version).to_pylist():
+        held[file["day"]].append(located(url, file["path"]))
+    wanted = {place for of in held.values() for place in of}
+    added = added_files(url, since)
+    if not wanted <= added.keys():
+        added = added_files(url, -1)
+    known = {
+        place
+        for place in wanted
+        if '"numRecords"' in (added.get(place, {}).get("stats") or "")
+        if not added[place].get("deletionVector")
+    }
+    return {
+        day: [_as_added(place, added[place]) for place in of]
+        for day, of in held.items()
+        if known.issuperset(of)
+    }
+
+
+def _as_added(place: str, added: Mapping[str, Any]) -> AddAction:
+    path = unquote(added["path"])
+    if "://" in path:  # of a fork; its files lie with those of the table, each in that of its day
+        path = "/".join(place.rsplit("/", 2)[1:])
+    size, at = added["size"], added["modificationTime"]
+    return AddAction(path, size, added["partitionValues"], at, True, added["stats"])
 
 
 def _files(log: DeltaTable, table: Table, days: Iterable[date] | None) -> pa.Table:
@@ -60,30 +108,33 @@ def rows_as_of(
     files = _files(log, table, days).to_pylist()
     if not files:
         return frame_of(spark, table.struct)
-    if len(files) > _FEW or not _is_plain(log, table, files):
+    root = _root(url, log, table, files) if len(files) <= _FEW else None
+    if root is None:
         rows = spark.read.format("delta").option("versionAsOf", version).load(url)
         if days is not None:
             rows = rows.where(any_of(windows(days), table.partition))
         return table.filled(rows)
     # Spark takes what it is given for patterns.
-    literal = re.sub(r"([\\*?\[\]{}])", r"\\\1", url)
-    paths = [f"{literal}/{file['path']}" for file in files]
-    rows = spark.read.schema(table.struct).option("basePath", url).parquet(*paths)
+    paths = [re.sub(r"([\\*?\[\]{}])", r"\\\1", located(url, file["path"])) for file in files]
+    rows = spark.read.schema(table.struct).option("basePath", root).parquet(*paths)
     return rows.select(*table.columns)
 
 
-def _is_plain(log: DeltaTable, table: Table, files: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether files hold the rows as they are, each in the folder of its day.
+def _root(
+    url: str, log: DeltaTable, table: Table, files: Iterable[Mapping[str, Any]]
+) -> str | None:
+    """The folder in which files lie that hold the rows as they are, each in the folder of its day.
 
-    Otherwise rows may be deleted without a new file, columns renamed or not there yet, and paths
-    may be of any form: all that is for Delta to know.
+    None if there is no such folder: rows may be deleted without a new file, columns renamed or not
+    there yet, and paths may be of any form: all that is for Delta to know.
     """
     there = {field.name for field in log.schema().fields}
-    return (
-        log.protocol().min_reader_version == 1
-        and there.issuperset(table.columns)
-        and all(
-            re.fullmatch(rf"{table.partition}={file['day']}/[\w.-]+", file["path"])
-            for file in files
+    if log.protocol().min_reader_version > 1 or not there.issuperset(table.columns):
+        return None
+    found = set()
+    for file in files:
+        own = re.fullmatch(
+            rf"(.*)/{table.partition}={file['day']}/[\w.-]+", located(url, file["path"]), re.DOTALL
         )
-    )
+        found.add(own and own[1])
+    return found.pop() if len(found) == 1 else None

@@ -32,6 +32,7 @@ from backfill_assets.monitoring.states import MEANING, Situation, State
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.backlog import Backlog
 from backfill_assets.tables.catalog import config_digests, graph_for
+from backfill_assets.tables.sources import Source
 
 #: A time so far ahead of the clock is not that of two clocks that differ a little.
 _AHEAD = timedelta(hours=1)
@@ -41,22 +42,23 @@ WAREHOUSE = "warehouse"
 def checks(settings: Settings) -> list[Check]:
     """The checks of landing, warehouse and tables."""
     graph = graph_for(settings)
-    sources = {source.name: f"landing {source.name}" for source in graph.sources.values()}
+    sources = {source.name: source for source in graph.sources.values()}
+    parts = {name: f"landing {name}" for name in sources}
     return [
-        *(Check(part, partial(landing, settings, name)) for name, part in sources.items()),
+        *(Check(parts[name], partial(landing, settings, of)) for name, of in sources.items()),
         Check(WAREHOUSE, partial(warehouse, settings)),
         *(
             Check(f"table {name}", partial(table, settings, name), [WAREHOUSE])
             for name in graph.tables
         ),
-        Check("clock", partial(clock, settings), [WAREHOUSE, *sources.values()]),
+        Check("clock", partial(clock, settings), [WAREHOUSE, *parts.values()]),
     ]
 
 
-def landing(settings: Settings, source: str) -> Iterator[Found]:
+def landing(settings: Settings, source: Source) -> Iterator[Found]:
     """Whether a source's folders can be listed, and the newest file opened."""
     listing = list_landing(settings.landing, source)
-    where = f"{settings.landing}/{source}"
+    where = f"{settings.landing}/{source.name}"
     if not listing.folders:
         yield note(f"no arrival day has landed in {where}", "see that the source delivers")
         return

@@ -89,13 +89,13 @@ def check_java() -> None:
 
 def delta_jars(cache: Path) -> list[Path]:
     """The Delta jars in the cache; empty while they have not been downloaded."""
-    return sorted(_folder(cache, delta_coordinate()).glob("*.jar"))
+    return _downloaded(cache, delta_coordinate())
 
 
 def s3_jars(cache: Path) -> list[Path]:
     """The jars for S3 in the cache; empty while they have not all been downloaded and built."""
-    downloaded, store = sorted(_folder(cache, _S3[0]).glob("*.jar")), log_store_jar(cache)
-    return [*downloaded, store] if downloaded and store.exists() else []
+    found, store = _downloaded(cache, _S3[0]), log_store_jar(cache)
+    return [*found, store] if found and store.exists() else []
 
 
 def with_jars(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def with_jars(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
     # Delta's alone will do, copied there by hand; and without them the others are of no use.
     ours = delta_jars(cache)
     if ours:
-        ours += sorted(_folder(cache, _LOCAL_FILES).glob("*.jar"))
+        ours += _downloaded(cache, _LOCAL_FILES)
     if LOG_STORE in config:
         ours += s3_jars(cache)
     jars = dict.fromkeys([*map(str, ours), *filter(None, config.get("spark.jars", "").split(","))])
@@ -132,7 +132,7 @@ def refuse_unknown_jars(config: Mapping[str, Any], cache: Path) -> None:
         raise EngineError(
             f"{', '.join(map(str, unknown))}: not one of the jars that this version was made with "
             "(their SHA-256 says so): a broken download, or somebody changed it. Remove it and run "
-            "backfill-assets jars, which downloads it again. Nothing was started."
+            "backfill-assets jars, which makes it anew. Nothing was started."
         )
 
 
@@ -159,7 +159,7 @@ def fetch_s3_jars(cache: Path) -> list[Path]:
     Raises:
         EngineError: there is no Java, or the registry cannot be reached.
     """
-    if not any(_folder(cache, _S3[0]).glob("*.jar")):
+    if not _downloaded(cache, _S3[0]):
         _fetch("the jars of s3a://", _S3, cache, _NOT_FOR_S3)
     build_log_store(cache, delta_jars(cache))
     return s3_jars(cache)
@@ -170,12 +170,12 @@ def _fetch(
 ) -> None:
     check_java()
     said = _download(coordinates, cache, without)
-    folder = _folder(cache, coordinates[0])
-    if not any(folder.glob("*.jar")):
+    if not _downloaded(cache, coordinates[0]):
         raise EngineError(
             f"{what} ({coordinates[0]}) could not be downloaded: check that this machine reaches "
             "Maven Central (or the mirror that your Ivy settings name), or copy the jars of a "
-            f"machine that does into {folder}. Last words: {_last_words(said)}"
+            f"machine that does into {_folder(cache, coordinates[0])}. "
+            f"Last words: {_last_words(said)}"
         )
 
 
@@ -216,6 +216,10 @@ def _download(coordinates: Sequence[str], cache: Path, without: str) -> str:
             with suppress(OSError):  # another process was first
                 ready.rename(_folder(cache, coordinates[0]))
     return done.stderr
+
+
+def _downloaded(cache: Path, coordinate: str) -> list[Path]:
+    return sorted(_folder(cache, coordinate).glob("*.jar"))
 
 
 def _folder(cache: Path, coordinate: str) -> Path:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pyarrow.fs as pafs
 
@@ -99,6 +100,27 @@ def _s3(place: S3) -> pafs.S3FileSystem:
         # A small file is one request, and not the three of an upload in parts.
         allow_delayed_open=True,
     )
+
+
+def put_in_place(folder: str, name: str, content: bytes) -> None:
+    """Write a file at once, in place of what was there: nobody reads half of it.
+
+    Args:
+        folder: path or URL, made if need be.
+        name: of the file.
+        content: what it is to hold.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    filesystem, root = open_store(folder)
+    filesystem.create_dir(root, recursive=True)
+    # An object is there when it is whole. Two processes that write at once have files of their own.
+    whole = name if on_s3(folder) else f".{uuid4().hex}-{name}"
+    with filesystem.open_output_stream(f"{root}/{whole}") as stream:
+        stream.write(content)
+    if whole != name:
+        filesystem.move(f"{root}/{whole}", f"{root}/{name}")
 
 
 def folder_of(url: str) -> pafs.FileSystem:

@@ -40,7 +40,7 @@ class LandingFile:
 
     Attributes:
         arrival_date: day of the folder it lies in.
-        name: file name.
+        name: file name, after the folder of its hour where the source lands by the hour.
         url: what Spark opens, escaped where it would see a pattern.
         size: bytes.
     """
@@ -83,6 +83,7 @@ class Landing:
         files: the readable files.
         broken: why a file cannot be read at all, by file.
         unknown: files of no known format; not read, worth a warning.
+        hours: by arrival day, the folders of hours that are there.
         controls: the source's own totals by arrival day, where it sends them.
         bad_controls: why a control file cannot be used, by arrival day.
         counts: non-blank data lines found, headers not counted, by the file's name in the tables.
@@ -94,6 +95,7 @@ class Landing:
     files: list[LandingFile] = field(default_factory=list)
     broken: dict[LandingFile, str] = field(default_factory=dict)
     unknown: dict[date, list[str]] = field(default_factory=lambda: defaultdict(list))
+    hours: dict[date, frozenset[str]] = field(default_factory=dict)
     controls: dict[date, Control] = field(default_factory=dict)
     bad_controls: dict[date, str] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)

@@ -75,9 +75,9 @@ def survey(
     Raises:
         LandingError: the source has no folder at all: a wrong setting, not an empty day.
     """
-    listing = listing or list_landing(landing, source.name, days)
+    listing = listing or list_landing(landing, source, days)
     found = _look(landing, source, days, listing, caps or Caps.usual())
-    found.counts = readable(found, lambda part: _count(spark, part))
+    found.counts = readable(found, lambda part: _count(spark, source, part))
     return found
 
 
@@ -142,6 +142,7 @@ def _look(landing: str, source: Source, days: Window, listing: Listing, caps: Ca
         within = f"{landing}/{source.name}/{folder_name(day)}"
         if folder.unknown:
             found.unknown[day] += folder.unknown
+        found.hours[day] = folder.hours
         for entry in folder.files.values():
             file = LandingFile(day, entry.name, literal(f"{within}/{entry.name}"), entry.size)
             if entry.name == CONTROL_FILE:
@@ -260,7 +261,7 @@ def _urls(files: Iterable[LandingFile]) -> list[str]:
     return [file.url for file in files]
 
 
-def _count(spark: SparkSession, found: Landing) -> dict[str, int]:
+def _count(spark: SparkSession, source: Source, found: Landing) -> dict[str, int]:
     """Lines by file, from a scan of its own that knows nothing of how lines are parsed.
 
     Conservation is measured against these counts. Every byte is read, so a file that breaks off in
@@ -268,14 +269,14 @@ def _count(spark: SparkSession, found: Landing) -> dict[str, int]:
     """
     frames = []
     if json_files := _json_files(found):
-        lines = text_lines(spark, _urls(json_files), found.caps.line)
+        lines = text_lines(spark, source, _urls(json_files), found.caps.line)
         frames.append(lines.select("source_file", F.lit(0).alias("touched")))
     for header, files in _by_header(found).items():
-        lines = text_lines(spark, _urls(files), found.caps.line, header)
+        lines = text_lines(spark, source, _urls(files), found.caps.line, header)
         frames.append(lines.select("source_file", F.lit(0).alias("touched")))
     for columns, files in _by_columns(found).items():
         rows = parquet_rows(spark, _urls(files), columns)
-        frames.append(rows.select(origin()[1], decoded(columns).alias("touched")))
+        frames.append(rows.select(origin(source)[1], decoded(columns).alias("touched")))
     if not frames:
         return {}
     by_file = _union(frames).groupBy("source_file")
@@ -291,10 +292,14 @@ def read_lines(spark: SparkSession, found: Landing, source: Source) -> DataFrame
     """
     frames = []
     if json_files := _json_files(found):
-        frames.append(json_lines(text_lines(spark, _urls(json_files), found.caps.line), source))
+        frames.append(
+            json_lines(text_lines(spark, source, _urls(json_files), found.caps.line), source)
+        )
     for header, files in _by_header(found).items():
         frames.append(
-            csv_records(text_lines(spark, _urls(files), found.caps.line, header), header, source)
+            csv_records(
+                text_lines(spark, source, _urls(files), found.caps.line, header), header, source
+            )
         )
     for columns, files in _by_columns(found).items():
         frames.append(parquet_fields(parquet_rows(spark, _urls(files), columns), columns, source))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
@@ -18,11 +18,14 @@ import pyarrow.fs as pafs
 
 from backfill_assets.engine.stores import open_store
 from backfill_assets.landing.folders import NAMELESS, Item, local_items, misled, said
+from backfill_assets.tables.sources import Source
 
 CONTROL_FILE = "_control.json"
 _KNOWN = re.compile(r".*\.((jsonl|json|csv)(\.gz)?|parquet)", re.DOTALL)
 #: Names that writers give to what they have not finished.
 _UNFINISHED = (".tmp", ".part")
+#: The folders within an arrival day's of a source whose files land by the hour.
+HOURS = tuple(f"hour={n:02}" for n in range(24))
 
 
 def folder_name(day: date) -> str:
@@ -31,7 +34,7 @@ def folder_name(day: date) -> str:
 
 
 def folder_of(source_file: str) -> str:
-    """The name of the folder that a file lies in, by its name in the tables."""
+    """The name of the arrival day's folder that a file lies in, by its name in the tables."""
     return source_file.partition("/")[0]
 
 
@@ -49,7 +52,8 @@ class Entry:
         size: bytes.
         mtime: when it was last changed, in nanoseconds since 1970; 0 where the store does not say.
         refused: why it must not be opened; empty if it may be. So is a link that leads out of the
-            landing, and a folder that cannot be listed, which stands here without a name.
+            landing, and a folder that cannot be listed, which stands here without a name, or by
+            that of its hour.
     """
 
     source_file: str
@@ -60,7 +64,7 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """The file's own name; empty for the folder as a whole."""
+        """Its name within the day's folder, after that of its hour; empty for the whole folder."""
         return self.source_file.partition("/")[2]
 
 
@@ -72,10 +76,12 @@ class Folder:
         files: those of a known format, the control file, and what is refused, by
             `Entry.source_file`.
         unknown: names of others; they are not read, which is worth a warning.
+        hours: names of the folders of hours, where the source lands by the hour.
     """
 
     files: Mapping[str, Entry]
     unknown: tuple[str, ...] = ()
+    hours: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,7 @@ def _digest(filesystem: pafs.FileSystem, path: str) -> str:
     return said.hexdigest()[:32]
 
 
-def list_landing(landing: str, name: str, days: Iterable[date] | None = None) -> Listing:
+def list_landing(landing: str, source: Source, days: Iterable[date] | None = None) -> Listing:
     """List the folders of arrival days of a source; no file is opened.
 
     What cannot be listed of one day, or must not be followed, is refused by name: it is that day's
@@ -145,7 +151,7 @@ def list_landing(landing: str, name: str, days: Iterable[date] | None = None) ->
 
     Args:
         landing: the landing folder.
-        name: of the source.
+        source: whose folders they are.
         days: the arrival days; all of them, in one listing, if not given.
 
     Raises:
@@ -153,6 +159,7 @@ def list_landing(landing: str, name: str, days: Iterable[date] | None = None) ->
             setting, not an empty day.
     """
     filesystem, root = open_store(landing)
+    name, hourly = source.name, source.hourly
     base = f"{root}/{name}"
     try:
         if filesystem.get_file_info(base).type != pafs.FileType.Directory:
@@ -162,23 +169,27 @@ def list_landing(landing: str, name: str, days: Iterable[date] | None = None) ->
             )
         local = isinstance(filesystem, pafs.LocalFileSystem)
         asked = None if days is None else frozenset(days)
-        listed = _local(root, base, asked) if local else _stored(filesystem, base, asked)
+        if local:
+            listed = _local(root, base, asked, hourly)
+        else:
+            listed = _stored(filesystem, base, asked, hourly)
     except PermissionError as error:
         raise LandingError(
             f"the folder {landing}/{name} cannot be listed ({said(error)}): let the user that this "
             "runs as list it. Nothing was written."
         ) from error
-    folders = {day: _folder(day, items) for day, items in sorted(listed.items())}
+    folders = {day: _folder(day, items, hourly) for day, items in sorted(listed.items())}
     return Listing(landing, folders, asked or frozenset(), name)
 
 
 #: So many folders of a store are listed at a time.
 _LISTERS = 16
-#: What lies in each folder of an arrival day, or why that cannot be told.
+#: What lies in each folder of an arrival day, or why that cannot be told. The folder of an hour has
+#: a name that ends in a slash; what lies in it has a name that begins with that.
 _Listed = dict[date, Iterable[Item] | str]
 
 
-def _local(root: str, base: str, days: Iterable[date] | None) -> _Listed:
+def _local(root: str, base: str, days: Iterable[date] | None, hourly: bool) -> _Listed:
     """The folders of a local landing; those of some days, or all."""
     if days is None:
         days = filter(None, (_arrival_day(path.name) for path in Path(base).iterdir()))
@@ -189,49 +200,80 @@ def _local(root: str, base: str, days: Iterable[date] | None) -> _Listed:
         path = f"{base}/{folder_name(day)}"
         try:
             refused = misled(path, *real) if Path(path).is_symlink() else ""
-            found[day] = refused or list(local_items(path, *real))
+            items = [] if refused else [*local_items(path, *real)]
         except FileNotFoundError:
             continue
         except OSError as error:
-            found[day] = said(error)
+            refused = said(error)
+        found[day] = refused or [one for item in items for one in _with_hour(item, real, hourly)]
     return found
 
 
-def _stored(filesystem: pafs.FileSystem, base: str, days: Iterable[date] | None) -> _Listed:
+def _with_hour(item: Item, roots: tuple[str, ...], hourly: bool) -> Iterator[Item]:
+    """What lies in an arrival day's folder; of an hour's folder, what lies in that as well."""
+    if not hourly or item.name not in HOURS:
+        yield item
+        return
+    folder, inside = replace(item, name=f"{item.name}/"), list[Item]()
+    try:
+        inside = [] if item.refused else [*local_items(item.path, *roots)]
+    except FileNotFoundError:
+        return  # it has gone meanwhile
+    except OSError as error:
+        folder = replace(folder, refused=said(error))
+    yield folder
+    yield from (replace(one, name=folder.name + one.name) for one in inside)
+
+
+def _stored(
+    filesystem: pafs.FileSystem, base: str, days: Iterable[date] | None, hourly: bool
+) -> _Listed:
     """The same of a store that has no links; what it refuses, it refuses for all."""
-    found: dict[date, list[Item]] = {}
     if days is not None:
         # Each day is a request, and most of its time is the way there and back.
         with ThreadPoolExecutor(_LISTERS) as pool:
-            of = {day: pool.submit(_listed, filesystem, base, day) for day in days}
-        for day, listed in of.items():
-            if (infos := listed.result()) is not None:
-                found[day] = [_item(info) for info in infos]
-        return {**found}
+            of = {day: pool.submit(_listed, filesystem, base, day, hourly) for day in days}
+        found = {day: listed.result() for day, listed in of.items()}
+        return {day: items for day, items in found.items() if items is not None}
+    inside: dict[date, list[pafs.FileInfo]] = {}
     for info in filesystem.get_file_info(pafs.FileSelector(base, recursive=True)):
-        name, *within = info.path.removeprefix(f"{base}/").split("/")
+        name, _, within = info.path.removeprefix(f"{base}/").partition("/")
         arrival = _arrival_day(name)
-        if arrival is None or len(within) > 1:
-            continue
-        inside = found.setdefault(arrival, [])
-        if within:
-            inside.append(_item(info))
-    return {**found}
+        if arrival is not None:
+            inside.setdefault(arrival, []).extend([info] if within else [])
+    return {
+        day: _items(infos, f"{base}/{folder_name(day)}", hourly) for day, infos in inside.items()
+    }
 
 
-def _listed(filesystem: pafs.FileSystem, base: str, day: date) -> list[pafs.FileInfo] | None:
+def _listed(
+    filesystem: pafs.FileSystem, base: str, day: date, hourly: bool
+) -> Iterable[Item] | None:
     """What lies in an arrival day's folder; none if there is no folder."""
     folder = f"{base}/{folder_name(day)}"
-    listed: list[pafs.FileInfo] = filesystem.get_file_info(
-        pafs.FileSelector(folder, allow_not_found=True)
+    infos = filesystem.get_file_info(
+        pafs.FileSelector(folder, allow_not_found=True, recursive=hourly)
     )
-    there = listed or filesystem.get_file_info(folder).type == pafs.FileType.Directory
-    return listed if there else None
+    if not infos and filesystem.get_file_info(folder).type != pafs.FileType.Directory:
+        return None
+    return _items(infos, folder, hourly)
 
 
-def _item(info: pafs.FileInfo) -> Item:
-    file = info.type == pafs.FileType.File
-    return Item(info.base_name, info.path, file, info.size or 0, info.mtime_ns or 0)
+def _items(infos: Iterable[pafs.FileInfo], folder: str, hourly: bool) -> Iterable[Item]:
+    """What lies in an arrival day's folder, by a listing of all below it."""
+    found: dict[str, Item] = {}
+    for info in infos:
+        within = info.path.removeprefix(f"{folder}/").split("/")
+        of_hour = hourly and within[0] in HOURS
+        name, file = "/".join(within[: 1 + of_hour]), info.type == pafs.FileType.File
+        if of_hour:
+            refused = "not a folder" if file and len(within) == 1 else ""
+            found.setdefault(f"{within[0]}/", Item(f"{within[0]}/", "", False, refused=refused))
+        if len(within) > 1 + of_hour:
+            found.setdefault(name, Item(name, "", False))
+        elif len(within) == 1 + of_hour:
+            found[name] = Item(name, info.path, file, info.size or 0, info.mtime_ns or 0)
+    return found.values()
 
 
 def _arrival_day(folder: str) -> date | None:
@@ -243,19 +285,36 @@ def _arrival_day(folder: str) -> date | None:
     return day if folder == folder_name(day) else None
 
 
-def _folder(day: date, items: Iterable[Item] | str) -> Folder:
+def _folder(day: date, items: Iterable[Item] | str, hourly: bool) -> Folder:
     within = f"{folder_name(day)}/"
     if isinstance(items, str):
         return Folder({within: Entry(within, "", 0, 0, items)})
-    files, unknown = {}, []
+    files, unknown, hours = {}, [], set()
     for item in sorted(items, key=lambda item: item.name):
+        hour, _, name = item.name.rpartition("/")
         source_file = within + item.name
-        hidden = item.name.startswith(("_", ".")) or item.name.endswith(_UNFINISHED)
-        if item.name in (CONTROL_FILE, NAMELESS) or (
-            not hidden and item.file and _KNOWN.fullmatch(item.name)
-        ):
+        if hour and not name:
+            hours.add(hour)
+            read = bool(item.refused)
+        else:
+            read = _is_read(item, name, hourly, hour)
+        if read:
             refused = item.refused or ("" if item.file else "not a file")
             files[source_file] = Entry(source_file, item.path, item.size, item.mtime, refused)
-        elif not hidden:
+        elif name == CONTROL_FILE or (name and not _is_hidden(name)):
             unknown.append(source_file)
-    return Folder(files, tuple(unknown))
+    return Folder(files, tuple(unknown), frozenset(hours))
+
+
+def _is_read(item: Item, name: str, hourly: bool, hour: str) -> bool:
+    """Whether a file by its name is one to read, or one that must be refused by name."""
+    if name == NAMELESS:
+        return True
+    if name == CONTROL_FILE:
+        return not hour
+    beside = hourly and not hour
+    return not beside and not _is_hidden(name) and item.file and bool(_KNOWN.fullmatch(name))
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(("_", ".")) or name.endswith(_UNFINISHED)

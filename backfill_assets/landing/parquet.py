@@ -144,7 +144,7 @@ def parquet_fields(rows: DataFrame, columns: Columns, source: Source) -> DataFra
     odd = [F.lit(f"bad {name}: a column of type {kind}") for name, kind in columns.odd]
     doubts = [*odd, *_not_ids(columns, source)]
     return rows.select(
-        *origin(),
+        *origin(source),
         F.to_json(F.struct(*[text.alias(name) for name, text in texts.items()])).alias(TEXT)
         if texts
         else F.lit("{}").alias(TEXT),

@@ -8,8 +8,8 @@ import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from backfill_assets.tables.columns import holds_json
 from backfill_assets.tables.sources import Source
-from backfill_assets.tables.table import holds_json
 
 BYTE_ORDER_MARK = "\ufeff"
 #: The line as it landed (a Parquet row as JSON), and why it has no fields; no field is named so.
@@ -27,12 +27,12 @@ def lines_schema(source: Source) -> T.StructType:
     )
 
 
-def origin() -> tuple[Column, Column]:
+def origin(source: Source) -> tuple[Column, Column]:
     """Arrival day and file of a row, from the path that Spark read it from.
 
     Asked for every row, hence plain cuts rather than patterns.
     """
-    tail = F.substring_index("_metadata.file_path", "/", -2)
+    tail = F.substring_index("_metadata.file_path", "/", -3 if source.hourly else -2)
     # A file path is percent-encoded, but a plus sign in it is a plus sign.
     decoded = F.url_decode(F.replace(tail, F.lit("+"), F.lit("%2B")))
     name = F.when(tail.contains("%"), decoded).otherwise(tail)
@@ -40,12 +40,17 @@ def origin() -> tuple[Column, Column]:
 
 
 def text_lines(
-    spark: SparkSession, urls: Sequence[str], longest: int, header: str | None = None
+    spark: SparkSession,
+    source: Source,
+    urls: Sequence[str],
+    longest: int,
+    header: str | None = None,
 ) -> DataFrame:
     """The non-blank lines of text files; a line equal to the header is not data.
 
     Args:
         spark: the session.
+        source: whose files they are.
         urls: the files.
         longest: no line has more bytes. Of a file that was put in the place of the one which was
             looked at, longer lines are skipped rather than held in memory.
@@ -58,7 +63,7 @@ def text_lines(
     # Files that were put together from several have a byte-order mark within. (Not `ltrim`, which
     # takes the bytes of half a mark for a whole one.)
     marked = F.when(value.startswith(BYTE_ORDER_MARK), F.expr("substring(value, 2)"))
-    lines = lines.select(*origin(), marked.otherwise(value).alias(TEXT))
+    lines = lines.select(*origin(source), marked.otherwise(value).alias(TEXT))
     # What begins with more than a space needs no trimming, which is slow.
     begins, trimmed = text >= "!", F.trim(text, F.lit(" \t\v\f"))
     lines = lines.where(begins | (trimmed != ""))

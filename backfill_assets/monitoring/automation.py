@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 import dagster as dg
 from dagster import AssetKey
 
+from backfill_assets.calendar.cadences import Cadence
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.dagster_ext.retries import launch_lost_retries
 from backfill_assets.monitoring import alerts
@@ -30,6 +31,9 @@ from backfill_assets.monitoring.night import (
 )
 from backfill_assets.monitoring.run_requests import Request, handful
 from backfill_assets.settings import Settings
+
+#: The job of the tables of a cadence.
+_JOBS = {Cadence.DAILY: "daily_orders", Cadence.WEEKLY: "weekly"}
 
 
 @dataclass(frozen=True)
@@ -50,19 +54,13 @@ def build(settings: Settings, clock: Clock | None = None) -> Automation:
         clock: tells the time to the sensors; a test may stop it. (A schedule is told by Dagster.)
     """
     look = Look(settings, clock or (lambda: datetime.now(settings.zone)))
-    job = dg.define_asset_job(
-        "daily_orders",
-        selection=dg.AssetSelection.assets(
-            *look.tables, *(page for table in look.tables.values() for page in table.pages)
-        ),
-        description="Any of the assets for a range of days; what the schedule and the sensors run.",
-    )
+    jobs = [*_jobs(look)]
     return Automation(
-        [job],
-        [_nightly(job, look)],
+        jobs,
+        [_nightly(jobs[0], look)],
         [
-            _landed_files(job, look),
-            _touched_days(job, look),
+            _landed_files(jobs[0], look),
+            _touched_days(jobs, look),
             sensor_of_days(look),
             _lost_retries(),
             alerts.build(settings, look.incidents),
@@ -71,17 +69,33 @@ def build(settings: Settings, clock: Clock | None = None) -> Automation:
     )
 
 
-def freshness(settings: Settings) -> dg.FreshnessPolicy | None:
+def _jobs(look: Look) -> Iterator[Any]:
+    """A job for the tables of each cadence: Dagster's jobs have partitions of one definition."""
+    for cadence, name in _JOBS.items():
+        if tables := [table for table in look.tables.values() if table.cadence is cadence]:
+            pages = [page for table in tables for page in table.pages]
+            yield dg.define_asset_job(
+                name,
+                selection=dg.AssetSelection.assets(*(table.name for table in tables), *pages),
+                description="Any of these assets for a range of partitions; what the schedule and "
+                "the sensors run.",
+            )
+
+
+def freshness(settings: Settings, cadence: Cadence = Cadence.DAILY) -> dg.FreshnessPolicy | None:
     """Dagster's own freshness: something was materialized between midnight and the deadline.
 
-    It looks at the last materialization, whichever day that was of: the check `days` looks at every
-    day. None for a calendar with an end, after which nothing is ever fresh.
+    Of a table by week, on the weekday on which a week is first published. It looks at the last
+    materialization, whichever day that was of: the check `days` looks at every day. None for a
+    calendar with an end, after which nothing is ever fresh.
     """
     if settings.end is not None:
         return None
     deadline = time.fromisoformat(settings.deadline)
+    # With a lag of 1 that is Monday, which cron calls 1.
+    weekday = settings.lag_days % 7 if cadence is Cadence.WEEKLY else "*"
     return dg.FreshnessPolicy.cron(
-        deadline_cron=f"{deadline.minute} {deadline.hour} * * *",
+        deadline_cron=f"{deadline.minute} {deadline.hour} * * {weekday}",
         lower_bound_delta=_since_midnight(deadline, settings.zone),
         timezone=settings.timezone,
     )
@@ -107,6 +121,7 @@ def _since_midnight(moment: time, zone: ZoneInfo) -> timedelta:
 def _run_request(look: Look, request: Request, kind: str, night: date) -> dg.RunRequest:
     return dg.RunRequest(
         run_key=_run_key(request, night),
+        job_name=_JOBS[_cadence(look, request)],
         asset_selection=[AssetKey(name) for name in assets_of(request, look.tables)],
         tags={
             "dagster/asset_partition_range_start": str(request.window.start),
@@ -116,6 +131,10 @@ def _run_request(look: Look, request: Request, kind: str, night: date) -> dg.Run
             WAVE_TAG: kind,
         },
     )
+
+
+def _cadence(look: Look, request: Request) -> Cadence:
+    return look.tables[request.tables[0]].cadence
 
 
 def _run_key(request: Request, night: date) -> str:
@@ -143,8 +162,12 @@ def _nightly(job: Any, look: Look) -> dg.ScheduleDefinition:
         if kind == REBUILD and waves_under_way(context.instance):
             yield dg.SkipReason("the wave before is under way; the sensor touched_days goes on")
             return
-        yield from (_run_request(look, request, kind, today) for request in requests)
-        if not requests:
+        daily = [request for request in requests if _cadence(look, request) is Cadence.DAILY]
+        yield from (_run_request(look, request, kind, today) for request in daily)
+        if requests and not daily:
+            # A schedule has one job.
+            yield dg.SkipReason("tables by week are left to the sensor touched_days")
+        elif not requests:
             yield dg.SkipReason(f"as of {today} all that has landed is loaded, and all is built")
 
     return nightly
@@ -170,10 +193,10 @@ def _landed_files(job: Any, look: Look) -> dg.SensorDefinition:
     return landed_files
 
 
-def _touched_days(job: Any, look: Look) -> dg.SensorDefinition:
+def _touched_days(jobs: Sequence[Any], look: Look) -> dg.SensorDefinition:
     @dg.sensor(
         name="touched_days",
-        job=job,
+        jobs=jobs,
         minimum_interval_seconds=4,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Follows the commits of the tables: when lines were loaded, whoever loaded "

@@ -13,7 +13,6 @@ import pyarrow as pa
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from backfill_assets.calendar.delays import COMPARED, lines_within, within
-from backfill_assets.engine.stores import open_store
 from backfill_assets.monitoring.advice import Rows, arrived, smallest_window
 from backfill_assets.monitoring.charts import (
     DRAWN,
@@ -116,23 +115,3 @@ def _caught(of: Mapping[int, int], window_days: int) -> dict[str, Any] | None:
         "by_configured": down(within(of, window_days), whole),
         "missed": whole - within(of, window_days),
     }
-
-
-def write(text: str, folder: str, run_id: str) -> str:
-    """Put the page in place at once, so that nobody reads half of it.
-
-    Args:
-        text: the page.
-        folder: path or URL, made if need be.
-        run_id: of the Dagster run: two that write at once must not write to one file.
-
-    Returns:
-        Where it is.
-    """
-    filesystem, root = open_store(folder)
-    filesystem.create_dir(root, recursive=True)
-    unfinished = f"{root}/.index.html.{run_id}"
-    with filesystem.open_output_stream(unfinished) as stream:
-        stream.write(text.encode())
-    filesystem.move(unfinished, f"{root}/index.html")
-    return f"{folder}/index.html"

@@ -12,9 +12,13 @@ import dagster as dg
 from dagster import AssetKey
 
 from backfill_assets.backfills.accounts import mixed_backfills
+from backfill_assets.backfills.undertakings import under_way
 from backfill_assets.calendar.partitions import Window, windows
+from backfill_assets.delta.targets import is_mixed
+from backfill_assets.delta.versions import keep_versions
 from backfill_assets.escaping import markdown
 from backfill_assets.monitoring.look import Look
+from backfill_assets.monitoring.night import busy
 from backfill_assets.monitoring.states import (
     Situation,
     State,
@@ -180,6 +184,15 @@ def _left_failed(
     return found
 
 
+def _is_quiet(instance: dg.DagsterInstance, look: Look) -> bool:
+    """Whether no run, no backfill and no switch-over has begun and not ended, canaries included.
+
+    The days of a backfill may be in order between two of its stages; final days that are behind
+    their inputs in the middle of one are no open days.
+    """
+    return not (under_way(instance) or busy(instance, look.tables) or is_mixed(look.settings))
+
+
 def sensor_of_days(look: Look) -> dg.SensorDefinition:
     """The sensor that evaluates them where no run does."""
 
@@ -187,13 +200,19 @@ def sensor_of_days(look: Look) -> dg.SensorDefinition:
         name="watch_days",
         minimum_interval_seconds=60,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Evaluates the checks on the states of the days whenever a state has changed.",
+        description="Evaluates the checks on the states of the days whenever a state has changed. "
+        "Keeps which versions of the tables belong together.",
     )
     def watch_days(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         before = json.loads(context.cursor or "{}")
         after, events = {}, []
+        quiet = _is_quiet(context.instance, look)
         with look.turn():
             now = look.situation(context.instance)
+        settled = now.ledgers and not any(now.backlog.open.values())
+        # Nobody was writing before the look, nor after it.
+        if settled and quiet and _is_quiet(context.instance, look):
+            keep_versions(look.settings.warehouse, now.ledgers)
         for found in _evaluations(now):
             name = found.asset_check_key.to_user_string()
             after[name] = _digest([str(found.description), repr(found.metadata)])

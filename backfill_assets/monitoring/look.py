@@ -8,7 +8,6 @@ from threading import Lock
 import dagster as dg
 from dagster import AssetKey
 
-from backfill_assets.calendar.partitions import daily_partitions
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.dagster_ext.internals import (
     AssetCheckExecutionRecordStatus,
@@ -140,7 +139,7 @@ def situation(settings: Settings, instance: dg.DagsterInstance, now: datetime) -
 
 def _failed(settings: Settings, table: Table, instance: dg.DagsterInstance) -> dict[date, set[str]]:
     """The days that the last run over them did not publish because of checks, and which."""
-    key, partitions = AssetKey(table.name), daily_partitions(settings)
+    key, partitions = AssetKey(table.name), table.cadence.definition(settings)
     # What `instance.get_status_by_partition` is made of: that asks for each day of the calendar.
     status = get_and_update_asset_status_cache_value(instance, key, partitions)
     if status is None:

@@ -155,7 +155,7 @@ def landed(settings: Settings, ledgers: Ledgers, graph: Graph, today: date) -> d
     return {
         log: arrivals(
             ledgers[log],
-            list_landing(settings.landing, source.name),
+            list_landing(settings.landing, source),
             graph.policy_of(log),
             today,
             ledgers[source.rejected.name],

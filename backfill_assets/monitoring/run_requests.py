@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 
+from backfill_assets.calendar.cadences import Cadence
 from backfill_assets.calendar.partitions import DAY, Window, windows
 from backfill_assets.staleness.arrivals import Arrivals
 from backfill_assets.staleness.backlog import Backlog, Behind
@@ -76,6 +77,7 @@ def rebuild_requests(
         bridge: tells the days of a gap over which two ranges become one, and the tables that a
             run may build besides those that a day lacks.
     """
+    bridge = _whole(bridge, graph)
 
     def ready(table: str, reason: Behind) -> bool:
         by = {id_ for r in reason.inputs.values() for id_ in (r.run_id, r.backfill_id)}
@@ -87,7 +89,7 @@ def rebuild_requests(
             if ready(table, reason):
                 tokens[day, table] = reason.token
     groups: dict[tuple[str, ...], dict[date, str]] = defaultdict(dict)
-    for chain, together in ((graph.by_log_day, False), (graph.by_event_day, True)):
+    for chain, together in _chains(graph):
         wanted: dict[date, tuple[str, ...]] = {}
         for day in sorted({day for day, table in tokens if table in chain}):
             lacks = tuple(table for table in chain if (day, table) in tokens)
@@ -103,6 +105,22 @@ def rebuild_requests(
             token = ",".join(tokens[day, table] for table in chain if (day, table) in tokens)
             groups[build][day] = token
     return _in_order(_requests(groups, per_run, bridge), graph)
+
+
+def _chains(graph: Graph) -> Iterator[tuple[list[str], bool]]:
+    """Tables that a run may build together; and whether what follows a table is built with it."""
+    for of, together in ((graph.by_log_day, False), (graph.by_event_day, True)):
+        for cadence in Cadence:
+            yield [name for name in of if graph.tables[name].cadence is cadence], together
+
+
+def _whole(bridge: Bridge, graph: Graph) -> Bridge:
+    """The same; and nothing lies between one week and the next."""
+
+    def may(table: str, day: date) -> bool:
+        return graph.tables[table].cadence.first_day(day) != day or bridge(table, day)
+
+    return may
 
 
 def _in_order(requests: Sequence[Request], graph: Graph) -> list[Request]:

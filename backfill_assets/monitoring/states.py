@@ -146,8 +146,9 @@ class Situation:
 
         Not those so far beyond what has landed that no scheduled run asks for them.
         """
-        due = self.graph.policy_of(table).due(self.today - DAY if self.in_time else self.today)
-        return due.until(min(self.arrivals[log].last for log in self.graph.logs(table)))
+        last = min(self.arrivals[log].last for log in self.graph.logs(table))
+        today = self.today - DAY if self.in_time else self.today
+        return self.graph.policy_of(table).due(today, last)
 
     def _late(self, log_days: Collection[date]) -> set[date]:
         # Tonight's run loads yesterday, and the last due day as an empty one if nothing has come.
@@ -161,6 +162,7 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
     unlike = ledger.under_other_settings(now.config_digests[table])
     behind, failed = set(now.backlog.open.get(table, ())), now.failed.get(table, ())
     arrived = [now.arrivals[log] for log in graph.logs(table)] if table in graph.landed else []
+    days_of = ledger.table.cadence.days_of
     behind.update(*(found.load.keys() & ledger.published for found in arrived))
 
     def state(day: date) -> State:
@@ -180,11 +182,11 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
             return State.INPUT_NEWER
         if any(day in found.held for found in arrived):
             return State.HELD
-        if _lacks_input(table, day, now):
+        if any(_lacks_input(table, of, now) for of in days_of(day)):
             return State.INPUT_MISSING
         if table in graph.closing:
             return State.FINAL if day in now.final[table] else State.OPEN
-        closed = all(day in now.closed[log] for log in graph.logs(table))
+        closed = all(d in now.closed[log] for log in graph.logs(table) for d in days_of(day))
         if table in graph.by_event_day and not closed:
             return State.OPEN
         return State.FRESH

@@ -9,8 +9,8 @@ import pandera.pyspark as pa
 import pyspark.sql.types as T
 from pandera.pyspark import Field
 
+from backfill_assets.tables.columns import nullable
 from backfill_assets.tables.sources import Role, Source
-from backfill_assets.tables.table import nullable
 
 
 class OrderLine(pa.DataFrameModel):

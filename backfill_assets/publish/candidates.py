@@ -14,6 +14,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.partitions import Window
+from backfill_assets.delta.data_files import DataFiles
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import Details
 from backfill_assets.quality.audit import Expectation, Verdict
@@ -30,15 +31,14 @@ class Snapshot:
         read: reads the rows of some days; of all, if none are given.
         days_of: which days of it a day is made of; of those that are not published, nothing is
             read. Just the same day, if not given and it is needed.
-        needs: the day of it without which a day cannot be made, none if there is none; the same
-            day, if not given.
+        needs: the days of it without which a day cannot be made; the same day, if not given.
     """
 
     ledger: Ledger
     by_day: bool
     read: Callable[[Collection[date] | None], DataFrame]
     days_of: Callable[[date], Iterable[date]] | None = None
-    needs: Callable[[date], date | None] | None = None
+    needs: Callable[[date], Sequence[date]] | None = None
 
     @property
     def table(self) -> Table:
@@ -57,16 +57,16 @@ class Snapshot:
     def of(
         self,
         days_of: Callable[[date], Iterable[date]],
-        needs: Callable[[date], date | None] | None = None,
+        needs: Callable[[date], Sequence[date]] | None = None,
     ) -> Snapshot:
-        """The same, for days that are made of these days of it, and need one of them."""
+        """The same, for days that are made of these days of it, and need some of them."""
         return replace(self, days_of=days_of, needs=needs)
 
-    def needed(self, day: date) -> date | None:
-        """The day of it without which a day cannot be made; none if there is none."""
+    def needed(self, day: date) -> Sequence[date]:
+        """The days of it without which a day cannot be made."""
         if not self.by_day:
-            return None
-        return self.needs(day) if self.needs else day
+            return []
+        return self.needs(day) if self.needs else [day]
 
     def unlike(self, window: Window, config_digest: str) -> dict[date, list[date]]:
         """By day of a window, the days that it is made of and that other settings made.
@@ -123,6 +123,7 @@ class Built:
             there is none) and the verdicts of all days.
         fingerprints: those of days that turned out to be made of something else than planned.
         made_under: digests of the settings that days were made under, where not under those of now.
+        files: data files that hold the rows already, by day; of other days, they are written.
     """
 
     frame: DataFrame
@@ -132,6 +133,7 @@ class Built:
     remarks: Callable[[Snapshot | None, Sequence[Verdict]], Remarks] | None = None
     fingerprints: Mapping[date, str] = field(default_factory=dict)
     made_under: Mapping[date, str] = field(default_factory=dict)
+    files: DataFiles = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

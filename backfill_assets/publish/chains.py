@@ -64,13 +64,11 @@ def _before(
     if earlier := [day for day in failed if day < first]:
         return f"{name}[{max(earlier)}] failed in this run"
     own = next(source for source in plan.sources if source.table is ledger.table)
-    needed = own.needed(first)
-    if needed is None:
-        return ""
-    if needed not in ledger.published:
-        return f"{name}[{needed}] has never been published"
-    if needed in ledger.under_other_settings(config_digest):
-        return f"{name}[{needed}] was made under other settings; rebuild it first"
+    for needed in own.needed(first):
+        if needed not in ledger.published:
+            return f"{name}[{needed}] has never been published"
+        if needed in ledger.under_other_settings(config_digest):
+            return f"{name}[{needed}] was made under other settings; rebuild it first"
     return ""
 
 

@@ -11,7 +11,7 @@ import msgspec
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame
 
-from backfill_assets.calendar.partitions import DAY, Days, Window
+from backfill_assets.calendar.partitions import Days, Window
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.creation import rules_of
 from backfill_assets.delta.data_files import DataFiles, rows_in
@@ -66,28 +66,30 @@ class Audited:
         return wanted.items() <= self.fingerprints.items() and rules == self.rules
 
     def written(self, writer: Writer, days: Sequence[date]) -> DataFiles:
-        """The data files of days, which are written once.
+        """The data files of days, which are written once; those that are there already, never.
 
         Raises:
             PublishError: they could not be written, or hold other rows than were audited.
         """
-        if new := [day for day in days if day not in self.files]:
+        there = self.built.files
+        if new := [day for day in days if day not in self.files and day not in there]:
             written = writer.write(self.frame, new, scattered=self.built.scattered)
             self.files.update({day: written.get(day, []) for day in new})
-        for day in new:
-            rows, seen = rows_in(self.files[day]), self.verdicts[day].measured.rows
+        found = {day: there[day] if day in there else self.files[day] for day in days}
+        for day, files in found.items():
+            rows, seen = rows_in(files), self.verdicts[day].measured.rows
             if rows != seen:
                 raise PublishError(
                     f"{writer.table.name} [{day}]: {rows} row(s) were written where {seen} were "
                     "audited: computed twice, the day has not the same rows. Nothing was "
                     "published. Let the table's transform give the same rows each time."
                 )
-        return {day: self.files[day] for day in days}
+        return found
 
     def committed(self, days: Iterable[date]) -> None:
         """Take note of days whose files a version of the table has now."""
         for day in days:
-            del self.files[day]
+            self.files.pop(day, None)
 
     @property
     def left(self) -> list[AddAction]:
@@ -179,7 +181,7 @@ def _earlier(ledger: Ledger, now: Mapping[date, Spread], day: date) -> Earlier |
 
     if then := published_then(day):
         return Earlier(f"version {ledger.latest[day].version}", then)
-    for before in (day - n * DAY for n in range(1, TRAILING_DAYS + 1)):
+    for before in ledger.table.cadence.before(day, TRAILING_DAYS):
         if then := now.get(before) or published_then(before):
             return Earlier(str(before), then)
     return None
@@ -193,7 +195,8 @@ def _joined(
 
 def _trailing(ledger: Ledger, window: Window) -> dict[date, Measured]:
     """The days before those of the window in numbers, from the statistics in the table's log."""
-    before = set(window.widened(before=TRAILING_DAYS)) - set(window)
+    cadence = ledger.table.cadence
+    before = {d for day in window for d in cadence.before(day, TRAILING_DAYS)} - {*window}
     return {day: ledger.measured[day] for day in before if day in ledger.measured}
 
 

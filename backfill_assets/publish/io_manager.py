@@ -9,7 +9,6 @@ from typing import Any
 
 import dagster as dg
 
-from backfill_assets.calendar.partitions import one_window
 from backfill_assets.dagster_ext.events import (
     AssetCheckEvaluationTargetMaterializationData,
     AssetEvent,
@@ -54,7 +53,7 @@ class DeltaIOManager(Publisher):
             raise TypeError(
                 f"{context.asset_key}: an asset hands over a Candidate, not {type(obj)}"
             )
-        window = one_window(context.asset_partition_keys)
+        window = obj.table.cadence.one_range(context.asset_partition_keys)
         step = context.step_context
         run = step.dagster_run
         record = self.record(obj.table, run.run_id, run.tags)
@@ -69,7 +68,7 @@ class DeltaIOManager(Publisher):
         merge = merges(run.tags)
         failed: dict[date, str] = {}
         said: Counter[str] = Counter()
-        for part in window.split(AT_ONCE if carries_state(obj.table) else None):
+        for part in window.split(AT_ONCE) if carries_state(obj.table) else [window]:
             done = self.publish(obj, part, record, rewrite=rewrite, merge=merge)
             failed |= {d.day: d.verdict.reasons for d in done if d.outcome is Outcome.FAILED}
             self._failed[run.run_id, obj.table.name] = {**failed}  # other steps read it

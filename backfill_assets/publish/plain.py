@@ -1,52 +1,101 @@
 """Ordinary Dagster assets that return a Spark DataFrame, published day by day as our tables are.
 
-Such an asset has its pandera model in its metadata. Nothing is known of its inputs, so its days are
-computed each time; a day whose rows are there already is not written again.
+Such an asset has its pandera model in its metadata. Whether it can be published is told when the
+definitions load. Nothing is known of its inputs, so its days are computed each time; a day whose
+rows are there already is not written again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import dagster as dg
 from pydantic import PrivateAttr
 from pyspark.sql import DataFrame
 
-from backfill_assets.calendar.partitions import Window, any_of, one_window, windows
+from backfill_assets.calendar.cadences import Cadence
+from backfill_assets.calendar.partitions import Window, any_of, windows
 from backfill_assets.dagster_ext.events import DagsterEvent
 from backfill_assets.engine.caching import caching
 from backfill_assets.publish.candidates import Built, Candidate, Input, Plan, Snapshot
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.quality.checks import failure_text
 from backfill_assets.tables.catalog import declared
-from backfill_assets.tables.table import Table
+from backfill_assets.tables.table import WHOLE_DAYS, DeclarationError, Table
 
 #: The metadata of an asset that has its pandera model.
 MODEL = "backfill_assets/model"
 
 
-def table_of(name: str, metadata: Mapping[str, Any]) -> Table:
-    """The table of an asset whose model is in its metadata.
+#: Dagster's keys of days, as this writes and reads them.
+_DAYS = "%Y-%m-%d"
+#: An asset as it may be given to the IO manager.
+Asset = dg.AssetsDefinition | dg.AssetSpec
+
+
+def tables_of_assets(assets: Iterable[Asset]) -> dict[str, Table]:
+    """The tables of ordinary assets, by name.
 
     Raises:
-        dagster.Failure: there is none.
+        DeclarationError: an asset has no model in its metadata, no partition a day, or a model that
+            no table can have.
     """
-    model = metadata.get(MODEL)
+    specs = [spec for of in assets for spec in ([of] if isinstance(of, dg.AssetSpec) else of.specs)]
+    return {spec.key.path[-1]: _table_of(spec) for spec in specs}
+
+
+def _table_of(spec: dg.AssetSpec) -> Table:
+    name, of, model = spec.key.path[-1], spec.partitions_def, spec.metadata.get(MODEL)
     if model is None:
-        raise dg.Failure(
+        raise DeclarationError(
             f"{name}: the asset has no pandera model in its metadata under {MODEL!r}, so its rows "
-            "cannot be audited. Nothing was written. Add metadata={" + repr(MODEL) + ": Model} to "
-            "the asset.",
-            allow_retries=False,
+            "cannot be audited. Add metadata={" + repr(MODEL) + ": Model} to the asset"
+        )
+    if not _by_day(of):
+        kind = type(of).__name__ if of else "no partitions"
+        raise DeclarationError(
+            f"{name}: the asset has {kind}, not dg.DailyPartitionsDefinition. {WHOLE_DAYS}. A "
+            "table by week is declared by a function, with Reads(TABLE, WEEK)"
         )
     return Table(name, model)
+
+
+def _by_day(of: dg.PartitionsDefinition | None) -> bool:
+    if not isinstance(of, dg.TimeWindowPartitionsDefinition) or of.schedule_type is None:
+        return False
+    return of.schedule_type.name == Cadence.DAILY.name and of.fmt == _DAYS
 
 
 class DataFrameIOManager(DeltaIOManager):
     """The IO manager of our tables, for assets that return and take DataFrames as well."""
 
     _read: dict[tuple[str, str], list[Snapshot]] = PrivateAttr(default_factory=dict)
+    _plain: dict[str, Table] = PrivateAttr(default_factory=dict)
+
+    def publishes(self, assets: Iterable[Asset]) -> DataFrameIOManager:
+        """The same, for ordinary assets as well.
+
+        Raises:
+            DeclarationError: one of them cannot be published.
+        """
+        self._plain |= tables_of_assets(assets)
+        return self
+
+    def _table(self, key: dg.AssetKey) -> Table:
+        """The table of an asset.
+
+        Raises:
+            dagster.Failure: nobody has named it.
+        """
+        name = key.path[-1]
+        if (table := declared(self.tables).get(name) or self._plain.get(name)) is None:
+            raise dg.Failure(
+                f"{name}: the IO manager does not know this asset. Nothing was written. Name it "
+                f"where the IO manager is made: delta_io_manager(settings, [{name}, ...])",
+                allow_retries=False,
+            )
+        return table
 
     def load_input(self, context: dg.InputContext) -> Input | DataFrame:  # type: ignore[override]
         """The rows of the run's days for a parameter that is a DataFrame; else as our assets take.
@@ -55,16 +104,12 @@ class DataFrameIOManager(DeltaIOManager):
         """
         if context.dagster_type.typing_type is not DataFrame:
             return super().load_input(context)
-        upstream = context.upstream_output
-        name = context.asset_key.path[-1]
-        table = declared(self.tables).get(name) or table_of(
-            name, upstream.definition_metadata if upstream else {}
-        )
+        table = self._table(context.asset_key)
         source = self.source(self.ledger(table), by_day=context.has_asset_partitions)
         if not context.has_asset_partitions:
             return source.whole
         self._read.setdefault(_step(context.step_context), []).append(source)
-        return source.days(one_window(context.asset_partition_keys))
+        return source.days(table.cadence.one_range(context.asset_partition_keys))
 
     def handle_output(  # type: ignore[override]
         self, context: dg.OutputContext, obj: Candidate | DataFrame
@@ -72,12 +117,13 @@ class DataFrameIOManager(DeltaIOManager):
         """Publish the good days of a DataFrame, and fail the step if there are others.
 
         Raises:
-            dagster.Failure: some days did not pass the audit; the message names them.
+            dagster.Failure: some days did not pass the audit; the message names them. Or nobody has
+                named the asset.
         """
         if not isinstance(obj, DataFrame):
             yield from super().handle_output(context, obj)
             return
-        table = table_of(context.asset_key.path[-1], context.definition_metadata)
+        table = self._table(context.asset_key)
         sources = self._read.pop(_step(context.step_context), [])
         with caching() as cache:
             rows = cache(obj)

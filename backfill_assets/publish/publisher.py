@@ -134,7 +134,7 @@ class Publisher(dg.ConfigurableIOManager):
                 wanted = {day: plan.fingerprints[day] for day in because}
                 # What a merge would leave depends on the table as well.
                 if audited is None or merge or not audited.covers(wanted, ledger):
-                    merging = self._writer(table) if merge else None
+                    merging = self.writer(table) if merge else None
                     self._remove_left(table, audited)
                     audited = compute(table, plan, wanted, ledger, merging)
                 for day in chains.as_it_was(ledger, plan, audited.fingerprints, asked):
@@ -257,7 +257,7 @@ class Publisher(dg.ConfigurableIOManager):
         Raises:
             PublishError: the commit failed, or rows were not the ones that the audit has seen.
         """
-        writer = self._writer(table)
+        writer = self.writer(table)
         if audited.merge and days:
             return writer.merge(audited.frame, days, metadata, ledger)
         version = writer.commit(audited.written(writer, days), days, metadata, ledger)
@@ -268,7 +268,7 @@ class Publisher(dg.ConfigurableIOManager):
     def _remove_left(self, table: Table, audited: Audited | None) -> None:
         """Remove the data files that no commit will name."""
         if audited and audited.left:
-            self._writer(table).remove(audited.left)
+            self.writer(table).remove(audited.left)
 
     def url(self, table: Table) -> str:
         """Where a table lives."""
@@ -286,8 +286,9 @@ class Publisher(dg.ConfigurableIOManager):
         """The digest of the settings that decide a table; of all, if the table is not declared."""
         return self.config_digests.get(table.name, self.config_digest)
 
-    def _writer(self, table: Table) -> Writer:
-        return Writer(self.engine.spark_session, self.url(table), table, self.undo_days)
+    def writer(self, table: Table) -> Writer:
+        """What commits to a table."""
+        return Writer(lambda: self.engine.spark_session, self.url(table), table, self.undo_days)
 
     def source(self, ledger: Ledger, by_day: bool) -> Snapshot:
         """A table at the version of its ledger, to be read when the rows are wanted.

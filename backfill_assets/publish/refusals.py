@@ -80,9 +80,10 @@ def lacking(
         just_failed = failed.get(source.table.name, ())
         for day in window:
             needed = source.needed(day)
-            name = f"{source.table.name}[{needed}]"
-            if needed in just_failed:
-                found[day] = Expectation(problems=[f"{name} failed in this run"])
-            elif needed is not None and needed not in source.ledger.published:
-                found[day] = Expectation(problems=[f"{name} has never been published"])
+            if bad := [of for of in needed if of in just_failed]:
+                said = f"{source.table.name}[{spelled(bad)}] failed in this run"
+                found[day] = Expectation(problems=[said])
+            elif bad := [of for of in needed if of not in source.ledger.published]:
+                said = f"{source.table.name}[{spelled(bad)}] has never been published"
+                found[day] = Expectation(problems=[said])
     return found

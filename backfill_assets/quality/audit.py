@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, timedelta
+from datetime import date
 from decimal import Decimal
 from statistics import median
 
@@ -254,7 +254,7 @@ def judge(
     for day in days:
         measured = found.get(day, empty_day(table))
         expectation = expectations.get(day, Expectation())
-        before_it = (day - timedelta(days=n) for n in range(1, TRAILING_DAYS + 1))
+        before_it = table.cadence.before(day, TRAILING_DAYS)
         trailing = [known[d] for d in before_it if d in known]
         findings = [
             _row_count(measured, trailing),

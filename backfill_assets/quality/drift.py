@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from datetime import date
+from itertools import accumulate
 from typing import NamedTuple
 
 import pyspark.sql.types as T
@@ -86,6 +87,17 @@ def stability_index(before: Sequence[int], after: Sequence[int]) -> float:
         for side in (before, after)
     )
     return sum((b - a) * math.log(b / a) for a, b in zip(old, new, strict=True))
+
+
+def farthest(before: Sequence[int], after: Sequence[int]) -> float:
+    """The Kolmogorov-Smirnov statistic of two counts by bin: the largest gap of cumulated shares.
+
+    0 if one side has no rows.
+    """
+    if not (sum(before) and sum(after)):
+        return 0.0
+    old, new = ([n / sum(side) for n in accumulate(side)] for side in (before, after))
+    return max(abs(b - a) for a, b in zip(old, new, strict=True))
 
 
 def _moved(before: Mapping[str, int], after: Mapping[str, int]) -> float:

@@ -11,6 +11,8 @@ from collections import defaultdict
 from datetime import date
 from pathlib import Path
 
+from backfill_assets.sample.lines import SOURCE
+
 _RECORD = re.compile(r"\s*([0-9]+)\s+([0-9]{4})([0-9]{2})([0-9]{2})\s+[0-9]+\s+([0-9]+\.[0-9]+)\s*")
 
 
@@ -48,7 +50,7 @@ def write_landing(master: Path, landing: Path) -> int:
                 f'"ingestion_ts": "{purchase}T12:00:00Z"}}\n'
             )
 
-    orders = landing / "orders"
+    orders = landing / SOURCE
     orders.mkdir(parents=True)  # landed files are never changed, so an earlier landing is an error
     for purchase, lines in sorted(lines_by_day.items()):
         folder = orders / f"arrival_date={purchase}"

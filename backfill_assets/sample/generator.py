@@ -14,7 +14,7 @@ from pathlib import Path
 
 from backfill_assets.sample.answer import expected_answer
 from backfill_assets.sample.emitter import Emitter
-from backfill_assets.sample.lines import DAY, Line
+from backfill_assets.sample.lines import DAY, SOURCE, Line
 from backfill_assets.sample.rendering import FORMATS, render
 
 
@@ -46,7 +46,7 @@ def generate(
     """
     if days < 1 or orders_per_day < 0 or window_days < 0:
         raise ValueError("days must be positive; orders_per_day and window_days not negative")
-    orders = landing / "orders"
+    orders = landing / SOURCE
     orders.mkdir(parents=True)  # landed files are never changed, so an earlier landing is an error
 
     rng = random.Random(seed)

@@ -7,6 +7,8 @@ from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 
 DAY = timedelta(days=1)
+#: The source of the lines: its folder in the landing.
+SOURCE = "orders"
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def arrivals(
     due_days, logged = policy.due(today), policy.logged(today)
     last = _last_awaited(loaded, listing, logged, policy)
     known = {*loaded, *raw.published, *raw.withdrawals}
-    asked = [day for day in logged.until(last) if day not in known]
+    asked = [day for day in policy.until(min(last, today - DAY)) if day not in known]
     asked += [day for day in known if day in logged]
     for day, wanted in targets(loaded, listing, sorted(asked), policy).items():
         then = loaded.get(day)

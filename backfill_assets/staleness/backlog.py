@@ -170,7 +170,7 @@ def _can_be_made(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool:
 
     Before the first day of an input there is nothing to wait for.
     """
-    needed = ((of.source.name, of.reach.needed(day)) for of in graph.inputs[table])
+    needed = ((of.source.name, d) for of in graph.inputs[table] for d in of.reach.needed(day))
     return None not in ledgers[table].references.values() and all(
         of in ledgers[name].published or of < graph.policy_of(name).start for name, of in needed
     )

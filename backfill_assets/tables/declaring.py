@@ -8,7 +8,8 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 
 import pandera.pyspark as pa
 
-from backfill_assets.calendar.reach import PREVIOUS_DAY
+from backfill_assets.calendar.cadences import Cadence
+from backfill_assets.calendar.reach import PREVIOUS_DAY, SAME_DAY, WEEK
 from backfill_assets.tables.derived import SELF, Conserved, Derived, Published, Reads, Transform
 from backfill_assets.tables.drifts import wrong_drifts
 from backfill_assets.tables.lookups import Answers
@@ -98,6 +99,7 @@ def _checked(made: Derived) -> Derived:
     if wrong := [*wrong_drifts(made), *wrong_names(made)]:
         raise DeclarationError(f"{made.name}: {'; '.join(wrong)}")
     _check_asks(made)
+    _check_weeks(made)
     there = {(of.table.name, column) for of in made.reads.values() for column in of.table.columns}
     for column, made_of in made.lineage.items():
         if column not in made.columns:
@@ -122,6 +124,21 @@ def _check_asks(made: Derived) -> None:
             f"{made.name}: a step has one pool; give its lookups the same: "
             f"{[of.lookup.name for of in made.asks.values()]}"
         )
+
+
+def _check_weeks(made: Derived) -> None:
+    """Refuse what has no week, or more than one, in a table by week."""
+    if made.cadence is Cadence.DAILY:
+        return
+    for parameter, of in made.by_day.items():
+        weekly = of.table is made or of.table.cadence is Cadence.WEEKLY
+        as_known = isinstance(of, Reads) and of.as_known
+        if as_known or of.reach != (SAME_DAY if weekly else WEEK):
+            raise DeclarationError(
+                f"{made.name}: it is a table by week, and {parameter} does not hold the rows of a "
+                "week; read tables by day with Reads(TABLE, WEEK), and tables by week with "
+                "Reads(TABLE). A table by day reads tables by day"
+            )
 
 
 class _Inputs(NamedTuple):

@@ -8,8 +8,9 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from backfill_assets.calendar.cadences import Cadence
 from backfill_assets.calendar.policy import Policy
-from backfill_assets.calendar.reach import SAME_DAY, Reach
+from backfill_assets.calendar.reach import SAME_DAY, WEEK, Reach
 from backfill_assets.tables.lookups import Answers
 from backfill_assets.tables.references import Unpartitioned, WithoutDays
 from backfill_assets.tables.table import (
@@ -45,8 +46,8 @@ class Reads:
 
     Attributes:
         table: the input; `SELF` is the table that is being declared.
-        reach: which days of it decide a day: `SAME_DAY`, `last_days(n)`, `following_days(n)` or
-            `PREVIOUS_DAY`.
+        reach: which days of it decide a day: `SAME_DAY`, `last_days(n)`, `following_days(n)`,
+            `PREVIOUS_DAY`, or `WEEK`, which makes the table one by week.
         as_known: of the raw log of a source: the parameter holds the columns of its staging, each
             key in the greatest version that was logged by `for_day`, and the event days that the
             reach has. So nothing in it became known after that day, and it never changes.
@@ -162,6 +163,13 @@ class Derived(Table):
         object.__setattr__(self, "inputs", lambda _: dependencies)
         others = [of.table for of in self.by_day.values() if of.table is not self]
         object.__setattr__(self, "decided_by", decided_by(others))
+
+    @property
+    def cadence(self) -> Cadence:
+        """How far apart its partitions are: a week, if it is made of weeks."""
+        others = [of for of in self.by_day.values() if of.table is not self]
+        weekly = any(of.reach == WEEK or of.table.cadence is Cadence.WEEKLY for of in others)
+        return Cadence.WEEKLY if weekly else Cadence.DAILY
 
     @property
     def by_day(self) -> Mapping[str, Reads | Published]:

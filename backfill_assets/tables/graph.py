@@ -8,10 +8,11 @@ follow from the declarations of the tables.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from backfill_assets.calendar.cadences import Cadence
 from backfill_assets.calendar.policy import Policy, widest
 from backfill_assets.calendar.reach import Known
 from backfill_assets.tables.sources import Source, SourceTable
@@ -67,21 +68,32 @@ class Graph:
         return found
 
     def policy_of(self, name: str) -> Policy:
-        """The late-data policy of a table: that of its source; of several, the widest."""
+        """The late-data policy of a table: that of its source; of several, the widest.
+
+        With the table's cadence.
+        """
         return self._policies[name]
 
     @cached_property
     def _policies(self) -> Mapping[str, Policy]:
         own = {log: source.under(self.policy) for log, source in self.sources.items()}
         return {
-            name: widest([own[log] for log in sorted(logs)] or [self.policy])
+            name: replace(
+                widest([own[log] for log in sorted(logs)] or [self.policy]),
+                cadence=self.tables[name].cadence,
+            )
             for name, logs in self._logs.items()
         }
 
     def loaded_with(self, log: str) -> tuple[str, ...]:
-        """The tables that one run loads with a raw log: what lands, and what is made by log day."""
+        """The tables that one run loads with a raw log: what lands, and what is made by log day.
+
+        Dagster's runs have partitions of one definition, so none of a table by week.
+        """
         return tuple(
-            name for name in (*self.landed, *self.by_log_day) if self.logs(name) == frozenset([log])
+            name
+            for name in (*self.landed, *self.by_log_day)
+            if self.logs(name) == frozenset([log]) and self.tables[name].cadence is Cadence.DAILY
         )
 
     def made_from(self, name: str) -> list[str]:

@@ -9,7 +9,7 @@ import pandera.pyspark as pa
 import pyspark.sql.types as T
 from pandera.pyspark import Field
 
-from backfill_assets.tables.table import nullable
+from backfill_assets.tables.columns import nullable
 
 #: A column of a model: its type, and its `Field`.
 Column = tuple[Any, Any]

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from backfill_assets.tables.table import Table
 
 #: Of a pandera check, the operator in SQL and the name of the value that it compares with.
-_OPERATORS = {"greater_than_or_equal_to": (">=", "min_value")}
+_OPERATORS = {
+    "greater_than": (">", "min_value"),
+    "greater_than_or_equal_to": (">=", "min_value"),
+    "less_than": ("<", "max_value"),
+    "less_than_or_equal_to": ("<=", "max_value"),
+}
 
 
 class Rule(NamedTuple):
@@ -80,6 +85,17 @@ def bounds_of(name: str, column: Any) -> dict[str, str]:
         rule = f"{name} IS NULL OR {rule}" if column.nullable else rule
         found[f"{name}_{check.name}"] = rule
     return found
+
+
+def wrong_bounds(columns: Mapping[str, Any]) -> list[str]:
+    """What of a model's columns is checked otherwise than by bounds, one sentence each."""
+    return [
+        f"{name} has the check {check.name}, and columns have bounds only (gt, ge, lt, le): "
+        'write it as one of "rules" in the metadata'
+        for name, column in columns.items()
+        for check in column.checks
+        if check.name not in _OPERATORS
+    ]
 
 
 def wrong_names(table: Table) -> list[str]:

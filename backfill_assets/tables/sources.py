@@ -107,6 +107,8 @@ class SourceTable(Table):
 class Source:
     """Lines that land in folders `<landing>/<name>/arrival_date=YYYY-MM-DD/`.
 
+    Or in `hour=HH/` within these: the tables have a partition a day all the same.
+
     A line is one version of something that has a key: an order, a visit. All versions stay in the
     raw log. On its event day each key counts once, in the greatest version that was logged within
     the reprocessing window; the version is the later one of event and version time.
@@ -125,6 +127,8 @@ class Source:
         window_days: its reprocessing window; the deployment's, if not given.
         late_lines: what becomes of its late lines, `correct` or `drop`; as the deployment says, if
             not given.
+        hourly: whether its files lie in folders `hour=00` to `hour=23` within those of the days.
+            A day that lacks some is published with a warning that names them.
         named: names of its assets, by role, where they differ from what follows from `name`.
         declared_in: the module that declares it; the one that calls this, if not given.
 
@@ -141,6 +145,7 @@ class Source:
     start: date | None = None
     window_days: int | None = None
     late_lines: Literal["correct", "drop"] | None = None
+    hourly: bool = False
     named: Mapping[Role, str] = field(default_factory=dict)
     declared_in: str = field(default="", compare=False)
 

@@ -17,24 +17,21 @@ import dagster as dg
 import pandera.pyspark as pa
 import pyspark.sql.types as T
 from pandera.config import ValidationDepth, config_context
-from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from backfill_assets.calendar.cadences import Cadence
 from backfill_assets.calendar.partitions import unpacked
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import Known, Reach
+from backfill_assets.tables.columns import Bounds
 from backfill_assets.tables.drifts import notices_of
 from backfill_assets.tables.references import WithoutDays
-from backfill_assets.tables.rules import Forbidden, Rule, bounds_of, rules_in
+from backfill_assets.tables.rules import Forbidden, Rule, bounds_of, rules_in, wrong_bounds
 
 if TYPE_CHECKING:
     from backfill_assets.delta.ledgers import Ledger
     from backfill_assets.delta.records import Record
-
-
-#: In the metadata of a column that holds JSON text.
-_JSON = "json"
 
 
 class DeclarationError(TypeError):
@@ -43,43 +40,6 @@ class DeclarationError(TypeError):
 
 class SchemaError(ValueError):
     """A frame does not have the columns and types of its table; nothing was written."""
-
-
-def nullable(warn: float, error: float, description: str) -> Any:
-    """A column that may be null: the *rate* of nulls in a day is bounded instead.
-
-    Args:
-        warn: a day with a larger share of nulls (0 to 1) is published with a warning.
-        error: a day with a larger share of nulls is not published.
-        description: what the column means.
-    """
-    return Field(
-        nullable=True, description=description, metadata={"null_warn": warn, "null_error": error}
-    )
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """The largest share of nulls (0 to 1) that is in order, and that is still published."""
-
-    warn: float
-    error: float
-
-
-def json_text(description: str, *, optional: bool = False) -> Any:
-    """A string column of a line that holds JSON text: what is nested in the line is kept in it.
-
-    Args:
-        description: what the column means.
-        optional: whether it may be null, as often as it likes.
-    """
-    bounds = {"null_warn": 1.0, "null_error": 1.0} if optional else {}
-    return Field(nullable=optional, description=description, metadata={**bounds, _JSON: True})
-
-
-def holds_json(column: Any) -> bool:
-    """Whether a pandera column was declared by `json_text`."""
-    return bool((column.metadata or {}).get(_JSON))
 
 
 @dataclass(frozen=True)
@@ -169,6 +129,10 @@ class Table:
             descriptions; they hold a day back only if they say that it is an error.
         rules: what must hold for each row over several columns, by name.
         merges: whether a run may ask for its rows to be merged instead of replacing the days.
+
+    Raises:
+        DeclarationError: the model has no one DATE column that the table can be partitioned by, or
+            a check of a column that is no bound.
     """
 
     name: str
@@ -187,6 +151,8 @@ class Table:
 
     def __post_init__(self) -> None:
         metadata: Mapping[str, Any] = self.model.Config.metadata or {}
+        if wrong := [*_wrong_partition(self.model, metadata), *wrong_bounds(self.columns)]:
+            raise DeclarationError(f"{self.name}: {'; '.join(wrong)}")
         object.__setattr__(self, "partition", metadata["partition"])
         object.__setattr__(self, "key", tuple(metadata.get("key", ())))
         object.__setattr__(self, "totals", tuple(metadata.get("totals", ())))
@@ -198,6 +164,11 @@ class Table:
     def references(self) -> Sequence[WithoutDays]:
         """What it is made of besides `inputs`: tables without days."""
         return ()
+
+    @property
+    def cadence(self) -> Cadence:
+        """How far apart its partitions are."""
+        return Cadence.DAILY
 
     @property
     def pages(self) -> tuple[str, ...]:
@@ -343,6 +314,27 @@ class Table:
         for column in schema.columns.values():
             column.nullable, column.checks = True, []
         return schema
+
+
+#: Why a table has one partition column, and that is a day; and what to do about others.
+WHOLE_DAYS = (
+    "A run publishes whole days: one commit replaces a day of a table, for all regions, shops and "
+    "hours of it. Partition it by day alone, and put the others into the model's key"
+)
+
+
+def _wrong_partition(model: type[pa.DataFrameModel], metadata: Mapping[str, Any]) -> list[str]:
+    """What keeps a table from being partitioned as its model says, in a sentence; or nothing."""
+    named = metadata.get("partition")
+    if not isinstance(named, str):
+        return [f'the model\'s metadata has "partition": {named!r}, not one column. {WHOLE_DAYS}']
+    column = model.to_schema().columns.get(named)
+    if column is None:
+        return [f'the model has no column {named}, which its metadata has as "partition"']
+    if not isinstance(column.dtype.type, T.DateType):
+        kind = column.dtype.type.simpleString()
+        return [f"the partition column {named} is a {kind}, not a date. {WHOLE_DAYS}"]
+    return []
 
 
 def decided_by(tables: Iterable[Table]) -> tuple[str, ...]:

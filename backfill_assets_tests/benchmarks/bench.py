@@ -56,6 +56,7 @@ from backfill_assets_tests.benchmarks.bench_profile import heavy_days, profile, 
 from backfill_assets_tests.benchmarks.bench_scale import scale
 from backfill_assets_tests.benchmarks.bench_served import chunked, one_day, planned
 from backfill_assets_tests.benchmarks.bench_state import DAYS, state
+from backfill_assets_tests.benchmarks.bench_targets import shadows
 from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.pipeline import LAYERS, START, Pipeline, order
 
@@ -79,6 +80,7 @@ PARTS = (
     "events",
     "scale",
     "state",
+    "targets",
 )
 
 
@@ -187,7 +189,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--runs", type=int, default=30, help="one-day runs on each kind of engine")
     parser.add_argument("--history", type=int, default=10_000, help="days of the part scale")
-    parser.add_argument("--state-days", type=int, default=DAYS, help="days of the part state")
+    parser.add_argument(
+        "--state-days", type=int, default=DAYS, help="days of the parts state and targets"
+    )
     parser.add_argument("--customers", type=int, default=10_000, help="those of the part state")
     parser.add_argument("--part", choices=PARTS)
     parser.add_argument("--attach", type=Path, help=argparse.SUPPRESS)
@@ -220,6 +224,7 @@ def main() -> None:
         "answers": lambda at: long_history(engine, at, (100, 10_000)),
         "scale": lambda at: scale(engine, at, given.history),
         "state": lambda at: state(engine, at, given.state_days, given.customers),
+        "targets": lambda at: shadows(engine, at, given.state_days),
     }
     try:
         for name, work in {**alone, **together}.items():

@@ -55,8 +55,8 @@ def _seconds(root: Path, count: int) -> dict[str, float]:
         return found
 
     policy = Policy.of(load_settings(start=DAYS.start))
-    listing = timed("list all folders", lambda: list_landing(str(root), "orders"))
-    timed("list them day by day", lambda: list_landing(str(root), "orders", days))
+    listing = timed("list all folders", lambda: list_landing(str(root), ORDER_LINES))
+    timed("list them day by day", lambda: list_landing(str(root), ORDER_LINES, days))
     wanted = timed(
         "digests, what each day is to be made of", lambda: targets({}, listing, days, policy)
     )
@@ -81,7 +81,7 @@ def looking_through(root: Path, days: int, orders: int) -> None:
         folder = root / "orders" / f"arrival_date={START + timedelta(days=n)}"
         folder.mkdir(parents=True)
         (folder / "part-0.jsonl.gz").write_bytes(packed)
-    listing = list_landing(str(root), "orders")
+    listing = list_landing(str(root), ORDER_LINES)
     began = perf_counter()
     found = _look(str(root), ORDER_LINES, DAYS, listing, Caps.usual())
     seconds = perf_counter() - began

@@ -23,7 +23,8 @@ from dagster._serdes import deserialize_value, serialize_value
 from backfill_assets.backfills import stages as backfills
 from backfill_assets.backfills import undertakings
 from backfill_assets.backfills.planning import target_days
-from backfill_assets.calendar.partitions import Window, daily_partitions
+from backfill_assets.calendar.cadences import Cadence
+from backfill_assets.calendar.partitions import Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.definitions import build_defs
 from backfill_assets.delta import reading
@@ -175,7 +176,7 @@ def look(pipeline: Pipeline) -> None:
 def of_dagster(pipeline: Pipeline, names: Iterable[str]) -> None:
     """Dagster's own: definitions, partitions, statuses."""
     measured("definitions", lambda: build_defs(pipeline.settings).get_repository_def())
-    partitions = daily_partitions(pipeline.settings)
+    partitions = Cadence.DAILY.definition(pipeline.settings)
     measured("partition keys", partitions.get_partition_keys)
 
     def statuses() -> None:

@@ -23,18 +23,6 @@ from backfill_assets_tests.benchmarks.bench_jobs import by_hand, result, timed, 
 from backfill_assets_tests.deployed import Deployment
 from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, START
 
-_LAUNCH = """
-mutation($days: [String!]!, $tables: [AssetKeyInput!]!) {
-  launchPartitionBackfill(backfillParams: {partitionNames: $days, assetSelection: $tables}) {
-    __typename ... on LaunchBackfillSuccess { backfillId }
-  }
-}
-"""
-_SENSOR = """
-query($sensor: SensorSelector!) { sensorOrError(sensorSelector: $sensor) { ... on Sensor { id } } }
-"""
-_STOP = "mutation($id: String!) { stopSensor(id: $id) { __typename } }"
-
 
 @contextmanager
 def _served(engine: Engine, root: Path, days: int, orders: int) -> Iterator[Deployment]:
@@ -51,15 +39,7 @@ def _served(engine: Engine, root: Path, days: int, orders: int) -> Iterator[Depl
         del deployment.environment[f"BACKFILL_ASSETS_{name}"]
     try:
         deployment.wait_for_daemons()
-        # It would bring the tables up to date that a bench does not ask for.
-        sensor = {
-            "sensorName": "touched_days",
-            "repositoryName": "__repository__",
-            "repositoryLocationName": "backfill_assets.definitions",
-        }
-        found = deployment.ask(_SENSOR, sensor=sensor)
-        stopped = deployment.ask(_STOP, id=found["id"])
-        assert stopped["__typename"] == "StopSensorMutationResult", stopped
+        deployment.stop_rebuilding()
         yield deployment
     finally:
         deployment.stop()
@@ -99,14 +79,10 @@ def planned(engine: Engine, root: Path, days: int, orders: int, rounds: int) -> 
 
 def _backfilled(deployment: Deployment, days: Window) -> None:
     """One of Dagster's backfills of the layers, launched as the UI does, to its end."""
-    launched = deployment.ask(
-        _LAUNCH,
-        days=[str(day) for day in days],
-        tables=[{"path": [name]} for name in LAYERS],
-    )
+    launched = deployment.launch([str(day) for day in days], LAYERS)
     with deployment.instance() as instance:
         while True:
-            backfill = instance.get_backfill(launched["backfillId"])
+            backfill = instance.get_backfill(launched)
             assert backfill is not None, launched
             if backfill.status.name not in ("REQUESTED", "COMPLETED"):
                 assert backfill.status.name == "COMPLETED_SUCCESS", backfill.error

@@ -22,6 +22,7 @@ from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.monitoring.night import UNFINISHED
+from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import RAW, REJECTED
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.staleness.arrivals import arrivals
@@ -133,7 +134,7 @@ def _left(deployment: Deployment, settings: Settings, today: date) -> list[str]:
     with deployment.instance() as instance:
         runs = instance.get_runs(dg.RunsFilter(statuses=UNFINISHED))
     ledgers, policy = read_ledgers(settings), Policy.of(settings)
-    landed = list_landing(settings.landing, "orders")
+    landed = list_landing(settings.landing, ORDER_LINES)
     found = arrivals(ledgers[RAW.name], landed, policy, today, ledgers[REJECTED.name])
     behind = backlog(ledgers, policy, today).open
     return [

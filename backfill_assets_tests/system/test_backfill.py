@@ -22,33 +22,6 @@ from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 DAYS = int(os.environ.get("BACKFILL_TEST_KILL_DAYS", "4"))
 KILLS = int(os.environ.get("BACKFILL_TEST_KILLS", "2"))
 CHUNK = max(2, DAYS // 12)
-_LAUNCH = """mutation ($params: LaunchBackfillParams!) { launchPartitionBackfill(
-  backfillParams: $params) { __typename ... on LaunchBackfillSuccess { backfillId }
-  ... on PythonError { message } } }"""
-_STATUS = """query ($id: String!) { partitionBackfillOrError(backfillId: $id) {
-  ... on PartitionBackfill { status error { message } } } }"""
-
-
-class Killable(Deployment):
-    """A deployment in which a backfill is launched."""
-
-    def launch(self, days: list[str]) -> str:
-        """Launch a backfill of the layers over days; its id."""
-        params = {
-            "partitionNames": days,
-            "assetSelection": [{"path": [name]} for name in LAYERS],
-        }
-        while True:
-            said = self.ask(_LAUNCH, params=params)
-            if said["__typename"] == "LaunchBackfillSuccess":
-                return said["backfillId"]
-            time.sleep(1)  # the code server is on its way
-
-    def status(self, backfill: str) -> str:
-        said = self.ask(_STATUS, id=backfill)
-        if said["error"]:
-            print(backfill, said["status"], said["error"]["message"])
-        return said["status"]
 
 
 def missing(deployment: Deployment, days: list[str]) -> list[str]:
@@ -85,9 +58,9 @@ def test_killed_again_and_again(engine, spark, tmp_path):
     clean = Pipeline(engine, tmp_path / "clean", land=False, landing=str(pipeline.landing), end=end)
     clean.run(1, DAYS)
     chance, launches, killed = random.Random(11), 1, Counter[str]()
-    deployment = Killable(pipeline.root, pipeline.settings, per_run=CHUNK)
+    deployment = Deployment(pipeline.root, pipeline.settings, per_run=CHUNK)
     try:
-        backfill = deployment.launch(days)
+        backfill = deployment.launch(days, LAYERS)
         order_of_kills = [list(KINDS)[n % len(KINDS)] for n in range(KILLS)]
         chance.shuffle(order_of_kills)
         while (status := deployment.status(backfill)) != "COMPLETED_SUCCESS":
@@ -97,7 +70,7 @@ def test_killed_again_and_again(engine, spark, tmp_path):
                     break
                 assert launches < 2, f"more than one click: {left}"
                 launches += 1
-                backfill = deployment.launch(left)
+                backfill = deployment.launch(left, LAYERS)
             # Spread over the whole backfill, and at any moment of what it does.
             due = KILLS * commits(pipeline) / (len(LAYERS) * -(-DAYS // CHUNK))
             time.sleep(chance.uniform(0.5, 3))

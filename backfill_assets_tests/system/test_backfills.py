@@ -2,13 +2,14 @@
 
 import re
 from datetime import date
+from statistics import mean
 
 import dagster as dg
 import pytest
 from dagster._core.execution.backfill import BulkActionStatus
 
 from backfill_assets import definitions
-from backfill_assets.backfills import jobs, undertakings
+from backfill_assets.backfills import jobs, planning, undertakings, workloads
 from backfill_assets.backfills import stages as backfills
 from backfill_assets.backfills.durations import expected_seconds
 from backfill_assets.backfills.planning import plan_backfill, target_days
@@ -83,7 +84,7 @@ def serve(pipeline, *, fails=False):
 
 def test_stages_one_after_another(pipeline):
     plan = planned(pipeline, "2024-01-01...2024-01-04", pilot_days=1, chunk_days=2, reason="first")
-    assert [(name, str(w)) for name, w in plan.parameters.stages()] == [
+    assert [(name, str(w)) for name, w in plan.stages] == [
         ("pilot", "2024-01-01"),
         ("001", "2024-01-02...2024-01-03"),
         ("002", "2024-01-04"),
@@ -123,6 +124,36 @@ def test_the_account_of_what_was_not_planned(pipeline):
         assert "was asked for and not published" in failed
         assert "part-1.jsonl.gz" in failed
         assert not [text for text in said if "has" in text and "but" in text]
+
+
+def test_black_friday_is_cut_into_runs_of_even_work(engine, tmp_path, monkeypatch):
+    """A day with twenty times the rows. Of so few rows the rest costs more, so it is left out."""
+    monkeypatch.setattr(workloads, "ROWS_OF_RUN", 0)
+    monkeypatch.setattr(workloads, "ROWS_OF_DAY", 0)
+    pipeline = Pipeline(engine, tmp_path, window_days=0, partitions_per_run=14)
+    for n in range(1, 31):
+        pipeline.land(n, [order(f"o{n}-{k}", n) for k in range(200 if n == 15 else 15)])
+    asked = f"{day(1)}...{day(30)}"
+    whole = planned(pipeline, asked, chunk_days=None)
+    assert [str(window) for _, window in whole.stages] == [asked]
+    plan = planned(pipeline, asked)
+    assert [window for _, window in plan.stages] != Window.parse(asked).split(14)
+    launch(pipeline, plan.id)
+    # The cut is kept with the plan: plans that are made since would have another.
+    monkeypatch.setattr(planning, "even_stages", lambda days, **_: [days])
+    stages = []
+    while undertakings.under_way(pipeline.instance):
+        if "under way" in tick(pipeline):
+            stages.append(serve(pipeline))
+    assert undertakings.find(pipeline.instance, plan.id).complete
+    assert stages == [f"{plan.id}-{name}" for name, _ in plan.stages]
+    records = {
+        name: read_ledgers(pipeline.settings)[name].records for name in (RAW.name, STAGED.name)
+    }
+    for of in records.values():
+        assert [record.backfill_id for record in of] == stages
+        rows = [sum(day.rows for day in record.days.values()) for record in of]
+        assert all(abs(found / mean(rows) - 1) <= 0.3 for found in rows), rows
 
 
 def test_a_failing_pilot_leaves_the_rest_unlaunched(pipeline):

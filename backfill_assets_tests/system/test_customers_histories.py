@@ -32,7 +32,7 @@ from backfill_assets.staleness.backlog import backlog
 from backfill_assets_tests import memory_model
 from backfill_assets_tests.customers_histories import DAYS, LOOKS, history
 from backfill_assets_tests.customers_model import Change, as_known, change, dimension, versions
-from backfill_assets_tests.customers_tables import LABEL_DAYS, SETTLES_AFTER
+from backfill_assets_tests.customers_tables import COHORT_DAYS, LABEL_DAYS, SETTLES_AFTER
 from backfill_assets_tests.model import run_model
 from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day
 from backfill_assets_tests.places import BIN
@@ -46,7 +46,8 @@ SEEDS = range(1, 1 + int(os.environ.get("BACKFILL_TEST_HISTORIES", "1")))
 CHANGES = ("raw_customer_changes", "raw_customer_changes_rejected")
 ORDERS = tuple(name for name in EVERYTHING if name != "lateness_dashboard")
 CUSTOMERS = ("dim_customers", "fact_orders_enriched", "fact_orders_settled", "fact_orders_eur")
-LEARNED = ("customer_lifetime_value", "features", "labels_daily", "training_daily")
+VALUES = ("customer_lifetime_value", "cohort_value_30d")
+LEARNED = (*VALUES, "features", "labels_daily", "training_daily")
 MADE = (*CUSTOMERS, *LEARNED)
 ALL = (*CHANGES, *ORDERS, *MADE)
 
@@ -115,6 +116,7 @@ def modelled(landing: Path) -> dict[str, list[tuple]]:
     feed = changes(landing)
     features = memory_model.features(model.raw, days)
     labels = memory_model.labels(model.fact, days[-1], following=LABEL_DAYS)
+    values = memory_model.lifetime_values(now, days)
     found: dict[str, Iterable[tuple]] = {
         "stg_orders": [tuple(row.values()) for row in model.staged],
         "fact_daily_orders": [(*key, *value) for key, value in model.fact.items()],
@@ -122,7 +124,8 @@ def modelled(landing: Path) -> dict[str, list[tuple]]:
         "fact_orders_enriched": enriched(model.staged, feed, None),
         "fact_orders_settled": enriched(model.staged, feed, SETTLES_AFTER),
         "fact_orders_eur": map(in_euros, model.staged),
-        "customer_lifetime_value": memory_model.lifetime_values(now, days),
+        "customer_lifetime_value": values,
+        "cohort_value_30d": memory_model.cohort_values(values, days[-1], following=COHORT_DAYS),
         "features": features,
         "labels_daily": labels,
         "training_daily": memory_model.training(features, labels),
@@ -252,11 +255,12 @@ def test_day_by_day_equals_a_range(engine, spark, tmp_path):
     for file in (file for files in history(4) for file in files):
         file.land(alone.landing)
     alone.run(1, DAYS, (*CHANGES, *ORDERS))
-    # Settled orders are made of the days of the dimension that follow.
+    # These are made of the days of an input that follow.
+    later = ("fact_orders_settled", "cohort_value_30d")
     for n in range(1, DAYS + 1):
-        alone.run(n, n, tuple(name for name in MADE if name != "fact_orders_settled"))
+        alone.run(n, n, tuple(name for name in MADE if name not in later))
     for n in range(1, DAYS + 1):
-        alone.run(n, n, ("fact_orders_settled",))
+        alone.run(n, n, later)
     agrees(alone)
     same(alone, clean_load(engine, tmp_path / "clean", alone))
 

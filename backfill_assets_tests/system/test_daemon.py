@@ -16,6 +16,7 @@ import pytest
 
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.landing.listing import list_landing
+from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import RAW, TABLES
 from backfill_assets.staleness.arrivals import arrivals
 from backfill_assets.staleness.backlog import backlog
@@ -67,7 +68,7 @@ def is_done(pipeline: Pipeline) -> bool:
     policy = Policy.of(pipeline.settings)
     today = day(DAYS + 1)
     ledgers = {name: pipeline.io_manager.ledger(table) for name, table in TABLES.items()}
-    landed = list_landing(str(pipeline.landing), "orders")
+    landed = list_landing(str(pipeline.landing), ORDER_LINES)
     if arrivals(ledgers[RAW.name], landed, policy, today).load:
         return False
     if any(len(ledger.published) < DAYS for ledger in ledgers.values()):

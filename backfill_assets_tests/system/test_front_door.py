@@ -10,6 +10,7 @@ import signal
 import socket
 import urllib.error
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -56,8 +57,10 @@ def listening(pids: list[int]) -> set[tuple[str, int]]:
     """The addresses, as the kernel writes them, and ports that processes listen at."""
     inodes = set()
     for pid in pids:
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            inodes |= set(re.findall(r"socket:\[(\d+)\]", str(entry.readlink())))
+        for entry in Path("/proc").glob(f"{pid}/fd/*"):
+            # It may close what it had open when it was listed.
+            with suppress(FileNotFoundError):
+                inodes |= set(re.findall(r"socket:\[(\d+)\]", str(entry.readlink())))
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:

@@ -20,6 +20,7 @@ from backfill_assets.landing.listing import list_landing
 from backfill_assets.monitoring.incidents import incidents
 from backfill_assets.monitoring.look import Look
 from backfill_assets.monitoring.states import Situation, State, day_states
+from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import RAW, TABLES
 from backfill_assets.publish.run_tags import ACCEPT_TAG, REWRITE_TAG
 from backfill_assets.staleness.arrivals import arrivals, manifests
@@ -68,7 +69,7 @@ def to_load(pipeline: Pipeline, today: int) -> set[date]:
     """The log days that a night would load."""
     found = arrivals(
         pipeline.io_manager.ledger(RAW),
-        list_landing(str(pipeline.landing), "orders"),
+        list_landing(str(pipeline.landing), ORDER_LINES),
         Policy.of(pipeline.settings),
         day(today),
         pipeline.io_manager.ledger(TABLES["raw_orders_rejected"]),

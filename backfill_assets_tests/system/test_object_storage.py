@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,8 @@ from backfill_assets.delta.logs import delta_log, storage_options
 from backfill_assets.engine.jars import fetch_s3_jars
 from backfill_assets.engine.log_store import LOG_STORE
 from backfill_assets.engine.stores import folder_of
-from backfill_assets.landing.listing import folder_name, list_landing
+from backfill_assets.landing.listing import HOURS, folder_name, list_landing
+from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.conftest import LASTING, SMALL
 from backfill_assets_tests.connect_server import connect_server
@@ -34,8 +36,13 @@ COMMITS = 6
 
 HERE = Path(__file__).parents[1]
 #: A deployment's life, and of the suite what meets and what is killed: on S3.
-CORE = ["system/test_stored.py", "system/test_races.py", "system/test_recovery.py"]
-CHOICE = "life or nightly_against or killed_at_random"
+CORE = [
+    "system/test_stored.py",
+    "system/test_races.py",
+    "system/test_recovery.py",
+    "test_targets.py",
+]
+CHOICE = "life or nightly_against or killed_at_random or target_from_end_to_end"
 
 pytestmark = [
     pytest.mark.timeout(3600),
@@ -75,7 +82,7 @@ def run_on(server: S3Server, choice: str, *names: str, **more: str) -> str:
 
 
 def test_a_life_races_and_kills_on_s3(server):
-    assert "5 passed" in run_on(server, CHOICE, *CORE)
+    assert "6 passed" in run_on(server, CHOICE, *CORE)
 
 
 @pytest.mark.skipif(not CDNOW.exists(), reason="the CDNOW file is not beside the project")
@@ -103,7 +110,7 @@ def test_a_landing_of_three_years_costs_what_is_asked_of_it(server, monkeypatch)
 
     def requests(of: list[date] | None) -> int:
         before = server.requests().total()
-        found = list_landing(f"s3a://{BUCKET}/landing", "orders", of)
+        found = list_landing(f"s3a://{BUCKET}/landing", ORDER_LINES, of)
         assert {*found.folders} == {*(of or days)}
         assert all(len(folder.files) == 1 for folder in found.folders.values())
         return server.requests().total() - before
@@ -111,6 +118,31 @@ def test_a_landing_of_three_years_costs_what_is_asked_of_it(server, monkeypatch)
     assert requests(None) <= 2 + 1095 // 1000 + 1
     assert requests(days[-1:]) <= 3
     assert requests(days[-9:]) <= 11
+
+
+def test_folders_of_hours_are_listed_with_their_day(server, monkeypatch):
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    days = [date(2024, 1, 1), date(2024, 1, 2)]
+    for d in days:
+        for hour in [*HOURS, "hour=24"]:
+            folder = server.bucket / "by-hour" / "orders" / folder_name(d) / hour
+            folder.mkdir(parents=True)
+            (folder / "part-0.jsonl").write_text("{}\n")
+    for of in (None, days):
+        before = server.requests().total()
+        found = list_landing(f"s3a://{BUCKET}/by-hour", replace(ORDER_LINES, hourly=True), of)
+        assert server.requests().total() - before <= 4, "not one for each hour"
+        for d, folder in found.folders.items():
+            assert [*folder.files] == [f"{folder_name(d)}/{hour}/part-0.jsonl" for hour in HOURS]
+            assert folder.hours == {*HOURS}
+            assert folder.unknown == (f"{folder_name(d)}/hour=24",)
+        # Of a source by day, they are told as well.
+        found = list_landing(f"s3a://{BUCKET}/by-hour", ORDER_LINES, of)
+        assert [*found.folders] == days
+        for folder in found.folders.values():
+            assert not folder.files
+            assert len(folder.unknown) == 25
 
 
 def test_a_server_that_would_lose_commits_is_refused(tmp_path):

@@ -12,7 +12,8 @@ import pytest
 from dagster._utils.schedules import schedule_execution_time_iterator
 
 from backfill_assets.assets import lines
-from backfill_assets.calendar.partitions import DAY, Window, daily_partitions
+from backfill_assets.calendar.cadences import Cadence
+from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.definitions import build_defs
 from backfill_assets.landing.lines import read_lines, survey
 from backfill_assets.orders.lines import ORDER_LINES
@@ -74,7 +75,7 @@ def test_every_moment_is_on_its_business_day(spark, tmp_path, zone, offset):
 
 def test_every_day_is_a_partition_and_has_a_night(zone):
     settings = load_settings(timezone=zone, start=YEAR.start, end=YEAR.end)
-    assert daily_partitions(settings).get_partition_keys() == [str(day) for day in YEAR]
+    assert Cadence.DAILY.definition(settings).get_partition_keys() == [str(day) for day in YEAR]
     schedule = build_defs(settings).get_repository_def().get_schedule_def("nightly")
     midnight = datetime(2024, 1, 1, tzinfo=ZoneInfo(zone))
     nights = []
@@ -100,4 +101,6 @@ def test_at_night_yesterday_is_over_and_today_is_not(zone):
         for hour in (0, 2, 23):
             now = datetime(today.year, today.month, today.day, hour, tzinfo=ZoneInfo(zone))
             with dg.partition_loading_context(effective_dt=now + timedelta(minutes=5)):
-                assert daily_partitions(settings).get_last_partition_key() == str(today - DAY)
+                assert Cadence.DAILY.definition(settings).get_last_partition_key() == str(
+                    today - DAY
+                )

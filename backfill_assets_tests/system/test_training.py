@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import defaultdict
 from datetime import date
 
@@ -20,6 +21,7 @@ from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.staleness.backlog import backlog
 from backfill_assets_tests import memory_model
+from backfill_assets_tests.deployed import Deployment
 from backfill_assets_tests.model import run_model
 from backfill_assets_tests.pipeline import (
     EVERYTHING,
@@ -357,3 +359,43 @@ def test_a_training_set_is_rebuilt_in_chunks_and_stops_at_the_first_bad_one(pipe
     made_of = ledger.latest[day(1)]
     assert set(made_of.inputs) == {"features", "labels_daily"}
     assert made_of.backfill_id == f"{plan.id}-001"
+
+
+@pytest.mark.slow
+def test_thirteen_stages_through_the_daemon_with_a_bad_one_in_the_middle(engine, spark, tmp_path):
+    days, last, bad = 90, 120, 45
+    pipeline = Pipeline(engine, tmp_path, tables=PLACE, window_days=2, end=END)
+    deployment = Deployment(tmp_path, pipeline.settings)
+    try:
+        deployment.wait_for_daemons()
+        deployment.stop_rebuilding()
+        land(pipeline, landed(5, last), range(1, last + 1))
+        pipeline.run(1, last, (*EVERYTHING, "features", "labels_daily"))
+        # What a job of somebody's own appended to a day of the seventh chunk.
+        rows = pipeline.log("features").to_pyarrow_dataset()
+        rows = rows.to_table(filter=pc.field("event_date") == day(bad))
+        write_deltalake(str(pipeline.warehouse / "features"), rows, mode="append")
+        asked = (f"{day(1)}...{day(days)}", "--table", "training_daily", "--chunk-days", "7")
+        done = deployment.run("backfill", *asked)
+        print(done.stdout)
+        assert done.returncode == 1, done.stderr
+        (plan,) = re.findall(r"^Plan (\w+)", done.stdout)
+        left = [str(w) for w in Window(day(50), day(days + 1)).split(7)]
+        assert f"{plan}-007 did not pass" in done.stdout
+        assert f"; not launched: {', '.join(left)}\n" in done.stdout
+        made = read_ledgers(pipeline.settings)["training_daily"]
+        assert made.published == {*Window(day(1), day(50))} - {day(bad)}
+        # The day is built again, and the same backfill goes on with the stage that failed.
+        pipeline.run(bad, bad, ("features",))
+        done = deployment.run("backfill", plan)
+        print(done.stdout)
+        assert done.returncode == 0, done.stderr
+    finally:
+        deployment.stop()
+    ledger = read_ledgers(pipeline.settings)["training_daily"]
+    assert {of: ledger.latest[of].backfill_id for of in ledger.published} == {
+        day(n): f"{plan}-{(n + 6) // 7:03d}{'-2' * (n == bad)}" for n in range(1, days + 1)
+    }
+    features, labels = modelled(pipeline, last)
+    expected = memory_model.training(features, labels)
+    assert held(pipeline, "training_daily") == [r for r in expected if r[0] <= day(days)] != []

@@ -21,18 +21,15 @@ class CustomerVersion(pa.DataFrameModel):
     log_date: T.DateType = Field(description="Day of the log at whose end this was known.")
     customer_id: T.StringType = Field(description="Customer.")
     valid_from: T.TimestampType = Field(description="Since when the customer was so (UTC).")
-    valid_to: T.TimestampType = nullable(
-        1.0, 1.0, "Until when, exclusive; null while it is so. Equal to `valid_from` if never."
-    )
+    # Equal to `valid_from` if the customer was never so.
+    valid_to: T.TimestampType = nullable(1.0, 1.0, "Until when, exclusive; null while it is so.")
     is_current: T.BooleanType = Field(description="Whether the customer is so still.")
     is_deleted: T.BooleanType = Field(description="Whether the customer was deleted.")
     email_status: T.StringType = nullable(1.0, 1.0, "As the change says; null if deleted.")
     segment: T.StringType = nullable(1.0, 1.0, "As the change says; null if deleted.")
     country: T.StringType = nullable(1.0, 1.0, "As the change says; null if deleted.")
     change_id: T.StringType = Field(description="The change that made the customer so.")
-    known_at: T.TimestampType = Field(
-        description="When its latest version was known: no earlier than it was taken, or held."
-    )
+    known_at: T.TimestampType = Field(description="Since when it is known (UTC): taken, and true.")
     logged_on: T.DateType = Field(description="Log day on which this version came first.")
 
     class Config:

@@ -21,12 +21,9 @@ class Features(pa.DataFrameModel):
     orders_7d: T.LongType = Field(ge=0, description="Orders of the last seven days.")
     orders_30d: T.LongType = Field(ge=1, description="Orders of the thirty days.")
     revenue_30d: T.DecimalType(28, 2) = Field(description="Sum of their amounts.")  # type: ignore[valid-type]
-    features_through: T.DateType = Field(
-        description="Log day of the newest line that the row is made of."
-    )
-    engagement_score: T.DecimalType(5, 2) = nullable(  # type: ignore[valid-type]
-        1.0, 1.0, "Days with an order, of a hundred; null on days made before it was added."
-    )
+    features_through: T.DateType = Field(description="Log day of the newest line in the row.")
+    # Null on days that were made before it was added.
+    engagement_score: T.DecimalType(5, 2) = nullable(1.0, 1.0, "Days with an order, in percent.")  # type: ignore[valid-type]
 
     class Config:
         """One row for each day and user."""
@@ -38,12 +35,7 @@ class Features(pa.DataFrameModel):
             "totals": ["orders_30d", "revenue_30d"],
             "merge": True,
             "drift": {"orders_7d": 0.25, "revenue_30d": 0.25},
-            "rules": {
-                "nothing_of_later": (
-                    "features_through <= event_date",
-                    "No line was logged after the day.",
-                )
-            },
+            "rules": {"nothing_of_later": ("features_through <= event_date", "As known that day.")},
         }
 
 
@@ -52,9 +44,7 @@ class Features(pa.DataFrameModel):
     checks=[conserves("orders", None, "orders_30d"), conserves("orders", "amount", "revenue_30d")],
     group="training",
 )
-def features(
-    orders: Annotated[DataFrame, Reads(RAW, last_days(30), as_known=True)],
-) -> DataFrame:
+def features(orders: Annotated[DataFrame, Reads(RAW, last_days(30), as_known=True)]) -> DataFrame:
     """The features of each user, without an order or a version that was logged later."""
     of_the_week = F.col("event_date") > F.date_sub("for_day", 7)
     days = F.count_distinct("event_date")

@@ -21,12 +21,8 @@ class Labels(pa.DataFrameModel):
 
     dt: T.DateType = Field(description="The day of the order.")
     user_id: T.StringType = Field(description="Customer.")
-    churned_30d: T.BooleanType = Field(
-        description="Whether no order of the thirty days after is there, as far as they are known."
-    )
-    label_state: T.StringType = Field(
-        description="`final` once all thirty days after are published, `open` until then."
-    )
+    churned_30d: T.BooleanType = Field(description="No order of the thirty days after is there.")
+    label_state: T.StringType = Field(description="`final` once all of them are there, or `open`.")
     label_from: T.DateType = Field(description="The first day that the label is made of.")
     label_through: T.DateType = Field(description="The last of the days after that is published.")
 
@@ -59,15 +55,12 @@ def labels_daily(
     known = published.groupBy("for_day").agg(
         F.count(after).alias("days"), F.min(after).alias("first"), F.max(after).alias("last")
     )
-    return (
-        ordered.join(back, user, "left")
-        .join(known, "for_day")
-        .select(
-            F.col("for_day").alias("dt"),
-            F.col("customer_id").alias("user_id"),
-            F.col("back").isNull().alias("churned_30d"),
-            F.when(F.col("days") == DAYS, "final").otherwise("open").alias("label_state"),
-            F.coalesce(F.least("back", "first"), F.date_add("for_day", 1)).alias("label_from"),
-            F.coalesce("last", "for_day").alias("label_through"),
-        )
+    rows = ordered.join(back, user, "left").join(known, "for_day")
+    return rows.select(
+        F.col("for_day").alias("dt"),
+        F.col("customer_id").alias("user_id"),
+        F.col("back").isNull().alias("churned_30d"),
+        F.when(F.col("days") == DAYS, "final").otherwise("open").alias("label_state"),
+        F.coalesce(F.least("back", "first"), F.date_add("for_day", 1)).alias("label_from"),
+        F.coalesce("last", "for_day").alias("label_through"),
     )

@@ -12,6 +12,8 @@ from pyspark.sql import functions as F
 
 from backfill_assets import CURRENT, PREVIOUS_DAY, SELF, Reads, conserves, table
 
+_SUMS = ["orders", "revenue"]
+
 
 class LifetimeValue(pa.DataFrameModel):
     """What each customer has ordered up to a day, as it is known now."""
@@ -30,7 +32,7 @@ class LifetimeValue(pa.DataFrameModel):
         metadata: ClassVar = {
             "partition": "run_date",
             "key": ["customer_id"],
-            "totals": ["orders", "revenue"],
+            "totals": _SUMS,
             "counts": {"new customers": "first_order = run_date"},
         }
 
@@ -38,23 +40,16 @@ class LifetimeValue(pa.DataFrameModel):
 @table(
     LifetimeValue,
     group="customers",
-    checks=[
-        conserves(of, column, column)
-        for of in ("before", "orders")
-        for column in ("orders", "revenue")
-    ],
+    checks=[conserves(of, sum_, sum_) for of in ("before", "orders") for sum_ in _SUMS],
 )
 def customer_lifetime_value(
     orders: Annotated[DataFrame, Reads(CURRENT)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
 ) -> DataFrame:
     """Customers as they were the day before, and the orders since."""
-    last = F.date_sub("run_date", F.col("days_since_last"))
-    known = before.select("*", last.alias("last_order"))
-    new = orders.select(
-        "*", F.col("run_date").alias("first_order"), F.col("run_date").alias("last_order")
-    )
-    columns = ["for_day", "customer_id", "first_order", "last_order", "orders", "revenue"]
+    known = before.withColumn("last_order", F.date_sub("run_date", F.col("days_since_last")))
+    new = orders.withColumns({"first_order": F.col("run_date"), "last_order": F.col("run_date")})
+    columns = ["for_day", "customer_id", "first_order", "last_order", *_SUMS]
     return (
         known.select(columns)
         .unionByName(new.select(columns))

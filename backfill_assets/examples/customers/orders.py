@@ -24,6 +24,7 @@ from backfill_assets.examples.customers.dimension import dim_customers
 
 #: So many days after an order, what is known of its customer is taken as settled.
 SETTLES_AFTER = 7
+_LOGGED = "logged_on IS NULL OR logged_on <="
 _CARRIES = ["change_id", "is_deleted", "email_status", "segment", "country"]
 
 
@@ -52,13 +53,8 @@ class EnrichedOrder(pa.DataFrameModel):
             "partition": "event_date",
             "key": ["order_id"],
             "totals": ["amount"],
-            "rules": {
-                **no_leaks("order_ts", carries=_CARRIES, began="valid_from", known="known_at"),
-                "logged_by_the_day": (
-                    "logged_on IS NULL OR logged_on <= event_date",
-                    "The log knew what the row carries by the day of the order.",
-                ),
-            },
+            "rules": no_leaks("order_ts", carries=_CARRIES, began="valid_from", known="known_at")
+            | {"logged_by_the_day": (f"{_LOGGED} event_date", "The log knew it by that day.")},
         }
 
 
@@ -78,8 +74,8 @@ class SettledOrder(EnrichedOrder):
                     "What the row carries began no later than the order.",
                 ),
                 "logged_in_time": (
-                    f"logged_on IS NULL OR logged_on <= date_add(event_date, {SETTLES_AFTER})",
-                    f"The log knew what the row carries {SETTLES_AFTER} days after the order.",
+                    f"{_LOGGED} date_add(event_date, {SETTLES_AFTER})",
+                    f"The log knew it {SETTLES_AFTER} days after the order.",
                 ),
             },
         }

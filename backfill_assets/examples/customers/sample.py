@@ -3,7 +3,8 @@
 The batches have the shape of TPC-DI: a historical load, and then two increments of a day each. The
 feed has inserts, updates, hard deletes and re-inserts, several changes a day and two at the same
 moment; lines come late, out of order and twice; a change is corrected by a later version, which may
-tell of another moment.
+tell of another moment. Beside the batches: page views, which land by the hour, and a static table
+of countries.
 """
 
 from __future__ import annotations
@@ -18,10 +19,15 @@ from datetime import date, datetime, time, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from deltalake import write_deltalake
+
 _DAY = timedelta(days=1)
 _STATUSES = ("ok", "ok", "ok", "bounced", "unsubscribed")
 _SEGMENTS = ("auto", "building", "furniture", "machinery")
-_COUNTRIES = ("DE", "FR", "JP", "US")
+#: By country, its market.
+_MARKETS = {"DE": "Europe", "FR": "Europe", "JP": "Asia", "US": "Americas"}
+_COUNTRIES = tuple(_MARKETS)
 #: By source and arrival day, the lines of the landing.
 Batch = Mapping[str, Mapping[date, Sequence[Mapping[str, Any]]]]
 
@@ -176,10 +182,39 @@ def land(landing: Path, batch: Batch) -> None:
             (folder / "part-000.jsonl").write_text(text)
 
 
+def land_page_views(landing: Path, *, start: date, days: int, customers: int, seed: int) -> None:
+    """Write page views, a file an hour; an hour of every third day does not come."""
+    chance = random.Random(f"page views {seed}")
+    for n in range(days * 24):
+        begin = datetime.combine(start, time(), timezone.utc) + timedelta(hours=n)
+        if n % 72 == 27:
+            continue
+        lines = []
+        for number in range(chance.randrange(2, 9)):
+            at = begin + timedelta(seconds=chance.randrange(3600))
+            line = {
+                "view_id": f"v-{begin:%Y%m%d%H}-{number}",
+                "customer_id": chance.choice([None, f"c-{chance.randrange(customers):04d}"]),
+                "viewed_at": _text(at),
+                "sent_at": _text(at),
+            }
+            lines.append(f"{json.dumps(line)}\n")
+        folder = landing / "page_views" / f"arrival_date={begin:%Y-%m-%d}" / f"hour={begin:%H}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "part-000.jsonl").write_text("".join(lines))
+
+
+def write_countries(warehouse: Path) -> None:
+    """Write the table of countries; where it is there already, with the same rows."""
+    rows = {"country": [*_MARKETS], "market": [*_MARKETS.values()]}
+    write_deltalake(warehouse / "countries", pa.table(rows), mode="overwrite")
+
+
 def main() -> None:
     """Write sample data from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("landing", type=Path, help="the landing root")
+    parser.add_argument("warehouse", type=Path, help="where the table of countries is written")
     parser.add_argument("--start", type=date.fromisoformat, default=date(2024, 1, 1))
     parser.add_argument("--days", type=int, default=21)
     parser.add_argument("--customers", type=int, default=50)
@@ -187,8 +222,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     given = vars(parser.parse_args())
     landing = given.pop("landing")
+    write_countries(given.pop("warehouse"))
     for batch in batches(**given):
         land(landing, batch)
+    del given["orders_per_day"]
+    land_page_views(landing, **given)
 
 
 if __name__ == "__main__":

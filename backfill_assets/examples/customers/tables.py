@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from backfill_assets import ORDERS
 from backfill_assets.examples.customers.changes import CUSTOMER_CHANGES
+from backfill_assets.examples.customers.cohorts import cohort_value_30d
 from backfill_assets.examples.customers.dimension import dim_customers
 from backfill_assets.examples.customers.enrichment import fact_orders_eur
 from backfill_assets.examples.customers.features import features
 from backfill_assets.examples.customers.labels import labels_daily
 from backfill_assets.examples.customers.lifetime_value import customer_lifetime_value
+from backfill_assets.examples.customers.markets import revenue_by_market
 from backfill_assets.examples.customers.orders import fact_orders_enriched, fact_orders_settled
+from backfill_assets.examples.customers.page_views import PAGE_VIEWS, page_views_daily
 from backfill_assets.examples.customers.training import training_daily
+from backfill_assets.examples.customers.weekly import orders_weekly
 
 TABLES = [
     *ORDERS,
@@ -20,7 +24,12 @@ TABLES = [
     fact_orders_settled,
     fact_orders_eur,
     customer_lifetime_value,
+    cohort_value_30d,
     features,
     labels_daily,
     training_daily,
+    orders_weekly,
+    revenue_by_market,
+    PAGE_VIEWS,
+    page_views_daily,
 ]

@@ -1,0 +1,69 @@
+"""A target compared with production: reconciliation between the forks and their tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import date
+
+from pyspark.sql import SparkSession
+
+from backfill_assets.backfills.layers import across_layers
+from backfill_assets.backfills.reconciliation import reconcile
+from backfill_assets.backfills.reports import Difference, Report, Versions
+from backfill_assets.backfills.target_days import made
+from backfill_assets.calendar.partitions import spelled
+from backfill_assets.delta.targets import Target
+from backfill_assets.settings import Settings
+from backfill_assets.tables.catalog import tables_of
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison of a target found.
+
+    Attributes:
+        reports: by table, each day that the target has made: before as production has it, after
+            as the target does.
+        problems: what does not add up, and which bounds are not kept, a sentence each.
+    """
+
+    reports: list[Report] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def compare(
+    settings: Settings, spark: SparkSession, target: Target, most_drift: float | None = None
+) -> Comparison:
+    """Compare the days that a target has made with those of production as the target sees it.
+
+    Args:
+        settings: the deployment's settings.
+        spark: the session.
+        target: the target.
+        most_drift: the population stability index that no column may exceed; none for any.
+
+    Raises:
+        ReconciliationError: a version cannot be read.
+    """
+    found = Comparison()
+    ledgers = target.ledgers(settings)
+    for name in target.tables:
+        ledger, pin = ledgers[name], target.pins[name]
+        before = frozenset[date]() if pin is None else ledger.as_of(pin).published
+        versions: dict[date, Versions] = {
+            day: (pin if day in before else None, ledger.version) for day in made(target, ledger)
+        }
+        if not versions:
+            continue
+        table = tables_of(settings)[name]
+        report = reconcile(spark, target.url(settings, name), table, versions, ledger)
+        found.reports.append(report)
+        if missing := report.of(Difference.MISSING):
+            found.problems.append(f"{name} [{spelled(d.day for d in missing)}] is missing")
+        found.problems.extend(
+            f"{name}.{column} has drifted by {drift.psi:.2f}, more than {most_drift:g}"
+            for column, drift in report.drift.items()
+            if most_drift is not None and drift.psi > most_drift
+        )
+    found.problems.extend(across_layers(found.reports, ledgers))
+    return found

@@ -1,0 +1,153 @@
+"""Switch-over: days of a target become production, one metadata commit a table, nothing copied.
+
+A switch-over that was begun is known by the target. Asked for again, it goes on where it was; what
+it made of production is undone as a backfill's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+
+from backfill_assets.backfills.plans import Expected
+from backfill_assets.backfills.shadow import versions_of
+from backfill_assets.backfills.target_days import adoptable, behind, days_of, refuse_foreign
+from backfill_assets.calendar.partitions import Window, packed, spelled, unpacked
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.dagster_ext.internals import BaseAssetGraph
+from backfill_assets.delta import targets
+from backfill_assets.delta.evolution import differences
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.delta.records import PERSON
+from backfill_assets.delta.targets import Target, TargetError
+from backfill_assets.delta.versions import keep_versions
+from backfill_assets.publish.adoption import adopt
+from backfill_assets.publish.candidates import Done
+from backfill_assets.publish.io_manager import DeltaIOManager
+from backfill_assets.settings import Settings
+from backfill_assets.staleness.backlog import backlog
+from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.codes import Code
+from backfill_assets.tables.table import Table
+
+
+def switch_over(
+    io: DeltaIOManager,
+    settings: Settings,
+    graph: BaseAssetGraph,
+    code: Code,
+    name: str,
+    run_id: str,
+    tags: Mapping[str, str],
+    only: Window | None = None,
+) -> Iterator[tuple[Table, list[Done]]]:
+    """Publish in production what a target has made, table after table, inputs first.
+
+    Args:
+        io: reads and publishes in production.
+        settings: the deployment's settings.
+        graph: the assets.
+        code: that of the tables, by which the target must have been made.
+        name: of the target.
+        run_id: of the run that switches over.
+        tags: of that run.
+        only: only these of the days that were asked for, and what follows from them.
+
+    Raises:
+        TargetError: the target is behind production, or others have changed the days. Nothing was
+            written; or a switch-over that was begun goes no further, and the message says so.
+    """
+    target = targets.find(settings, name)
+    if not target.switching:
+        target = _begin(settings, graph, code, target, only)
+    _refuse_other_tables(settings, target)
+    for of, days in target.days.items():
+        table, adopted = tables_of(settings)[of], adoptable(settings, target, of, unpacked(days))
+        latest = io.ledger(table).latest.items()
+        mine = {day for day, record in latest if record.backfill_id == target.switch_id}
+        if not (left := adopted.days - mine):
+            continue
+        adopted = replace(adopted, days=left)
+        # A person has begun it, whoever finishes it.
+        by = {"backfill_id": target.switch_id, "launched_by": PERSON}
+        record = {**io.record(table, run_id, tags), **by}
+        versions = partial(versions_of, target, read_ledgers(settings))
+
+        def refuse(ledger: Ledger, target: Target = target) -> None:
+            refuse_foreign(settings, target, {ledger.table.name: ledger})
+
+        done = adopt(adopted, io.writer(table), partial(io.ledger, table), record, versions, refuse)
+        yield table, done
+    targets.keep(settings, target.model_copy(update={"switching": False}))
+    ledgers, policy = read_ledgers(settings), Policy.of(settings)
+    today = datetime.now(settings.zone).date()
+    if not target.canary and not any(backlog(ledgers, policy, today).open.values()):
+        keep_versions(settings.warehouse, ledgers)
+
+
+def _refuse_other_tables(settings: Settings, target: Target) -> None:
+    """See that this code has the tables of a switch-over as the code has them that began it.
+
+    Raises:
+        TargetError: it has not.
+    """
+    problems = [f"there is no table {of}" for of in target.days if of not in tables_of(settings)]
+    for of in target.days.keys() & tables_of(settings).keys():
+        metadata = target.ledger(settings, of).metadata
+        said = differences(tables_of(settings)[of], metadata) if metadata else []
+        problems += [f"{of}: {text}" for text in said]
+    if problems:
+        raise TargetError(
+            f"switch-over {target.switch_id} was begun by other code, and this code cannot finish "
+            f"it ({'; '.join(problems)}). It stays where it is: `backfill-assets switch "
+            f"{target.name}` with that code finishes it, `backfill-assets undo "
+            f"{target.switch_id}` takes it back."
+        )
+
+
+def _begin(
+    settings: Settings, graph: BaseAssetGraph, code: Code, target: Target, only: Window | None
+) -> Target:
+    """See that days can be switched over, and take note that they are being so.
+
+    Raises:
+        TargetError: why they cannot; nothing was written.
+        PublishError: files that the target names are gone; nothing was written.
+    """
+    now = read_ledgers(settings)
+    refuse_foreign(settings, target, now)
+    problems = []
+    for name, of in behind(settings, graph, target, code, only).items():
+        why = "; ".join(
+            dict.fromkeys(
+                fate.why or fate.expected.value
+                for fate in of.values()
+                if fate.expected is not Expected.IDENTICAL
+            )
+        )
+        problems.append(f"{name} [{spelled(of)}] ({why})")
+    if problems:
+        commands = ", ".join(
+            f"`backfill-assets backfill {window} --target {target.name}`"
+            for window in target.windows
+            if behind(settings, graph, target, code, window)
+        )
+        raise TargetError(
+            f"target {target.name} is not switched over, as it is not as it would be made now: "
+            f"{', '.join(problems)}. Nothing was written. Build these days first, with the code "
+            f"that is to be deployed: {commands}."
+        )
+    days = days_of(settings, graph, target, only)
+    for name, wanted in days.items():
+        adopted = adoptable(settings, target, name, wanted)
+        adopted.refuse_gone(settings.table(name), adopted.changed(adopted.days, now[name]))
+    begun = {
+        "switching": True,
+        "switches": target.switches + 1,
+        "canary": only is not None,
+        "days": {name: tuple(packed(of)) for name, of in days.items()},
+    }
+    return targets.keep(settings, target.model_copy(update=begun))

@@ -1,0 +1,206 @@
+"""The jobs of targets: build days beside production, compare them, switch them over."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from backfill_assets.backfills import shadow
+from backfill_assets.backfills.comparing import compare
+from backfill_assets.backfills.plans import Parameters
+from backfill_assets.backfills.reports import as_markdown
+from backfill_assets.backfills.shadow import Stage
+from backfill_assets.backfills.switching import switch_over
+from backfill_assets.calendar.days import days_asked
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph
+from backfill_assets.dagster_ext.run_locks import is_alive
+from backfill_assets.delta import targets
+from backfill_assets.delta.targets import TargetError
+from backfill_assets.publish.run_tags import REASON_TAG
+from backfill_assets.settings import Settings
+from backfill_assets.tables.codes import Code
+
+#: On a run that finishes a switch-over: its id.
+TARGET_TAG = "backfill_assets/switch_over"
+#: So often a run is asked for that finishes one; then a person must look at why they fail.
+_ATTEMPTS = 5
+#: Of the latest runs, so many may still be at work.
+_RUNS = 20
+
+
+class ShadowConfig(dg.Config):
+    """What to build beside production."""
+
+    target: str = Field(description="Name of the target; it is made if there is none.")
+    days: str = Field(description="FIRST...LAST, both included.")
+    tables: list[str] = Field([], description="With what follows from them; all if empty.")
+    pilot_days: int = Field(0, description="So many days first; the rest if they pass.")
+    chunk_days: int = Field(0, description="Stages of so many days; 0 for one.")
+    reason: str = Field("", description="Why, for the record.")
+
+
+class CompareConfig(dg.Config):
+    """What to compare with production."""
+
+    target: str = Field(description="Name of the target.")
+
+
+class SwitchConfig(dg.Config):
+    """What to switch over."""
+
+    target: str = Field(description="Name of the target.")
+    days: str = Field("", description="Only these days, FIRST...LAST, and what follows from them.")
+    reason: str = Field("", description="Why, for the record.")
+
+
+def _building(settings: Settings, assets: Sequence[dg.AssetsDefinition]) -> dg.JobDefinition:
+    """The job that builds days beside production."""
+
+    @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
+    def build_days(context: dg.OpExecutionContext, config: ShadowConfig) -> None:
+        asked = Parameters(
+            days=config.days,
+            tables=tuple(config.tables),
+            pilot_days=config.pilot_days,
+            chunk_days=config.chunk_days or None,
+            reason=config.reason,
+        )
+        stages = []
+        try:
+            days_asked(config.days, settings)
+            io = context.resources.io_manager
+            target = shadow.prepare(io, settings, config.target, asked)
+            for stage in shadow.build(io, settings, assets, target, asked):
+                context.log.info(f"stage {stage.name} [{stage.window}] has ended")
+                stages.append(stage)
+        except ValueError as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
+        metadata = {"stages": _stages(stages)}
+        if stages and stages[-1].why:
+            raise dg.Failure(stages[-1].why, metadata=metadata, allow_retries=False)
+        context.add_output_metadata(metadata)
+
+    @dg.job(
+        description="Builds days into a target, beside production: nobody who reads production "
+        "notices. What has been built already is left alone."
+    )
+    def shadow_backfill() -> None:
+        build_days()
+
+    return shadow_backfill
+
+
+def _stages(stages: list[Stage]) -> dg.MarkdownMetadataValue:
+    lines = ["| stage | days | table | days by outcome |", "|---|---|---|---|"]
+    for stage in stages:
+        for table, counts in stage.counts.items():
+            said = ", ".join(f"{n} {outcome.value}" for outcome, n in counts.items())
+            lines.append(f"| {stage.name} | {stage.window} | {table} | {said} |")
+    return dg.MetadataValue.md("\n".join(lines))
+
+
+def _comparing(settings: Settings) -> dg.JobDefinition:
+    """The job that compares a target with production."""
+
+    @dg.op(required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
+    def compare_tables(context: dg.OpExecutionContext, config: CompareConfig) -> None:
+        try:
+            target = targets.find(settings, config.target)
+        except TargetError as error:
+            raise dg.Failure(str(error), allow_retries=False) from error
+        found = compare(settings, context.resources.engine.spark_session, target)
+        metadata = {r.table.name: dg.MetadataValue.md(as_markdown(r)) for r in found.reports}
+        if found.problems:
+            said = f"{config.target} does not hold: {'; '.join(found.problems)}"
+            raise dg.Failure(said, metadata=metadata, allow_retries=False)
+        context.add_output_metadata(metadata)
+
+    @dg.job(
+        name="compare_target",
+        description="Compares the days that a target has with those of production: rows, keys, "
+        "totals, SHA-256, drift, and rows that differ.",
+    )
+    def compare_job() -> None:
+        compare_tables()
+
+    return compare_job
+
+
+def _switching(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobDefinition:
+    """The job that makes a target production."""
+
+    @dg.op(required_resource_keys={"io_manager"}, out=dg.Out(dg.Nothing))
+    def adopt_days(context: dg.OpExecutionContext, config: SwitchConfig) -> Iterator[Any]:
+        io, run = context.resources.io_manager, context.run
+        tags = {**run.tags, REASON_TAG: config.reason}
+        try:
+            if config.days:
+                days_asked(config.days, settings)
+            only = Window.parse(config.days) if config.days else None
+            for table, done in switch_over(
+                io, settings, graph, code, config.target, run.run_id, tags, only
+            ):
+                context.log.info(f"{table.name}: {len(done)} day(s) switched over")
+                for told in io.events(context.instance, tags, table, done):
+                    yield from told
+        except ValueError as refused:
+            raise dg.Failure(str(refused), allow_retries=False) from refused
+        yield dg.Output(None)
+
+    @dg.job(
+        name="switch_over",
+        description="Makes the days of a target production, one metadata commit a table; refuses "
+        "a target that is behind. One that was interrupted is finished.",
+    )
+    def switch_job() -> None:
+        adopt_days()
+
+    return switch_job
+
+
+def _finishing(settings: Settings, job: dg.JobDefinition) -> dg.SensorDefinition:
+    """The sensor that finishes switch-overs whose run was lost."""
+
+    @dg.sensor(
+        job_name=job.name,
+        minimum_interval_seconds=10,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Finishes switch-overs whose run was killed: production must not stay with "
+        "some tables of a target and others not.",
+    )
+    def switch_overs(context: dg.SensorEvaluationContext) -> Iterator[dg.RunRequest]:
+        for target in targets.interrupted(settings):
+            tags = {TARGET_TAG: target.switch_id}
+            runs = context.instance.get_runs(dg.RunsFilter(job_name=job.name), limit=_RUNS)
+            if any(_may_work(context.instance, run) for run in runs):
+                continue
+            asked = context.instance.get_runs_count(dg.RunsFilter(tags=tags))
+            if asked < _ATTEMPTS:
+                config = {"ops": {"adopt_days": {"config": {"target": target.name}}}}
+                key = f"{target.switch_id} {asked}"
+                yield dg.RunRequest(run_key=key, run_config=config, tags=tags)
+
+    return switch_overs
+
+
+def _may_work(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    if run.status is dg.DagsterRunStatus.STARTED:
+        return is_alive(instance, run) is not False
+    return not run.is_finished
+
+
+def build(
+    settings: Settings, assets: Sequence[dg.AssetsDefinition], code: Code
+) -> tuple[list[dg.JobDefinition], dg.SensorDefinition]:
+    """The jobs of targets, and the sensor that finishes switch-overs.
+
+    Args:
+        settings: the deployment's settings.
+        assets: those of the deployment.
+        code: that of the tables.
+    """
+    switching = _switching(settings, AssetGraph.from_assets(list(assets)), code)
+    jobs = [_building(settings, assets), _comparing(settings), switching]
+    return jobs, _finishing(settings, switching)

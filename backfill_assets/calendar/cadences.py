@@ -1,0 +1,97 @@
+"""Cadences: how far apart the partitions of a table are, and which days a partition has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import date
+from enum import Enum
+from itertools import pairwise
+
+import dagster as dg
+
+from backfill_assets.calendar.partitions import DAY, Days, Window, windows
+from backfill_assets.settings import Settings
+
+
+class NotContiguousError(ValueError):
+    """The partitions of one write do not form one gapless range."""
+
+
+class Cadence(Enum):
+    """A table has a partition a day, or one a week, which is named by the week's Monday.
+
+    Weeks are those of ISO 8601. The value is the number of days of a partition. A partition is the
+    date of its first day, in the table, in its commits and as Dagster's key.
+    """
+
+    DAILY = 1
+    WEEKLY = 7
+
+    def first_day(self, day: date) -> date:
+        """The first day of the partition that a day lies in."""
+        return day - day.weekday() * DAY if self is Cadence.WEEKLY else day
+
+    def days_of(self, partition: date) -> Window:
+        """The days of a partition."""
+        return Window(partition, partition + self.value * DAY)
+
+    def before(self, partition: date, count: int) -> list[date]:
+        """So many partitions before one, the last of them first."""
+        return [partition - n * self.value * DAY for n in range(1, count + 1)]
+
+    def touched(self, days: Iterable[date]) -> list[date]:
+        """The partitions that some days lie in, in ascending order."""
+        return sorted({self.first_day(day) for day in days})
+
+    def whole(self, window: Window) -> Window:
+        """The partitions that lie in a window with all their days."""
+        if self is Cadence.DAILY:
+            return window
+        last = window.end - self.value * DAY
+        found = [of for of in self.touched(window) if window.start <= of <= last]
+        return Days.of(found) if found else Window(window.start, window.start)
+
+    def ranges(self, partitions: Iterable[date]) -> list[Window]:
+        """Partitions as the fewest gapless ranges, each from the first to the last of them."""
+        found: list[Window] = []
+        for of in sorted(partitions):
+            if found and of - (found[-1].end - DAY) <= self.value * DAY:
+                found[-1] = Window(found[-1].start, of + DAY)
+            else:
+                found.append(Window(of, of + DAY))
+        return found
+
+    def one_range(self, keys: Iterable[str]) -> Window:
+        """The partitions of a run, by their keys.
+
+        Raises:
+            NotContiguousError: there is no key, or a gap between two of them.
+        """
+        found = sorted(map(date.fromisoformat, keys))
+        step = self.value * DAY
+        if not found or any(b - a > step for a, b in pairwise(found)):
+            spelled = ", ".join(map(str, windows(found))) or "no day at all"
+            raise NotContiguousError(f"one run takes one gapless range of days, got {spelled}")
+        return Days.of(found)
+
+    def definition(self, settings: Settings) -> dg.TimeWindowPartitionsDefinition:
+        """The partitions as Dagster knows them.
+
+        One definition for all tables of a cadence: with differing start days a backfill falls apart
+        into many runs.
+        """
+        start, zone = settings.start.isoformat(), settings.timezone
+        end = settings.end.isoformat() if settings.end else None
+        if self is Cadence.DAILY:
+            return dg.DailyPartitionsDefinition(start_date=start, end_date=end, timezone=zone)
+        # Else Dagster's weeks begin on Sunday.
+        return dg.WeeklyPartitionsDefinition(
+            start_date=start, end_date=end, timezone=zone, day_offset=1
+        )
+
+    @classmethod
+    def of(cls, definition: dg.PartitionsDefinition | None) -> Cadence:
+        """The cadence of an asset's partitions, as `definition` made them."""
+        assert isinstance(definition, dg.TimeWindowPartitionsDefinition)
+        assert definition.schedule_type is not None
+        return cls[definition.schedule_type.name]

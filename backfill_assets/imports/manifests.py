@@ -1,0 +1,148 @@
+"""What has been imported from which table: kept in the warehouse before any row lands."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import date
+
+import msgspec
+import pyarrow.fs as pafs
+
+from backfill_assets.engine.stores import open_store, put_in_place
+from backfill_assets.settings import Settings
+
+#: In the warehouse; a folder for each source, a file for each table.
+_FOLDER = "_imports"
+
+
+class ImportRefusedError(RuntimeError):
+    """A table cannot be imported, or followed, as it was asked; the message says what to do."""
+
+
+class File(msgspec.Struct, frozen=True, order=True):
+    """A file of a folder of Parquet files.
+
+    Attributes:
+        path: relative to the folder.
+        size: in bytes.
+        mtime: when it was last changed, in nanoseconds since 1970.
+    """
+
+    path: str
+    size: int
+    mtime: int
+
+
+class Step(msgspec.Struct, frozen=True):
+    """Rows that land together: all of the table, or what its owner has appended since.
+
+    Attributes:
+        name: of its landing files.
+        since: after which version; none for all that the table held.
+        version: up to which version. The versions of a Parquet folder are counted by its steps.
+        rows: number of rows by arrival day, as they were counted before any of them landed.
+        landed: number of rows by landing file, of those that are in their folders.
+        done: whether all have landed.
+        read: the files that are read, of a Parquet folder.
+        skipped: versions of a Delta table that are passed over.
+    """
+
+    name: str
+    since: int | None
+    version: int
+    rows: dict[date, int]
+    landed: dict[str, int] = {}
+    done: bool = False
+    read: list[File] = []
+    skipped: list[int] = []
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return sum(self.rows.values())
+
+
+class How(msgspec.Struct, frozen=True):
+    """How rows of the table become lines of the source.
+
+    Attributes:
+        fields: SQL expressions over the table's columns, by field; others are columns of the same
+            name.
+        arrived: an SQL expression that tells when a row arrived; empty for the later one of event
+            and version time.
+        stray: the arrival day of rows that tell none, or one off the calendar; none to refuse them.
+    """
+
+    fields: dict[str, str] = {}
+    arrived: str = ""
+    stray: date | None = None
+
+
+class Import(msgspec.Struct, frozen=True):
+    """A table that is imported.
+
+    Attributes:
+        source: name of the source that its rows are lines of.
+        table: its folder or URL.
+        kind: `delta` or `parquet`.
+        table_id: Delta's identifier of it.
+        how: how its rows become lines.
+        version: up to which version it has been looked at; -1 if not at all.
+        steps: what has landed, or is about to; only the last one may be unfinished.
+        skipped: versions whose changes a person has decided not to follow.
+    """
+
+    source: str
+    table: str
+    kind: str
+    table_id: str
+    how: How
+    version: int = -1
+    steps: list[Step] = []
+    skipped: list[int] = []
+
+    @property
+    def unfinished(self) -> Step | None:
+        """The step that was begun and not ended."""
+        return self.steps[-1] if self.steps and not self.steps[-1].done else None
+
+    @property
+    def landed(self) -> Mapping[str, int]:
+        """Number of rows by landing file."""
+        return {name: rows for step in self.steps for name, rows in step.landed.items()}
+
+    def with_step(self, step: Step) -> Import:
+        """The import with a new state of its last step, or with one more."""
+        others = [one for one in self.steps if one.name != step.name]
+        return msgspec.structs.replace(self, steps=[*others, step], version=step.version)
+
+
+def known(settings: Settings, source: str) -> dict[str, Import]:
+    """The tables that have been imported into a source, by folder or URL."""
+    filesystem, path = open_store(_folder(settings, source))
+    listed = filesystem.get_file_info(pafs.FileSelector(path, allow_not_found=True))
+    found = {}
+    for info in sorted(listed, key=lambda info: str(info.path)):
+        if info.base_name.endswith(".json") and not info.base_name.startswith("."):
+            with filesystem.open_input_stream(info.path) as stream:
+                one = msgspec.json.decode(stream.read(), type=Import)
+            found[one.table] = one
+    return found
+
+
+def keep(settings: Settings, one: Import) -> Import:
+    """Write down how far an import has come."""
+    text = json.dumps(msgspec.to_builtins(one), indent=2).encode() + b"\n"
+    put_in_place(_folder(settings, one.source), f"{digest(one.table)}.json", text)
+    return one
+
+
+def digest(*of: str) -> str:
+    """A few letters that tell texts from others."""
+    return hashlib.sha256("\0".join(of).encode()).hexdigest()[:12]
+
+
+def _folder(settings: Settings, source: str) -> str:
+    return f"{settings.warehouse}/{_FOLDER}/{source}"

@@ -1,0 +1,51 @@
+"""Targets in a test: two definitions of the same tables, days of both, builds and switch-overs."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from backfill_assets.backfills.plans import Parameters
+from backfill_assets.backfills.shadow import Stage, build, prepare
+from backfill_assets.delta import targets
+from backfill_assets.delta.targets import Target
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, io_manager_of, order
+
+BEFORE, AFTER = (f"backfill_assets_tests.target_tables{which}:TABLES" for which in ("", "_after"))
+SCORES, RANKS, STATE = "scores", "ranks", "sums"
+ALL = (*LAYERS, SCORES, RANKS, STATE)
+DAYS = f"{day(2)}...{day(4)}"
+
+
+def landed(pipeline: Pipeline, last: int = 6) -> Pipeline:
+    """With n orders of one customer on day n."""
+    for n in range(1, last + 1):
+        pipeline.land(n, [order(f"{n}-{k}", n, f"{n}.0{k}") for k in range(n)])
+    pipeline.run(1, last, ALL)
+    return pipeline
+
+
+def shadow(
+    pipeline: Pipeline, days: str = DAYS, name: str = "v2", **more: object
+) -> tuple[Target, list[Stage]]:
+    io, assets = io_manager_of(pipeline.defs), list(pipeline.defs.assets)
+    asked = Parameters(days=days, **{"tables": (SCORES,), **more})
+    target = prepare(io, pipeline.settings, name, asked)
+    stages = list(build(io, pipeline.settings, assets, target, asked))
+    return targets.find(pipeline.settings, name), stages
+
+
+def switch(
+    pipeline: Pipeline, name: str = "v2", days: str = "", *, fails: bool = False
+) -> dg.ExecuteInProcessResult:
+    result = pipeline.repository.get_job("switch_over").execute_in_process(
+        instance=pipeline.instance,
+        run_config={"ops": {"adopt_days": {"config": {"target": name, "days": days}}}},
+        raise_on_error=False,
+    )
+    assert result.success is not fails, pipeline.failure(result)
+    return result
+
+
+def seen(pipeline: Pipeline, name: str = SCORES) -> dict[int, int]:
+    """By day, the score of the one customer, as another engine reads it."""
+    return {(row["run_date"] - day(1)).days + 1: row["score"] for row in pipeline.rows(name)}

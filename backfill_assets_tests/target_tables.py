@@ -1,0 +1,88 @@
+"""Tables of which there is another definition: see `target_tables_after`."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+from pandera.pyspark import Field
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets import PREVIOUS_DAY, SELF, STAGED, Reads, last_days, table
+from backfill_assets.orders.tables import ORDERS
+
+
+class Score(pa.DataFrameModel):
+    """A score of each customer on a day."""
+
+    run_date: T.DateType = Field(description="The day.")
+    customer_id: T.StringType = Field(description="The customer.")
+    score: T.LongType = Field(ge=0, description="The score.")
+
+    class Config:
+        """One row for each day and customer."""
+
+        strict = True
+        metadata: ClassVar = {"partition": "run_date", "key": ["customer_id"], "totals": ["score"]}
+
+
+class Ranked(Score):
+    """The best score of three days."""
+
+    run_date: T.DateType = Field(description="The last of the days.")
+
+    class Config(Score.Config):
+        """One row for each day and customer."""
+
+
+def scored(orders: DataFrame, points: int) -> DataFrame:
+    """So many points for each order of a customer."""
+    return orders.groupBy(F.col("for_day").alias("run_date"), "customer_id").agg(
+        (F.count("*") * points).alias("score")
+    )
+
+
+def best(scores: DataFrame) -> DataFrame:
+    """The best score of each customer."""
+    by = [F.col("for_day").alias("run_date"), "customer_id"]
+    return scores.groupBy(*by).agg(F.max("score").alias("score"))
+
+
+@table(Score)
+def scores(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
+    return scored(orders, 1)
+
+
+@table(Ranked)
+def ranks(of: Annotated[DataFrame, Reads(scores, last_days(3))]) -> DataFrame:
+    return best(of)
+
+
+class Summed(Score):
+    """The scores of all days so far."""
+
+    run_date: T.DateType = Field(description="The day.")
+
+    class Config(Score.Config):
+        """One row for each day and customer."""
+
+
+def added_up(before: DataFrame, of: DataFrame) -> DataFrame:
+    """What there was, and what came since."""
+    columns = ["for_day", "customer_id", "score"]
+    rows = before.select(columns).unionByName(of.select(columns))
+    by = [F.col("for_day").alias("run_date"), "customer_id"]
+    return rows.groupBy(*by).agg(F.sum("score").alias("score"))
+
+
+@table(Summed)
+def sums(
+    of: Annotated[DataFrame, Reads(scores)],
+    before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
+) -> DataFrame:
+    return added_up(before, of)
+
+
+TABLES = [*ORDERS, scores, ranks, sums]

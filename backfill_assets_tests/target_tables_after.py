@@ -1,0 +1,52 @@
+"""The tables of `target_tables` by another definition."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets import PREVIOUS_DAY, SELF, STAGED, WEEK, Reads, Unpartitioned, last_days, table
+from backfill_assets.orders.tables import ORDERS
+from backfill_assets_tests.target_tables import Ranked, Score, Summed, added_up, best, scored
+
+
+@table(Score)
+def scores(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
+    """Ten points for each order."""
+    return scored(orders, 10)
+
+
+@table(Ranked)
+def ranks(of: Annotated[DataFrame, Reads(scores, last_days(3))]) -> DataFrame:
+    return best(of)
+
+
+@table(Summed)
+def sums(
+    of: Annotated[DataFrame, Reads(scores)],
+    before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
+) -> DataFrame:
+    return added_up(before, of)
+
+
+TABLES = [*ORDERS, scores, ranks, sums]
+
+
+@table(Score)
+def weighed(
+    of: Annotated[DataFrame, Reads(scores)], weights: Annotated[DataFrame, Unpartitioned("weights")]
+) -> DataFrame:
+    score = (F.col("score") * F.col("weight")).alias("score")
+    return of.crossJoin(weights).select(F.col("for_day").alias("run_date"), "customer_id", score)
+
+
+@table(Score)
+def weekly(of: Annotated[DataFrame, Reads(weighed, WEEK)]) -> DataFrame:
+    by = [F.col("for_day").alias("run_date"), "customer_id"]
+    return of.groupBy(*by).agg(F.sum("score").alias("score"))
+
+
+#: With tables that there were none of: of a table without days, and by the week.
+MORE = [*TABLES, weighed, weekly]

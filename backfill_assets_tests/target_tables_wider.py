@@ -1,0 +1,45 @@
+"""The tables of `target_tables` with a column more."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pyspark.sql.types as T
+from pandera.pyspark import Field
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets import PREVIOUS_DAY, SELF, STAGED, Reads, last_days, nullable, table
+from backfill_assets.orders.tables import ORDERS
+from backfill_assets_tests.target_tables import Ranked, Score, Summed, added_up, best, scored
+
+
+class Wider(Score):
+    """A score of each customer on a day, and what it would be by another rule."""
+
+    run_date: T.DateType = Field(description="The day.")
+    bonus: T.LongType = nullable(1.0, 1.0, "Another score; null on days made before it was added.")
+
+    class Config(Score.Config):
+        """One row for each day and customer."""
+
+
+@table(Wider)
+def scores(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
+    return scored(orders, 1).withColumn("bonus", F.col("score") * 2)
+
+
+@table(Ranked)
+def ranks(of: Annotated[DataFrame, Reads(scores, last_days(3))]) -> DataFrame:
+    return best(of)
+
+
+@table(Summed)
+def sums(
+    of: Annotated[DataFrame, Reads(scores)],
+    before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
+) -> DataFrame:
+    return added_up(before, of)
+
+
+TABLES = [*ORDERS, scores, ranks, sums]

@@ -1,0 +1,138 @@
+"""Stages of about the same work: how days are cut, and how much work they are taken to be."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backfill_assets.backfills.chunks import TOLERANCE, even_stages, usual_stage
+from backfill_assets.backfills.plans import Parameters
+from backfill_assets.backfills.workloads import Workload
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets_tests.pipeline import START
+
+
+def days(count: int) -> Window:
+    return Window(START, START + count * DAY)
+
+
+def work(rows, of_run=0, lead=0, before=()) -> Workload:
+    """Of a log, and of what follows from it, which has days before it as well."""
+    window = days(len(rows))
+    by_day = dict(zip(window, rows, strict=True))
+    earlier = {START - n * DAY: found for n, found in enumerate(before, 1)}
+    return Workload(window, of_run, {0: by_day, lead: by_day | earlier} if lead else {0: by_day})
+
+
+def cut(load: Workload, most: int | None) -> list[Window]:
+    return even_stages(load.window, load, most)
+
+
+ROWS = st.lists(st.integers(0, 50) | st.integers(0, 2_000), min_size=1, max_size=90)
+LOADS = st.builds(work, ROWS, st.integers(0, 300), st.integers(0, 8))
+MOST = st.none() | st.integers(1, 40)
+
+
+@given(LOADS, MOST)
+def test_every_day_is_in_one_stage_in_order(load, most):
+    stages = cut(load, most)
+    assert [day for stage in stages for day in stage] == [*load.window]
+    assert all(len(stage) for stage in stages)
+    assert stages == cut(load, most)
+    if len(stages) > 1:
+        assert max(map(len, stages)) <= most
+
+
+@given(LOADS, MOST)
+def test_no_stage_is_heavier_than_a_run_would_be_or_than_the_heaviest_day(load, most):
+    stages = cut(load, most)
+    if len(stages) == 1:
+        return
+    runs = [load.of(run, again=False) for run in load.window.split(most)]
+    assert max(map(load.of, stages)) < max(runs)
+    single = max(load.of(Window(day, day + DAY)) for day in load.window)
+    longest = most - load.lead if 2 * load.lead <= most else most
+    usual = usual_stage(load.window, load, longest)
+    assert max(map(load.of, stages)) <= max(single, TOLERANCE * usual)
+
+
+@given(
+    st.lists(st.integers(9, 11), min_size=120, max_size=200),
+    st.integers(0, 119),
+    st.integers(28, 40),
+    st.sampled_from([0, 1, 7]),
+)
+@settings(deadline=None)
+def test_stages_are_even_where_no_day_is_as_large_as_one(rows, heavy, most, lead):
+    """A day like Black Friday, anywhere."""
+    rows[heavy] = 180
+    load = work(rows, lead=lead, before=[10] * lead)
+    stages = cut(load, most)
+    works = [*map(load.of, stages)]
+    assert len(stages) == 1 or max(works) <= TOLERANCE * mean(works)
+    assert len(stages) == 1 or min(works) >= (2 - TOLERANCE) * mean(works)
+
+
+def test_black_friday():
+    """Of a year, one day has twenty times the rows of the others."""
+    rows = [1_000] * 365
+    rows[328] = 20_000
+    load = work(rows)
+    runs = [load.of(run) for run in load.window.split(31)]
+    assert max(runs) / mean(runs) > 1.5
+    works = [load.of(stage) for stage in cut(load, 31)]
+    assert len(works) == 13
+    assert max(works) <= 1.1 * mean(works)
+    assert min(works) >= 0.8 * mean(works)
+
+
+@pytest.mark.parametrize(
+    ("load", "most"),
+    [
+        (work([1] * 365), 31),  # Dagster's own runs are even
+        (work([1] * 4 + [20]), 31),  # there is but one run
+        (work([1] * 60 + [500]), None),
+        (work([1] * 9 + [20]), 1),  # there are no smaller runs
+        (work([1] * 40 + [20], of_run=1_000), 7),  # the rows are nothing beside what a run costs
+        (work([0] * 40), 7),  # nothing is to be done
+    ],
+)
+def test_one_stage_where_a_cut_would_win_nothing(load, most):
+    assert cut(load, most) == [load.window]
+
+
+def test_a_day_that_is_as_large_as_a_stage_is_alone():
+    rows = [10] * 20
+    rows[9] = 400
+    heavy = START + 9 * DAY
+    assert Window(heavy, heavy + DAY) in cut(work(rows), 7)
+
+
+def test_what_follows_from_a_stage_is_part_of_its_work():
+    """A day of the log makes the seven days before it anew, and a heavy one among them."""
+    load = work([1] * 10 + [20] + [1] * 20, of_run=5, lead=7, before=[2] * 7)
+    first = Window(START, START + 3 * DAY)
+    assert load.of(first) == 5 + 3 + 3 + 7 * 2
+    after = Window(START + 11 * DAY, START + 14 * DAY)
+    assert load.of(after) == 5 + 3 + 3 + 20 + 6
+    assert load.of(after, again=False) == 5 + 3 + 3
+    # The seven days before its first fit in the run of a stage as well.
+    heavy = work([1] * 40 + [200] + [1] * 60, lead=7, before=[1] * 7)
+    stages = cut(heavy, 31)
+    assert len(stages) > 1
+    assert 20 <= max(map(len, stages)) <= 24
+
+
+@given(LOADS, st.integers(1, 40), st.integers(0, 30))
+def test_the_pilot_is_a_stage_of_its_own(load, most, pilot):
+    asked = Parameters(days=str(load.window), pilot_days=pilot)
+    stages = [*asked.stages(lambda rest: even_stages(rest, load, most))]
+    assert [day for _, stage in stages for day in stage] == [*load.window]
+    if 0 < pilot < len(load.window):
+        name, first = stages.pop(0)
+        assert (name, len(first)) == ("pilot", pilot)
+    names = [name for name, _ in stages]
+    assert names == (["rest"] if len(names) == 1 else [f"{n + 1:03d}" for n in range(len(names))])

@@ -1,0 +1,97 @@
+"""What a table takes to declare: those that come with the package are short."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from backfill_assets.examples import web_events
+from backfill_assets.examples.customers import tables as customers
+from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.lines import ORDER_LINES
+from backfill_assets.tables.derived import Derived
+from backfill_assets.tables.sources import Source
+from backfill_assets.tables.table import Table
+
+DECLARED = [ORDER_LINES, FACT, *customers.TABLES, *web_events.TABLES]
+TABLES = {one.name: one for one in DECLARED if isinstance(one, Derived)}
+SOURCES = {one.name: one for one in DECLARED if isinstance(one, Source)}
+LONGEST = 40
+#: A history of versions has twelve columns, three rules of a row and three checks between rows. Its
+#: function does two things: it takes the latest version of each change, and ends each version.
+LONGER = {"dim_customers": 82}
+
+
+def code_lines(path: Path) -> dict[str, tuple[int, set[str]]]:
+    """By class and function of a module: its lines of code, and the names that are in it."""
+    text, found = path.read_text(), {}
+    lines = text.splitlines()
+    for node in ast.parse(text).body:
+        if not isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            continue
+        first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+        numbers = {*range(first, (node.end_lineno or 0) + 1)} - {*_docstrings(node)}
+        code = [lines[n - 1].strip() for n in numbers]
+        names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+        found[node.name] = sum(bool(line) and not line.startswith("#") for line in code), names
+    return found
+
+
+def _docstrings(node: ast.ClassDef | ast.FunctionDef) -> Iterator[int]:
+    for one in ast.walk(node):
+        if isinstance(one, (ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(one):
+            yield from range(one.body[0].lineno, (one.body[0].end_lineno or 0) + 1)
+
+
+def declaration(table: Table, function: str) -> int:
+    """The lines of a table: its model, its function, and what this calls of its module."""
+    path = Path(str(sys.modules[table.model.__module__].__file__))
+    found = code_lines(path)
+    functions = {name for name in found if not name[0].isupper()}
+    wanted = [function]
+    for name in wanted:
+        wanted += sorted((found[name][1] & functions) - {*wanted})
+    return sum(found[name][0] for name in (table.model.__name__, *wanted))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_declared_in_forty_lines(name: str) -> None:
+    """Counted are the lines of code of a table's model, and of the function that makes its rows.
+
+    With its decorator, and with the functions of its module that it calls. Docstrings, comments and
+    blank lines are not counted, nor imports and constants of the module.
+    """
+    lines = declaration(TABLES[name], name)
+    assert lines <= LONGER.get(name, LONGEST)
+    assert (lines > LONGEST) == (name in LONGER)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_source_is_declared_in_forty_lines(name: str) -> None:
+    """Counted as of a table: the model of its lines, and the statement that names it."""
+    lines = SOURCES[name].lines
+    path = Path(inspect.getfile(lines))
+    (statement,) = (
+        node
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Assign) and f"Source('{name}'" in ast.unparse(node)
+    )
+    model, _ = code_lines(path)[lines.__name__]
+    assert model + (statement.end_lineno or 0) - statement.lineno + 1 <= LONGEST
+
+
+def test_the_lines_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "declared.py"
+    path.write_text(
+        '@table(\n    Rows\n)\ndef rows(\n    a\n):\n    """One.\n\n    Two.\n    """\n'
+        "    # Why.\n\n    return helper(a)  # what\n\n\nclass Rows(Model):\n    "
+        '"""A row."""\n\n    class Config:\n        """One."""\n\n        strict = True\n'
+    )
+    found = code_lines(path)
+    assert {name: lines for name, (lines, _) in found.items()} == {"rows": 7, "Rows": 3}
+    assert {"helper", "Rows", "table"} <= found["rows"][1]

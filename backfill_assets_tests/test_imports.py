@@ -1,0 +1,405 @@
+"""An append-only table of somebody else's becomes landing files, is loaded, and is followed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from backfill_assets.cli import main
+from backfill_assets.engine.spark import Engine
+from backfill_assets.imports import files as files_module
+from backfill_assets.imports import importing
+from backfill_assets.imports.checking import check
+from backfill_assets.imports.files import chunks
+from backfill_assets.imports.importing import Kinds, Work, bring, propose
+from backfill_assets.imports.manifests import How, ImportRefusedError, known
+from backfill_assets.orders.lines import ORDER_LINES
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day
+
+SCHEMA = pa.schema(
+    [
+        ("order_id", pa.string()),
+        ("customer_id", pa.string()),
+        ("order_ts", pa.timestamp("us", "UTC")),
+        ("amount", pa.decimal128(18, 2)),
+        ("ingestion_ts", pa.timestamp("us", "UTC")),
+        ("job", pa.string()),
+    ]
+)
+
+
+def row(
+    key: str | None, event: int | None, taken: int | None = None, amount: str = "10.00"
+) -> dict[str, Any]:
+    """A row of the old table: an order of a day, taken on that day or a later one."""
+
+    def at(n: int | None, hour: int) -> datetime | None:
+        return None if n is None else datetime.combine(day(n), time(hour), timezone.utc)
+
+    return {
+        "order_id": key,
+        "customer_id": "c1",
+        "order_ts": at(event, 10),
+        "amount": Decimal(amount),
+        "ingestion_ts": at(taken or event, 11),
+        "job": "nightly",
+    }
+
+
+#: Three days; an order that changes in time, one that comes late, one without a key.
+DAYS = [
+    row("a", 1),
+    row("b", 1, amount="1.10"),
+    row("c", 2),
+    row("a", 1, 2, "12.00"),
+    row(None, 2),
+    row("d", 3),
+    row("e", 3, 12, "7.00"),
+]
+
+
+def append(old: Path, rows: Iterable[Mapping[str, Any]], *, mode: Any = "append") -> None:
+    write_deltalake(old, pa.Table.from_pylist([*rows], schema=SCHEMA), mode=mode)
+
+
+def work(pipeline: Pipeline, spark, old: Path, **more: Any) -> Work:
+    return Work(pipeline.settings, spark, ORDER_LINES, str(old), **more)
+
+
+def landing(pipeline: Pipeline) -> dict[str, tuple[bytes, int]]:
+    """What lies in the landing: contents and times."""
+    return {
+        str(path.relative_to(pipeline.landing)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in sorted(pipeline.landing.rglob("*"))
+        if path.is_file()
+    }
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def counted(pipeline: Pipeline, spark):
+    imports = known(pipeline.settings, "orders").values()
+    return check(pipeline.settings, spark, ORDER_LINES, imports)
+
+
+def staged_by_model(rows: Iterable[Mapping[str, Any]], window: int = 7) -> dict[date, Decimal]:
+    """By event day the amount that counts: of each key the last version that came in time."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for one in sorted(rows, key=lambda one: str(one["ingestion_ts"])):
+        key, event, taken = (one[name] for name in ("order_id", "order_ts", "ingestion_ts"))
+        if key and event and taken and taken.date() - event.date() <= timedelta(days=window):
+            found[key] = one
+    sums: Counter[date] = Counter()
+    for one in found.values():
+        sums[one["order_ts"].date()] += one["amount"]
+    return dict(sums)
+
+
+def staged(pipeline: Pipeline) -> dict[date, Decimal]:
+    sums: Counter[date] = Counter()
+    for one in pipeline.rows("stg_orders"):
+        sums[one["event_date"]] += one["amount"]
+    return dict(sums)
+
+
+@pytest.fixture
+def pipeline(engine: Engine, tmp_path: Path) -> Pipeline:
+    return Pipeline(engine, tmp_path)
+
+
+def test_a_table_that_was_appended_twice_is_imported_and_followed(
+    pipeline: Pipeline, spark, tmp_path: Path
+) -> None:
+    old = tmp_path / "old"
+    append(old, DAYS)
+    append(old, [*DAYS, row("f", None)])
+    rows = [*DAYS, *DAYS, row("f", None)]
+    before = everything(old)
+
+    # The plan: how many duplicates, by which key, on which day.
+    found = propose(work(pipeline, spark, old))
+    assert (found.news.version, found.news.since) == (1, None)
+    assert found.news.size == sum(path.stat().st_size for path in old.glob("*.parquet"))
+    assert found.by_day == {
+        day(1): Kinds(rows=4, repeated=2),
+        day(2): Kinds(rows=6, repeated=3, no_key=2),
+        day(3): Kinds(rows=2, repeated=1),
+        day(12): Kinds(rows=2, repeated=1, late=2),
+    }
+    assert found.stray == Kinds(rows=1)
+    assert found.total.rows == len(rows)
+    # a, b, c, d, e and f; a in two versions.
+    assert (found.keys, found.versions, found.most) == (6, 7, 2)
+    assert (found.absent, found.unused) == ([], ["job"])
+    assert not landing(pipeline)
+    assert not known(pipeline.settings, "orders")
+
+    # A row without a day is a person's to decide about.
+    with pytest.raises(ImportRefusedError, match=r"1 row\(s\) .* tell no day of the calendar"):
+        bring(work(pipeline, spark, old))
+    assert not landing(pipeline)
+
+    how = How(stray=day(3))
+    bring(work(pipeline, spark, old, how=how))
+    landed = landing(pipeline)
+    assert Counter(name.split("/")[1][13:] for name in landed) == Counter(
+        [str(day(n)) for n in (1, 2, 3, 12)]
+    )
+    assert "not loaded yet" in counted(pipeline, spark).problems[0]
+    pipeline.run(1, 12)
+    counts = counted(pipeline, spark)
+    assert counts.problems == []
+    assert (counts.read, counts.landed) == (len(rows), len(rows))
+    # Rejected: two without a key, one without a day.
+    assert (counts.raw, counts.rejected) == (12, 3)
+    assert (counts.staged, counts.superseded, counts.late, counts.early) == (4, 6, 2, 0)
+    assert (
+        staged(pipeline)
+        == staged_by_model(rows)
+        == {
+            day(1): Decimal("13.10"),
+            day(2): Decimal("10.00"),
+            day(3): Decimal("10.00"),
+        }
+    )
+    assert len(pipeline.rows("late_orders")) == 2
+
+    # The same again changes nothing.
+    bring(work(pipeline, spark, old))
+    assert landing(pipeline) == landed
+    assert everything(old) == before
+
+    # Its owner goes on: new rows, one late, one repeated; and compacts the table.
+    more = [row("g", 13), row("h", 4, 13, "3.00"), row("c", 2)]
+    append(old, more)
+    DeltaTable(old).optimize.compact()
+    before = everything(old)
+    assert propose(work(pipeline, spark, old)).by_day == {
+        day(2): Kinds(rows=1),
+        day(13): Kinds(rows=2, late=1),
+    }
+    bring(work(pipeline, spark, old))
+    new = landing(pipeline).keys() - landed.keys()
+    assert sorted(name.split("/")[1] for name in new) == [f"arrival_date={day(n)}" for n in (2, 13)]
+    assert {name: landing(pipeline)[name] for name in landed} == landed
+    pipeline.run(1, 13)
+    counts = counted(pipeline, spark)
+    assert counts.problems == []
+    assert (counts.read, counts.raw, counts.rejected) == (len(rows) + 3, 15, 3)
+    assert staged(pipeline) == staged_by_model([*rows, *more])
+
+    # Compacting alone is no news, and what has been looked at is not looked at again.
+    DeltaTable(old).optimize.compact()
+    landed, before = landing(pipeline), everything(old)
+    found_again = bring(work(pipeline, spark, old))
+    assert found_again.version == DeltaTable(old).version()
+    assert landing(pipeline) == landed
+    assert everything(old) == before
+
+    # What takes rows away is refused, unless a person passes over it.
+    DeltaTable(old).delete("order_id = 'b'")
+    version = DeltaTable(old).version()
+    append(old, [row("i", 14)])
+    with pytest.raises(ImportRefusedError, match=rf"version {version} \(DELETE\) took rows away"):
+        bring(work(pipeline, spark, old))
+    assert landing(pipeline) == landed
+    bring(work(pipeline, spark, old, skip=(version,)))
+    (name,) = landing(pipeline).keys() - landed.keys()
+    assert pq.read_table(pipeline.landing / name)["order_id"].to_pylist() == ["i"]
+    append(old, [row("z", 1)], mode="overwrite")
+    with pytest.raises(ImportRefusedError, match="took rows away"):
+        bring(work(pipeline, spark, old))
+    assert "not loaded yet" in counted(pipeline, spark).problems[0]
+
+
+def test_a_killed_import_goes_on_with_the_same_rows(
+    pipeline: Pipeline, spark, tmp_path: Path, monkeypatch
+) -> None:
+    old = tmp_path / "old"
+    append(old, DAYS)
+    whole = Pipeline(pipeline.io_manager.engine, tmp_path / "whole")
+    bring(work(whole, spark, old))
+    expected = {name: content for name, (content, _) in landing(whole).items()}
+
+    land, times = files_module.land, []
+
+    def killed(*given: Any) -> dict[str, int]:
+        times.append(1)
+        done = land(*given)
+        if len(times) == 2:
+            raise KeyboardInterrupt  # its files have landed, and nobody has written it down
+        return done
+
+    monkeypatch.setattr(importing, "land", killed)
+    with pytest.raises(KeyboardInterrupt):
+        bring(work(pipeline, spark, old, chunk_rows=1))
+    monkeypatch.setattr(importing, "land", land)
+    (one,) = known(pipeline.settings, "orders").values()
+    assert one.unfinished
+    assert len(one.landed) == 1
+    assert len(landing(pipeline)) == 2
+    with pytest.raises(ImportRefusedError, match="ended before its end: 2 of 7 rows"):
+        propose(work(pipeline, spark, old))
+    assert "import again" in counted(pipeline, spark).problems[0]
+    # Meanwhile the owner has appended: that lands as a step of its own.
+    append(old, [row("g", 13)])
+    bring(work(pipeline, spark, old))
+    now = {name: content for name, (content, _) in landing(pipeline).items()}
+    assert {name: content for name, content in now.items() if name in expected} == expected
+    (name,) = now.keys() - expected.keys()
+    assert name.startswith(f"orders/arrival_date={day(13)}/")
+    (one,) = known(pipeline.settings, "orders").values()
+    assert [step.count for step in one.steps] == [7, 1]
+    assert one.unfinished is None
+
+
+def test_a_folder_of_parquet_files(pipeline: Pipeline, spark, tmp_path: Path) -> None:
+    old = tmp_path / "old [1]"
+
+    def write(name: str, rows: list[dict[str, Any]]) -> None:
+        path = old / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path)
+
+    write("year=2024/first.parquet", DAYS[:4])
+    write("_temporary/half.parquet", DAYS)
+    bring(work(pipeline, spark, old))
+    landed = landing(pipeline)
+    bring(work(pipeline, spark, old))
+    assert landing(pipeline) == landed
+    write("year=2024/second.parquet", [row("x", 2), row("a", 1)])
+    bring(work(pipeline, spark, old))
+    new = landing(pipeline).keys() - landed.keys()
+    assert sorted(name.split("/")[1][13:] for name in new) == [str(day(1)), str(day(2))]
+    pipeline.run(1, 2)
+    counts = counted(pipeline, spark)
+    assert counts.problems == []
+    assert (counts.read, counts.raw, counts.staged, counts.superseded) == (6, 6, 4, 2)
+    write("year=2024/first.parquet", DAYS[:3])
+    with pytest.raises(ImportRefusedError, match=r"1 file\(s\) .* gone or changed"):
+        bring(work(pipeline, spark, old))
+
+
+def test_columns_that_do_not_fit_are_refused_by_name(
+    pipeline: Pipeline, spark, tmp_path: Path
+) -> None:
+    old = tmp_path / "old"
+    table = pa.Table.from_pylist(
+        [
+            {"id": 7, "order_ts": "2024-01-01T10:00:00", "revenue": 1.5, "customer_id": [1]},
+            {"id": 8, "order_ts": "2024-01-02T10:00:00", "revenue": 2.255, "customer_id": [2]},
+        ]
+    )
+    write_deltalake(old, table)
+    with pytest.raises(ImportRefusedError) as refused:
+        propose(work(pipeline, spark, old))
+    for text in (
+        "order_id: the table has no such column",
+        "amount: the table has no such column",
+        "ingestion_ts: the table has no such column",
+        "order_ts: it is string in the table, and must be timestamp",
+        "customer_id: it is array<bigint> in the table, and must be string",
+    ):
+        assert text in str(refused.value)
+    fields = {
+        "order_id": "id",
+        "customer_id": "cast(customer_id[0] as string)",
+        "order_ts": "try_to_timestamp(order_ts)",
+        "ingestion_ts": "try_to_timestamp(order_ts)",
+        "amount": "revenue",
+    }
+    for other, why in (
+        ({"nothing": "1"}, "has no field nothing"),
+        (fields | {"amount": "no_such"}, "amount: no_such cannot be computed"),
+        (fields | {"amount": "1 +"}, r"amount: 1 \+ cannot be computed"),
+    ):
+        with pytest.raises(ImportRefusedError, match=why):
+            bring(work(pipeline, spark, old, how=How(fields=other)))
+    with pytest.raises(ImportRefusedError, match="arrival day id: it is bigint"):
+        bring(work(pipeline, spark, old, how=How(fields=fields, arrived="id")))
+    with pytest.raises(ImportRefusedError, match="holds no Delta table and no Parquet files"):
+        bring(work(pipeline, spark, tmp_path / "nowhere"))
+    assert not landing(pipeline)
+    assert not known(pipeline.settings, "orders")
+
+    bring(work(pipeline, spark, old, how=How(fields=fields, arrived="DATE'2024-01-03'")))
+    with pytest.raises(ImportRefusedError, match="already, with other expressions"):
+        bring(work(pipeline, spark, old, how=How(fields={"order_id": "id"})))
+    pipeline.run(1, 3)
+    assert [one["log_date"] for one in pipeline.rows("raw_orders")] == [day(3)]
+    (found,) = pipeline.rows("stg_orders")
+    assert (found["order_id"], found["customer_id"], found["amount"]) == ("7", "1", Decimal("1.50"))
+    # 2.255 is no amount with two decimals: said, and not rounded.
+    counts = counted(pipeline, spark)
+    assert (counts.problems, counts.raw, counts.rejected) == ([], 1, 1)
+
+
+def test_the_command(
+    pipeline: Pipeline, engine, spark, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    old = tmp_path / "old"
+    append(old, DAYS)
+    for name in ("landing", "warehouse", "start", "end"):
+        value = str(getattr(pipeline.settings, name))
+        monkeypatch.setenv(f"BACKFILL_ASSETS_{name.upper()}", value)
+    monkeypatch.setattr(importing.Engine, "of", lambda _: engine)
+
+    def said(*command: str, status: int = 0) -> str:
+        assert main(["import", "orders", *command]) == status
+        told = capsys.readouterr()
+        return told.out + told.err
+
+    assert "give the table" in said(status=3)
+    assert "did you mean orders?" in _wrong(capsys, "order", str(old))
+    assert "is not NAME=EXPRESSION" in _wrong(capsys, "orders", str(old), "--field", "amount")
+    told = said(str(old), "--plan")
+    assert "7 in " in told
+    assert "2024-01-12" in told
+    (plan,) = json.loads(said(str(old), "--plan", "--json"))
+    assert plan["days"]["2024-01-12"]["late"] == 1
+    assert "7 rows in 4 file(s)" in said(str(old))
+    assert "no new rows" in said()
+    assert "not loaded yet: 4 file(s)" in said("--check", status=1)
+    pipeline.run(1, 12, LAYERS)
+    assert "6 raw + 1 rejected" in said("--check")
+    assert json.loads(said("--check", "--json"))["staged"] == 4
+
+
+def _wrong(capsys, *command: str) -> str:
+    assert main(["import", *command]) == 2
+    return capsys.readouterr().err
+
+
+def test_chunks() -> None:
+    rows = {day(3): 5, day(1): 4, day(2): 4, day(4): 30, day(5): 1}
+    assert list(chunks(rows, 10)) == [[day(1), day(2)], [day(3)], [day(4)], [day(5)]]
+    assert list(chunks({}, 10)) == []
+
+
+def test_a_day_of_many_rows_has_several_files(
+    pipeline: Pipeline, spark, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(files_module, "ROWS_PER_FILE", 20)
+    old = tmp_path / "old"
+    append(old, [row(f"k{n}", 1) for n in range(70)])
+    one = bring(work(pipeline, spark, old))
+    assert len(one.landed) == 4
+    assert sum(one.landed.values()) == 70
+    names = pq.read_table(pipeline.landing / "orders" / f"arrival_date={day(1)}")["order_id"]
+    assert sorted(names.to_pylist()) == sorted(f"k{n}" for n in range(70))

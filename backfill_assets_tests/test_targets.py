@@ -1,0 +1,537 @@
+"""Targets: days built beside production, compared, switched over, and put back."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from backfill_assets.backfills import undertakings
+from backfill_assets.backfills.comparing import compare
+from backfill_assets.backfills.plans import Parameters
+from backfill_assets.backfills.target_days import behind
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.delta import commits, forks, targets
+from backfill_assets.delta.forks import ForkError
+from backfill_assets.delta.maintenance import maintain
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.delta.targets import TargetError
+from backfill_assets.delta.versions import versions_that_belong_together
+from backfill_assets.staleness.backlog import backlog
+from backfill_assets_tests.beside import (
+    AFTER,
+    ALL,
+    BEFORE,
+    DAYS,
+    RANKS,
+    SCORES,
+    STATE,
+    landed,
+    seen,
+    shadow,
+    switch,
+)
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, undo
+
+New = Callable[..., Pipeline]
+
+
+class KilledError(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture
+def new(engine, spark, tmp_path: Path) -> New:
+    """A deployment with the code of before, or of after; all of a folder have the same tables."""
+
+    def made(tables: str = AFTER, folder: str = "here", **more: object) -> Pipeline:
+        return Pipeline(engine, tmp_path / folder, tables=tables, window_days=1, **more)
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def loaded(engine, spark, tmp_path_factory) -> Path:
+    """A landing and tables by the code of before, to be copied."""
+    root = tmp_path_factory.mktemp("loaded")
+    landed(Pipeline(engine, root, tables=BEFORE, window_days=1))
+    return root
+
+
+@pytest.fixture
+def production(new, loaded, tmp_path: Path) -> Pipeline:
+    for name in ("landing", "warehouse"):
+        shutil.copytree(loaded / name, tmp_path / "here" / name)
+    return new(BEFORE)
+
+
+def versions(pipeline: Pipeline) -> dict[str, int]:
+    return {name: pipeline.log(name).version() for name in ALL}
+
+
+def late(pipeline: Pipeline) -> dict[str, set[date]]:
+    """By table, the days that are behind their inputs."""
+    found = backlog(read_ledgers(pipeline.settings), Policy.of(pipeline.settings), day(7))
+    return {name: {*of} for name, of in found.open.items() if of}
+
+
+def files(pipeline: Pipeline, name: str = SCORES) -> int:
+    return len([*(pipeline.warehouse / name).glob("run_date=*/*.parquet")])
+
+
+def test_a_target_from_end_to_end(production, new, spark):
+    after, before, at = new(), production.digests(), versions(production)
+    target, stages = shadow(after)
+    assert [stage.why for stage in stages] == [""]
+    assert target.tables == (SCORES, RANKS, STATE)
+    # Nobody who reads production notices: no version, no row, no event.
+    assert versions(production) == at
+    assert production.digests() == before
+    assert not after.materialized(SCORES)
+    # Of what was not asked for, the days are built that read a day that was.
+    found = compare(after.settings, spark, target)
+    assert not found.problems
+    assert {r.table.name: r.summary for r in found.reports} == {
+        SCORES: "scores: 3 changed",
+        RANKS: "ranks: 5 changed",
+        STATE: "sums: 5 changed",
+    }
+    # Any reader of Delta's reads the fork; it has all days.
+    rows = spark.read.format("delta").load(target.url(after.settings, SCORES))
+    assert sorted(row.score for row in rows.collect()) == [1, 5, 6, 20, 30, 40]
+    switch(after)
+    assert after.materialized(SCORES) == {str(day(n)) for n in (2, 3, 4)}
+    assert seen(production) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 5, 6: 6}
+    assert seen(production, RANKS) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 40, 6: 40}
+    assert seen(production, STATE) == {1: 1, 2: 21, 3: 51, 4: 91, 5: 96, 6: 102}
+    changed = {SCORES, RANKS, STATE}
+    assert versions(production) == {name: n + (name in changed) for name, n in at.items()}
+    # Nothing is due, neither by what the days are made of nor by the new code.
+    assert not behind(after.settings, after.repository.asset_graph, target, after.code)
+    assert not {SCORES, RANKS, STATE} & late(after).keys()
+    undo(after, "v2")
+    assert seen(production) == {n: n for n in range(1, 7)}
+    assert production.digests() == before
+
+
+def test_the_same_as_the_backfill_in_place(production, new, loaded, tmp_path):
+    chosen = random.Random(7)
+    first = chosen.randint(1, 5)
+    last = chosen.randint(first, 6)
+    for name in ("landing", "warehouse"):
+        shutil.copytree(loaded / name, tmp_path / "elsewhere" / name)
+    with_new_code = new(AFTER, "elsewhere")
+    with_new_code.run(first, last, (SCORES,))
+    with_new_code.run(first, 6, (RANKS,))
+    with_new_code.run(first, 6, (STATE,))
+    after = new()
+    shadow(after, f"{day(first)}...{day(last)}", chunk_days=2)
+    switch(after)
+    assert after.digests() == with_new_code.digests()
+
+
+def test_a_plan_tells_what_would_be_built(production, new):
+    after = new()
+    target = targets.described(after.settings, "v2", (SCORES,), _window(DAYS))
+    found = behind(after.settings, after.repository.asset_graph, target, after.code)
+    assert {name: sorted(of) for name, of in found.items()} == {SCORES: [day(2), day(3), day(4)]}
+    assert {fate.why for fate in found[SCORES].values()} == {"other code"}
+    assert targets.names(after.settings) == []
+
+
+def _window(text: str):
+    return Parameters(days=text).window
+
+
+def test_an_unchanged_day_costs_no_file(production, new):
+    at = files(production)
+    same = new(BEFORE)
+    target, _ = shadow(same)
+    assert files(production) == at
+    assert not (Path(target.url(same.settings, SCORES)) / "run_date=2024-01-02").exists()
+    shadow(new(), name="other")
+    assert files(production) == at + 3
+    assert targets.drop(same.settings, "other") == 3 + 5 + 5
+    assert files(production) == at
+    assert targets.names(same.settings) == ["v2"]
+
+
+def test_dropping_leaves_what_was_switched_over(production, new):
+    after = new()
+    shadow(after)
+    switch(after, days=f"{day(2)}...{day(2)}")
+    targets.drop(after.settings, "v2")
+    assert seen(production) == {1: 1, 2: 20, 3: 3, 4: 4, 5: 5, 6: 6}
+    with pytest.raises(TargetError, match="there is no target v2"):
+        targets.find(after.settings, "v2")
+
+
+def test_a_canary_goes_first_and_comes_back(production, new):
+    after, before = new(), production.digests()
+    shadow(after, f"{day(2)}...{day(6)}")
+    switch(after, days=str(day(6)))
+    assert seen(production) == {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 60}
+    assert targets.is_mixed(after.settings)
+    undo(after, "v2-1")
+    assert not targets.is_mixed(after.settings)
+    assert production.digests() == before
+    switch(after, days=str(day(6)))
+    switch(after)
+    assert seen(production) == {1: 1, **{n: 10 * n for n in range(2, 7)}}
+    undo(after, "v2")
+    assert production.digests() == before
+
+
+def test_what_lands_meanwhile_is_caught_up_or_the_target_is_refused(production, new, spark):
+    after = new()
+    shadow(after, f"{day(1)}...{day(6)}")
+    # A late line of day 6, and a new day, which the code of production loads.
+    production.land(7, [order("7-0", 7), order("late", 6, "1.00", at="11:00")])
+    production.run(7, 7, ALL)
+    production.run(6, 6, (*LAYERS, SCORES, RANKS, STATE))
+    assert seen(production)[6] == 7
+    told = after.failure(switch(after, fails=True))
+    assert "target v2 is not switched over" in told
+    assert f"scores [{day(6)}] (new input: stg_orders)" in told
+    assert seen(production)[1] == 1
+    target, _ = shadow(after, f"{day(1)}...{day(7)}")
+    assert not compare(after.settings, spark, target).problems
+    switch(after)
+    assert seen(production) == {1: 10, 2: 20, 3: 30, 4: 40, 5: 50, 6: 70, 7: 10}
+
+
+def test_what_others_wrote_is_not_replaced(production, new):
+    after = new()
+    shadow(after)
+    # Another day of theirs stays; one that the target has made is in the way.
+    row = {"run_date": [day(5)], "customer_id": ["theirs"], "score": [5]}
+    write_deltalake(str(production.warehouse / RANKS), pa.table(row), mode="append")
+    row["run_date"] = [day(1)]
+    write_deltalake(str(production.warehouse / SCORES), pa.table(row), mode="append")
+    told = after.failure(switch(after, fails=True))
+    assert f"others have changed ranks [{day(5)}] in production" in told
+    assert seen(production)[2] == 2
+    with pytest.raises(TargetError, match="others have changed"):
+        shadow(after)
+    # As they say, production publishes the day again.
+    production.run(5, 5, (RANKS,))
+    shadow(after)
+    switch(after)
+    assert seen(production, RANKS)[5] == 40
+
+
+def test_a_switch_over_that_is_killed_is_finished(production, new, monkeypatch):
+    after = new()
+    shadow(after)
+    real, count = commits.Writer.commit, iter(range(9))
+
+    def killed(self, *given):
+        if next(count) == 1:
+            raise KilledError
+        return real(self, *given)
+
+    monkeypatch.setattr(commits.Writer, "commit", killed)
+    assert switch(after, fails=True)
+    assert seen(production)[2] == 20
+    assert seen(production, RANKS)[2] == 2
+    monkeypatch.setattr(commits.Writer, "commit", real)
+    # Nobody may build upon a half, and the sensor asks for the rest, once.
+    with pytest.raises(TargetError, match="is being switched over"):
+        shadow(after)
+    with pytest.raises(TargetError, match="is being switched over"):
+        targets.drop(after.settings, "v2")
+    (request,) = after.tick("switch_overs").run_requests
+    at = production.log(SCORES).version()
+    after.repository.get_job("switch_over").execute_in_process(
+        instance=after.instance, run_config=request.run_config, tags=request.tags
+    )
+    assert production.log(SCORES).version() == at
+    assert seen(production, RANKS) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 40, 6: 40}
+    assert not after.tick("switch_overs").run_requests
+
+
+def test_a_killed_switch_over_that_is_undone_rests(production, new, monkeypatch):
+    after, before = new(), production.digests()
+    shadow(after)
+    with monkeypatch.context() as patch:
+        real, count = commits.Writer.commit, iter(range(9))
+
+        def killed(self, *given):
+            if next(count) == 1:
+                raise KilledError
+            return real(self, *given)
+
+        patch.setattr(commits.Writer, "commit", killed)
+        switch(after, fails=True)
+    undo(after, "v2-1")
+    assert production.digests() == before
+    assert not after.tick("switch_overs").run_requests
+
+
+def test_a_build_that_is_killed_goes_on(production, new, monkeypatch):
+    after = new()
+    with monkeypatch.context() as patch:
+        real, count = commits.Writer.commit, iter(range(9))
+
+        def killed(self, *given):
+            if next(count) == 2:
+                raise KilledError
+            return real(self, *given)
+
+        patch.setattr(commits.Writer, "commit", killed)
+        _, stages = shadow(after, chunk_days=1)
+    assert "KilledError" in stages[-1].why
+    assert len(stages) == 1
+    _, stages = shadow(after, chunk_days=1)
+    assert [stage.why for stage in stages] == ["", "", ""]
+    switch(after)
+    assert seen(production, STATE) == {1: 1, 2: 21, 3: 51, 4: 91, 5: 96, 6: 102}
+
+
+def test_a_fork_that_is_killed_is_none(production, new, monkeypatch):
+    after = new()
+    with monkeypatch.context() as patch:
+        patch.setattr(targets, "fork", _raise)
+        with pytest.raises(KilledError):
+            shadow(after)
+    assert targets.names(after.settings) == []
+    shadow(after)
+    assert targets.names(after.settings) == ["v2"]
+
+
+def _raise(*_: object) -> None:
+    raise KilledError
+
+
+def test_files_of_a_target_outlive_maintenance(production, new, spark):
+    after = new(undo_days=1)
+    shadow(after)
+    (found,) = maintain(spark, after.settings, [SCORES])
+    # Retention had another value, which is mended first.
+    (found,) = maintain(spark, after.settings, [SCORES])
+    assert "target(s) v2 may still need it" in found.notes[-1]
+    switch(after)
+    assert seen(production)[2] == 20
+
+
+def test_a_name_that_is_none(new):
+    after = new()
+    for name in ("V2", "a b", "../x", "", "x" * 40):
+        with pytest.raises(TargetError, match="is no name for a target"):
+            shadow(after, name=name)
+
+
+def test_what_cannot_be_asked_of_a_target(production, new):
+    after = new()
+    with pytest.raises(TargetError, match="raw_orders is what has landed"):
+        shadow(after, tables=("raw_orders",))
+    with pytest.raises(TargetError, match="no such table: nope"):
+        shadow(after, tables=("nope",))
+    shadow(after)
+    with pytest.raises(TargetError, match="target v2 has the tables scores, ranks, sums, and not"):
+        shadow(after, tables=(RANKS,))
+
+
+def test_a_target_of_a_later_package_is_left_alone(production, new):
+    after = new()
+    folder = production.warehouse / "_targets" / "odd"
+    folder.mkdir(parents=True)
+    (folder / "target.json").write_text(json.dumps({"name": "odd", "shape": 2}))
+    with pytest.raises(TargetError, match="made by another version"):
+        targets.find(after.settings, "odd")
+    assert not after.tick("switch_overs").run_requests
+
+
+def test_a_log_that_was_cut_is_not_forked(production, new):
+    production.log(SCORES).create_checkpoint()
+    (production.warehouse / SCORES / "_delta_log" / f"{0:020d}.json").unlink()
+    with pytest.raises(ForkError, match="the commit of version 0 is gone"):
+        shadow(new())
+
+
+def test_a_warehouse_with_a_space_in_its_name(new):
+    production = landed(new(BEFORE, "a b"), 3)
+    after = new(AFTER, "a b")
+    shadow(after, f"{day(1)}...{day(3)}")
+    switch(after)
+    assert seen(production) == {1: 10, 2: 20, 3: 30}
+    assert forks.located("/x", "file:///a%20b/c") == "/a b/c"
+
+
+def test_an_undo_writes_no_file(production, new):
+    after = new()
+    shadow(after)
+    switch(after)
+    at = [files(production, name) for name in (SCORES, RANKS, STATE)]
+    undo(after, "v2")
+    assert [files(production, name) for name in (SCORES, RANKS, STATE)] == at
+    # And it can be undone: the files of the target are there still.
+    (run,) = {record.run_id for record in read_ledgers(after.settings)[SCORES].records[-1:]}
+    undo(after, run)
+    assert seen(production) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 5, 6: 6}
+    assert [files(production, name) for name in (SCORES, RANKS, STATE)] == at
+
+
+def test_a_fork_that_somebody_else_wrote_to_is_refused(production, new):
+    after = new()
+    target, _ = shadow(after)
+    row = {"run_date": [day(2)], "customer_id": ["theirs"], "score": [5]}
+    write_deltalake(target.url(after.settings, SCORES), pa.table(row), mode="append")
+    told = after.failure(switch(after, fails=True))
+    assert f"scores [{day(2)}]" in told
+    assert seen(production)[2] == 2
+
+
+def test_a_column_more_comes_with_the_switch_over(production, new):
+    def read(columns: str) -> list[tuple]:
+        with duckdb.connect() as connection:
+            connection.register("seen", production.log(SCORES).to_pyarrow_table())
+            return connection.sql(f"SELECT {columns} FROM seen ORDER BY run_date").fetchall()
+
+    wider = new("backfill_assets_tests.target_tables_wider:TABLES")
+    old = [(n,) for n in range(1, 7)]
+    shadow(wider)
+    assert read("score") == old
+    assert "bonus" not in production.log(SCORES).to_pyarrow_table().column_names
+    switch(wider)
+    assert read("score") == old
+    assert read("bonus") == [(None,), (4,), (6,), (8,), (None,), (None,)]
+    undo(wider, "v2")
+    assert read("bonus") == [(None,)] * 6
+    assert read("score") == old
+
+
+def test_tables_that_there_were_none_of(new):
+    production = landed(new(BEFORE), 9)
+    after = new(AFTER.replace("TABLES", "MORE"))
+    write_deltalake(str(production.warehouse / "weights"), pa.table({"weight": [2]}))
+    _, stages = shadow(after, f"{day(1)}...{day(9)}")
+    assert [stage.why for stage in stages] == [""]
+    assert not (production.warehouse / "weighed/_delta_log").exists()
+    switch(after)
+    assert seen(production, "weighed") == {n: 20 * n for n in range(1, 10)}
+    assert seen(production, "weekly")[1] == 20 * sum(range(1, 8))
+    undo(after, "v2")
+    assert seen(production, "weighed") == {}
+    # A table without days has changed: the target is behind.
+    write_deltalake(
+        str(production.warehouse / "weights"), pa.table({"weight": [3]}), mode="overwrite"
+    )
+    told = after.failure(switch(after, fails=True))
+    assert "weighed [2024-01-01...2024-01-09] (new input: weights)" in told
+    shadow(after, f"{day(1)}...{day(9)}")
+    switch(after)
+    assert seen(production, "weighed") == {n: 30 * n for n in range(1, 10)}
+
+
+def test_a_name_is_used_but_once(production, new):
+    after = new()
+    shadow(after)
+    switch(after)
+    undo(after, "v2")
+    targets.drop(after.settings, "v2")
+    # Its commits are those of v2-1 still: days of them would be taken for switched over.
+    with pytest.raises(TargetError, match="v2 is the name of a backfill or of a target that is"):
+        shadow(after)
+    shadow(after, name="v3")
+    switch(after, "v3")
+    assert seen(production)[2] == 20
+
+
+def test_files_that_are_gone_are_not_named(production, new):
+    after, at = new(), versions(production)
+    target, _ = shadow(after)
+    for place in forks.added_files(target.url(after.settings, STATE), target.pins[STATE]):
+        Path(place).unlink()
+    told = after.failure(switch(after, fails=True))
+    assert f"{STATE} [{day(2)}...{day(6)}]: data files that" in told
+    assert versions(production) == at
+    assert not targets.interrupted(after.settings)
+
+
+def test_a_copy_of_the_warehouse_drops_files_of_its_own(production, new, tmp_path):
+    shadow(new())
+    shutil.copytree(tmp_path / "here", tmp_path / "copy")
+    copy, at = new(AFTER, "copy"), files(production)
+    assert targets.drop(copy.settings, "v2") == 0
+    assert files(production) == at
+    assert seen(production)[2] == 2
+
+
+def test_where_commits_are_gone_no_file_is_removed(production, new):
+    after = new()
+    shadow(after)
+    production.log(SCORES).create_checkpoint()
+    for n in range(3):
+        (production.warehouse / SCORES / "_delta_log" / f"{n:020d}.json").unlink()
+    at = files(production)
+    targets.drop(after.settings, "v2")
+    assert files(production) == at
+    assert seen(production) == {n: n for n in range(1, 7)}
+
+
+def test_a_switch_over_is_finished_as_it_was_begun(production, new, monkeypatch):
+    after = new()
+    shadow(after)
+    with monkeypatch.context() as patch:
+        real, count = commits.Writer.commit, iter(range(9))
+
+        def killed(self, *given):
+            if next(count) == 1:
+                raise KilledError
+            return real(self, *given)
+
+        patch.setattr(commits.Writer, "commit", killed)
+        switch(after, fails=True)
+    with pytest.raises(AssertionError, match="some days of it cannot be undone alone"):
+        undo(after, "v2-1", days=str(day(2)))
+    # By the code of before, which would switch over other days, or know other tables.
+    (request,) = production.tick("switch_overs").run_requests
+    finished = production.repository.get_job("switch_over").execute_in_process(
+        instance=production.instance,
+        run_config=request.run_config,
+        tags={**request.tags, "dagster/sensor_name": "switch_overs"},
+    )
+    assert finished.success
+    assert seen(production, RANKS) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 40, 6: 40}
+    record = read_ledgers(after.settings)[RANKS].latest[day(2)]
+    assert (record.backfill_id, record.by_person) == ("v2-1", True)
+
+
+def test_a_switch_over_is_not_finished_by_code_without_its_tables(new, monkeypatch):
+    production = landed(new(BEFORE), 2)
+    after = new(AFTER.replace("TABLES", "MORE"))
+    write_deltalake(str(production.warehouse / "weights"), pa.table({"weight": [2]}))
+    shadow(after, f"{day(1)}...{day(2)}")
+    with monkeypatch.context() as patch:
+        patch.setattr(commits.Writer, "commit", _raise)
+        switch(after, fails=True)
+    told = production.failure(switch(production, fails=True))
+    assert "this code cannot finish it (there is no table weighed; there is no table week" in told
+    switch(after)
+    assert seen(production, "weighed") == {1: 20, 2: 40}
+
+
+def test_versions_are_not_kept_in_the_middle_of_a_backfill(production):
+    def kept() -> dict[str, int]:
+        production.tick("watch_days")
+        return versions_that_belong_together(production.settings.warehouse)
+
+    production.run(1, 6, ("fact_daily_orders_current", "fact_order_corrections"))
+    production.run(1, 6, ("arrival_lateness",))
+    before = kept()
+    assert before[SCORES] == versions(production)[SCORES]
+    production.run(6, 6, LAYERS[:1], tags={"backfill_assets/rewrite": "true"})
+    production.instance.add_dynamic_partitions(undertakings.OPEN, ["one"])
+    assert kept() == before
+    production.instance.delete_dynamic_partition(undertakings.OPEN, "one")
+    after = kept()
+    assert after["raw_orders"] == before["raw_orders"] + 1

@@ -1,0 +1,243 @@
+"""Tables by week, made of tables by day."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from datetime import date, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any
+
+import dagster as dg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame
+
+from backfill_assets import PREVIOUS_DAY, SELF, WEEK, Reads, last_days, table
+from backfill_assets.backfills.comparison import Match
+from backfill_assets.calendar.cadences import Cadence, NotContiguousError
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.monitoring.look import situation
+from backfill_assets.monitoring.states import State, day_states
+from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.tables import RAW
+from backfill_assets.settings import load_settings
+from backfill_assets.tables.table import DeclarationError
+from backfill_assets_tests.neighbours import Revenue, summed, weekly, weekly_again
+from backfill_assets_tests.pipeline import (
+    LAYERS,
+    START,
+    Pipeline,
+    day,
+    order,
+    planned,
+    undo,
+    verify,
+)
+
+WEEKLY = Cadence.WEEKLY
+
+
+WEEKS = (weekly.name, weekly_again.name)
+
+
+@pytest.fixture
+def weeks(engine, spark, tmp_path: Path) -> Pipeline:
+    return Pipeline(engine, tmp_path, tables="backfill_assets_tests.neighbours:WEEKS")
+
+
+def land(pipeline: Pipeline, first: int, last: int) -> None:
+    for n in range(first, last + 1):
+        pipeline.land(n, [order(str(n), n, f"{n}.00")])
+
+
+def rows(pipeline: Pipeline, name: str = weekly.name) -> dict[date, tuple[int, Decimal]]:
+    return {row["week"]: (row["orders"], row["revenue"]) for row in pipeline.rows(name)}
+
+
+def expected(days: Iterable[int], more: Mapping[int, str] | None = None) -> dict[date, Any]:
+    """By Monday, orders and revenue: a plain loop over an order a day, and some more."""
+    found: dict[date, tuple[int, Decimal]] = defaultdict(lambda: (0, Decimal(0)))
+    amounts = [(n, Decimal(n)) for n in days]
+    for n, amount in [*amounts, *((n, Decimal(text)) for n, text in (more or {}).items())]:
+        of = day(n)
+        while of.weekday():
+            of -= timedelta(days=1)
+        orders, revenue = found[of]
+        found[of] = orders + 1, revenue + amount
+    return dict(found)
+
+
+dates = st.dates(date(2019, 1, 1), date(2026, 1, 1))
+
+
+@given(start=dates, length=st.integers(0, 60), ahead=st.integers(-10, 60))
+def test_the_policy_and_dagster_know_the_same_weeks(start: date, length: int, ahead: int) -> None:
+    settings = load_settings(start=start, end=start + (length + 1) * DAY)
+    policy = Policy.of(settings)
+    weekly_policy = Policy(**{**vars(policy), "cadence": WEEKLY})
+    found = [*map(str, weekly_policy.until(settings.end))]
+    # Of a calendar that ends before its first week, Dagster names that week nevertheless.
+    assert WEEKLY.definition(settings).get_partition_keys()[: len(found) or None] == (
+        found or [str(WEEKLY.touched([start + 6 * DAY])[0])]
+    )
+    assert WEEKLY.of(WEEKLY.definition(settings)) is WEEKLY
+    assert WEEKLY.of(Cadence.DAILY.definition(settings)) is Cadence.DAILY
+    today = start + ahead * DAY
+    for monday in weekly_policy.logged(today):
+        assert monday.weekday() == 0
+        assert {*WEEKLY.days_of(monday)} <= {*policy.logged(today)}
+
+
+@given(days=st.sets(dates, min_size=1, max_size=9))
+def test_a_day_lies_in_one_week(days: set[date]) -> None:
+    assert WEEK.changed(days, None) == WEEKLY.touched(days)  # type: ignore[arg-type]
+    for of in days:
+        (monday,) = WEEK.touched(Window(of, of + DAY))
+        assert of in WEEK.needed(monday)
+        assert [*WEEK.read(Window(monday, monday + DAY))] == [*WEEK.needed(monday)]
+
+
+def test_the_weeks_of_a_run_have_no_gap() -> None:
+    assert [*WEEKLY.one_range(["2024-01-08", "2024-01-01"])] == [day(1), day(8)]
+    with pytest.raises(NotContiguousError, match="2024-01-01, 2024-01-15"):
+        WEEKLY.one_range(["2024-01-01", "2024-01-15"])
+
+
+def test_a_range_of_weeks_has_what_weeks_have_and_a_repeat_writes_nothing(
+    weeks: Pipeline, engine, tmp_path: Path
+) -> None:
+    land(weeks, 1, 21)
+    weeks.run(1, 21)
+    weeks.run(1, 15, WEEKS)
+    assert rows(weeks) == expected(range(1, 22)) == rows(weeks, weekly_again.name)
+    assert weeks.materialized(weekly.name) == {str(day(n)) for n in (1, 8, 15)}
+    versions = [weeks.log(name).version() for name in WEEKS]
+    weeks.run(1, 15, WEEKS)
+    assert [weeks.log(name).version() for name in WEEKS] == versions
+    other = Pipeline(engine, tmp_path / "one", tables=weeks.settings.tables)
+    land(other, 1, 21)
+    other.run(1, 21)
+    for n in (15, 1, 8):
+        other.run(n, n, WEEKS)
+    ledgers = [of.io_manager.ledger(weekly) for of in (weeks, other)]
+    assert ledgers[0].published == ledgers[1].published
+    for of in ledgers[0].published:
+        assert ledgers[0].content(of) == ledgers[1].content(of)
+
+
+def test_a_week_that_lacks_a_day_is_not_published_and_says_which(weeks: Pipeline) -> None:
+    land(weeks, 1, 14)
+    weeks.run(1, 3)
+    weeks.run(5, 14)
+    result = weeks.run(1, 8, [weekly.name], fails=True)
+    said = " ".join(str(e.message) for e in result.all_events if e.is_failure)
+    assert f"{FACT.name}[{day(4)}] has never been published" in said or any(
+        f"{FACT.name}[{day(4)}] has never been published" in (e.description or "")
+        for e in result.get_asset_check_evaluations()
+    )
+    assert rows(weeks) == expected(range(8, 15))
+    weeks.run(4, 4)
+    weeks.run(1, 8, [weekly.name])
+    assert rows(weeks) == expected(range(1, 15))
+
+
+def test_nights_publish_a_week_when_it_is_over_and_again_when_a_late_line_comes(
+    weeks: Pipeline,
+) -> None:
+    for n in range(1, 15):
+        land(weeks, n, n)
+        weeks.night(day(n + 1))
+        over = n // 7 * 7
+        there = weeks.warehouse / weekly.name
+        assert (rows(weeks) if there.exists() else {}) == expected(range(1, over + 1)), n
+    for name in WEEKS:
+        states = day_states(name, situation(weeks.settings, weeks.instance, weeks.now))
+        assert {*states} == {day(1), day(8)}
+        assert {*states.values()} <= {State.OPEN, State.FINAL}
+    weeks.land(15, [order("late", 13, "100.00", ingested=f"{day(15)}T12:00:00Z")])
+    done = weeks.night(day(16))
+    again = [
+        request.tags["dagster/asset_partition_range_start"]
+        for request in done
+        if dg.AssetKey(weekly.name) in (request.asset_selection or ())
+    ]
+    assert again == [str(day(8))]
+    assert rows(weeks) == expected(range(1, 15), {13: "100.00"}) == rows(weeks, WEEKS[1])
+    # No run has a table by day and one by week.
+    for request in done:
+        names = {key.path[-1] for key in request.asset_selection or ()}
+        assert names <= {*WEEKS} or names.isdisjoint(WEEKS)
+
+
+def test_weeks_are_planned_verified_and_undone(weeks: Pipeline, engine) -> None:
+    land(weeks, 1, 21)
+    plan = planned(weeks, f"{day(3)}...{day(17)}", tables=(*LAYERS, *WEEKS))
+    assert plan.tables[FACT.name].depends or plan.tables[FACT.name].computed
+    # Of the last week, days lie outside: what is asked for does not make them.
+    assert {*plan.tables} >= {*WEEKS}
+    weeks.run(1, 21)
+    weeks.run(1, 15, WEEKS)
+    plan = planned(weeks, f"{day(3)}...{day(10)}", tables=(*LAYERS, *WEEKS))
+    assert plan.tables[weekly.name].identical == (str(day(1)), str(day(8)))
+    window = Window(day(9), day(17))
+    everything = verify(weeks.settings, engine, window)
+    assert {one.outcome for one in everything} == {Match.MATCHES}
+    assert {one.day for one in everything if one.table == FACT.name} == {*window}
+    found = [one for one in everything if one.table in WEEKS]
+    assert {(one.table, one.day) for one in found} == {(n, day(d)) for n in WEEKS for d in (8, 15)}
+    weeks.land(21, [order("more", 20, "5.00", ingested=f"{day(21)}T12:00:00Z")], "more.jsonl")
+    weeks.run(21, 21, ["raw_orders", "raw_orders_rejected"])
+    weeks.run(20, 20, ["stg_orders", "fact_daily_orders"])
+    run = weeks.run(1, 15, [weekly.name])
+    assert rows(weeks) == expected(range(1, 22), {20: "5.00"})
+    undo(weeks, run.run_id)
+    assert rows(weeks) == expected(range(1, 22))
+
+
+def test_what_no_week_can_be_made_of_is_refused() -> None:
+    def of_itself(
+        orders: Annotated[DataFrame, Reads(FACT, WEEK)],
+        before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
+    ) -> DataFrame:
+        return summed(orders)
+
+    def of_days(
+        orders: Annotated[DataFrame, Reads(FACT, WEEK)],
+        raw: Annotated[DataFrame, Reads(RAW, last_days(7))],
+    ) -> DataFrame:
+        return summed(orders)
+
+    def by_day(
+        orders: Annotated[DataFrame, Reads(FACT)],
+        weeks: Annotated[DataFrame, Reads(weekly)],
+    ) -> DataFrame:
+        return summed(orders)
+
+    def as_known(
+        raw: Annotated[DataFrame, Reads(RAW, WEEK, as_known=True)],
+    ) -> DataFrame:
+        return summed(raw)
+
+    for function in (of_itself, of_days, by_day, as_known):
+        function.__qualname__ = function.__name__
+        with pytest.raises(DeclarationError, match=function.__name__):
+            table(Revenue)(function)
+
+
+def test_the_weeks_in_dagster(weeks: Pipeline) -> None:
+    graph = weeks.repository.asset_graph
+    of = graph.get(dg.AssetKey(weekly.name)).partitions_def
+    assert of is not None
+    keys = of.get_partition_keys()
+    assert keys == [str(START + n * 7 * DAY) for n in range(4)]
+    mapping = graph.get_partition_mapping(dg.AssetKey(weekly.name), dg.AssetKey(FACT.name))
+    days = graph.get(dg.AssetKey(FACT.name)).partitions_def
+    assert days is not None
+    read = mapping.get_upstream_mapped_partitions_result_for_partitions(
+        of.subset_with_partition_keys(["2024-01-08"]), of, days
+    ).partitions_subset
+    assert {*read.get_partition_keys()} == {str(day(n)) for n in range(8, 15)}
