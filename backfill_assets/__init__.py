@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from backfill_assets.tables.columns import json_text, nullable
     from backfill_assets.tables.declaring import table
     from backfill_assets.tables.derived import SELF, Published, Reads, conserves
+    from backfill_assets.tables.histories import History
     from backfill_assets.tables.joins import as_of
     from backfill_assets.tables.known import corrections, current
     from backfill_assets.tables.lookups import Answers, Lookup, Quota
@@ -41,6 +42,7 @@ _PLACES = {
     "SELF": "tables.derived",
     "conserves": "tables.derived",
     "table": "tables.declaring",
+    "History": "tables.histories",
     "as_of": "tables.joins",
     "forbids": "tables.rules",
     "no_leaks": "tables.rules",
@@ -81,6 +83,7 @@ __all__ = [
     "WEEK",
     "Answers",
     "BackfillAssets",
+    "History",
     "Lookup",
     "Published",
     "Quota",

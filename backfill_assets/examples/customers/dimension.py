@@ -9,10 +9,18 @@ import pyspark.sql.types as T
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.window import Window, WindowSpec
 
-from backfill_assets import PREVIOUS_DAY, SELF, Reads, forbids, nullable, table
+from backfill_assets import PREVIOUS_DAY, SELF, History, Reads, nullable, table
 from backfill_assets.examples.customers.changes import CUSTOMER_CHANGES
+
+_ATTRIBUTES = ("email_status", "segment", "country")
+HISTORY = History(
+    day="log_date",
+    key="customer_id",
+    change="change_id",
+    known="known_at",
+    values=("is_deleted", *_ATTRIBUTES),
+)
 
 
 class CustomerVersion(pa.DataFrameModel):
@@ -39,70 +47,18 @@ class CustomerVersion(pa.DataFrameModel):
         metadata: ClassVar = {
             "partition": "log_date",
             "key": ["change_id"],
-            "rules": {
-                "ends_no_earlier": (
-                    "valid_to IS NULL OR valid_to >= valid_from",
-                    "A version ends no earlier than it began.",
-                ),
-                "current_is_open": (
-                    "is_current = (valid_to IS NULL)",
-                    "A version is current if it has not ended, and no other is.",
-                ),
-                "logged_by_its_day": (
-                    "logged_on <= log_date",
-                    "A day of the log knows nothing of later ones.",
-                ),
-            },
+            "rules": HISTORY.rules,
         }
 
 
-_ATTRIBUTES = ("email_status", "segment", "country")
-#: Of two versions of a change, the one that is greater by these columns, in this order, counts.
-_VERSION = ("known_at", "valid_from", "customer_id", "is_deleted", *_ATTRIBUTES)
-
-
-def _of_a_customer() -> WindowSpec:
-    return Window.partitionBy("log_date", "customer_id")
-
-
-def _with_next(rows: DataFrame) -> DataFrame:
-    """The versions, each with when the one after it begins."""
-    in_order = _of_a_customer().orderBy("valid_from", F.col("valid_to").asc_nulls_last())
-    return rows.withColumn("next", F.lead("valid_from").over(in_order))
-
-
-def overlaps(rows: DataFrame) -> DataFrame:
-    """Versions of a customer that end after the next one begins."""
-    return _with_next(rows).where("next < valid_to OR (next IS NOT NULL AND valid_to IS NULL)")
-
-
-def gaps(rows: DataFrame) -> DataFrame:
-    """Versions of a customer that end before the next one begins."""
-    return _with_next(rows).where("next > valid_to")
-
-
-def without_one_current(rows: DataFrame) -> DataFrame:
-    """Versions of customers with no current version, or several."""
-    current = F.sum(F.col("is_current").cast("int")).over(_of_a_customer())
-    return rows.withColumn("current", current).where("current != 1")
-
-
-@table(
-    CustomerVersion,
-    checks=[
-        forbids("overlap", overlaps, "No two versions of a customer overlap."),
-        forbids("gap", gaps, "Between two versions of a customer there is no gap."),
-        forbids("one_current", without_one_current, "Each customer has one current version."),
-    ],
-    group="customers",
-)
+@table(CustomerVersion, checks=HISTORY.checks, group="customers")
 def dim_customers(
     changes: Annotated[DataFrame, Reads(CUSTOMER_CHANGES.raw)],
     before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
 ) -> DataFrame:
     """The changes that are known, in the order in which they hold."""
     deleted = F.col("op") == "delete"
-    came = changes.select(
+    known = changes.select(
         "for_day",
         "change_id",
         "customer_id",
@@ -112,17 +68,4 @@ def dim_customers(
         F.greatest("changed_at", "ingested_at").alias("known_at"),
         F.col("log_date").alias("logged_on"),
     )
-    versions = came.unionByName(before.select(*came.columns))
-    # A line that is sent again was known since it came first: the greatest of these is the least.
-    first = (-F.unix_date("logged_on")).alias("first")
-    latest = versions.groupBy(F.col("for_day").alias("log_date"), "change_id").agg(
-        F.max(F.struct(*_VERSION, first)).alias("of")
-    )
-    history = _of_a_customer().orderBy("valid_from", "known_at", "change_id")
-    return (
-        latest.select("log_date", "change_id", "of.*")
-        .withColumn("logged_on", F.date_from_unix_date(-F.col("first")))
-        .withColumn("valid_to", F.lead("valid_from").over(history))
-        .withColumn("is_current", F.col("valid_to").isNull())
-        .drop("first")
-    )
+    return HISTORY.versions(known, before)
