@@ -296,6 +296,56 @@ def test_a_folder_of_parquet_files(pipeline: Pipeline, spark, tmp_path: Path) ->
         bring(work(pipeline, spark, old))
 
 
+@pytest.mark.parametrize(
+    ("properties", "change"),
+    [
+        ("", "OPTIMIZE {}"),
+        (
+            "TBLPROPERTIES ('delta.columnMapping.mode' = 'name')",
+            "ALTER TABLE {} RENAME COLUMN job TO task",
+        ),
+        (
+            "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')",
+            "DELETE FROM {} WHERE order_id = 'o-0'",
+        ),
+    ],
+    ids=["compacted", "a renamed column", "deletion vectors"],
+)
+def test_a_partitioned_table_of_spark(
+    pipeline: Pipeline, spark, tmp_path: Path, properties: str, change: str
+) -> None:
+    """What its files hold is Delta's to say, also of those that come later."""
+    old = tmp_path / "old"
+    columns = (
+        "order_id STRING, customer_id STRING, order_ts TIMESTAMP, amount DECIMAL(18, 2), "
+        "ingestion_ts TIMESTAMP, job STRING"
+    )
+    spark.sql(
+        f"CREATE TABLE delta.`{old}` ({columns}, order_day DATE) USING delta "
+        f"PARTITIONED BY (order_day) {properties}"
+    )
+
+    def add(rows: Iterable[Mapping[str, Any]]) -> None:
+        frame = spark.createDataFrame([tuple(one.values()) for one in rows], columns)
+        of_day = frame.selectExpr("*", "CAST(order_ts AS DATE) AS order_day")
+        of_day.createOrReplaceTempView("new_rows")
+        spark.sql(f"INSERT INTO delta.`{old}` SELECT * FROM new_rows")
+
+    add(row(f"o-{n}", 1 + n % 3) for n in range(9))
+    add(row(f"o-{n}", 1 + n % 3) for n in range(9, 12))
+    spark.sql(change.format(f"delta.`{old}`"))
+    bring(work(pipeline, spark, old))
+    add(row(f"o-{n}", 2) for n in range(12, 14))
+    bring(work(pipeline, spark, old))
+    pipeline.run(1, 3)
+    counts = counted(pipeline, spark)
+    assert counts.problems == []
+    deleted = change.startswith("DELETE")
+    expected = {f"o-{n}" for n in range(deleted, 14)}
+    assert {one["order_id"] for one in pipeline.rows("stg_orders")} == expected
+    assert (counts.read, counts.staged) == (len(expected), len(expected))
+
+
 def test_columns_that_do_not_fit_are_refused_by_name(
     pipeline: Pipeline, spark, tmp_path: Path
 ) -> None:
