@@ -181,6 +181,41 @@ def test_names_that_are_taken_are_refused(rules, names, said):
         table(Ruled, checks=checks)(spans.transform)
 
 
+def test_conditions_that_are_none_are_refused_by_name_before_anything_is_computed(spark):
+    class Wrong(Span):
+        class Config(Span.Config):
+            metadata: ClassVar = {
+                **Span.Config.metadata,
+                "rules": {
+                    "typo": ("mots >= least", "d"),
+                    "fine": ("most >= least", "d"),
+                    "number": ("most - least", "d"),
+                },
+                "counts": {"half": "least >", "all": "true"},
+            }
+
+    made = table(Wrong)(spans.transform)
+
+    def computed(_):
+        raise AssertionError
+
+    def build(days):
+        rows = frame(spark, (1, "a", "1.00", "1.00")).mapInPandas(computed, spans.struct)
+        return Built(rows, {})
+
+    with pytest.raises(DeclarationError) as refused:
+        compute(made, Plan({day(1): ""}, build), {day(1): ""}, ledger(made))
+    said = str(refused.value)
+    assert said.startswith("spans: the rule typo (mots >= least) is no condition on its columns: [")
+    assert "`mots` cannot be resolved. Did you mean one of the following? [`most`" in said
+    assert "the rule number (most - least) is no condition" in said
+    assert "the count 'half' (least >) is no condition on its columns: [PARSE_SYNTAX_ERROR]" in said
+    assert "fine" not in said
+    assert "'all'" not in said
+    assert "Nothing was computed, and the table is as it was." in said
+    assert "\n" not in said
+
+
 def test_what_is_carried_without_its_moments_is_a_leak(spark):
     rules = no_leaks("at", carries=["x", "y"], began="since", known="told")
     columns = "x INT, y INT, at INT, since INT, told INT"

@@ -29,6 +29,7 @@ from backfill_assets.quality.audit import (
     measure,
     refuse_strays,
 )
+from backfill_assets.quality.conditions import refuse_wrong
 from backfill_assets.quality.counts import counted
 from backfill_assets.quality.drift import Earlier, Spread, drifted, spreads
 from backfill_assets.quality.forbidden import offences
@@ -115,12 +116,14 @@ def compute(
 
     Raises:
         SchemaError: a column is missing or of another type.
+        DeclarationError: a condition of the model is none.
         RefusedError: rows outside of these days, rows without a day, or none where some are due.
     """
     days = Days.of(wanted)
     built = plan.build(days)
     frame = table.conform(built.frame)
     rules = rules_of(table, ledger.metadata)
+    refuse_wrong(frame, table, rules)
     found = measure(frame, table, [*rules.values()])
     refuse_strays(found, table, days, built.expectations)
     for day, of in offences(frame, table).items():
