@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from backfill_assets.orders.tables import LATE, ORDERS, RAW, REJECTED, STAGED
     from backfill_assets.settings import load_settings
     from backfill_assets.tables.columns import json_text, nullable
-    from backfill_assets.tables.declaring import table
+    from backfill_assets.tables.declaring import table, version_of
     from backfill_assets.tables.derived import SELF, Published, Reads, conserves
     from backfill_assets.tables.joins import as_of
     from backfill_assets.tables.known import corrections, current
@@ -41,6 +41,7 @@ _PLACES = {
     "SELF": "tables.derived",
     "conserves": "tables.derived",
     "table": "tables.declaring",
+    "version_of": "tables.declaring",
     "as_of": "tables.joins",
     "forbids": "tables.rules",
     "no_leaks": "tables.rules",
@@ -101,6 +102,7 @@ __all__ = [
     "no_leaks",
     "nullable",
     "table",
+    "version_of",
 ]
 
 
