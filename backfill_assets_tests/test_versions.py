@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from datetime import date
+from datetime import date, datetime, time, timezone
+from functools import partial
+from io import StringIO
 from pathlib import Path
 
+import dagster as dg
 import pytest
+from rich.console import Console
 
 from backfill_assets import version_of
+from backfill_assets.backfills.planning import refuse_impossible
+from backfill_assets.backfills.plans import Parameters
+from backfill_assets.backfills.target_days import tables_for
+from backfill_assets.backfills.verification import verify
 from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.dagster_ext.internals import BaseAssetGraph
+from backfill_assets.definitions import build_defs
 from backfill_assets.delta import targets
+from backfill_assets.delta.history import history, life
 from backfill_assets.delta.maintained import Maintained
 from backfill_assets.delta.maintenance import maintain
+from backfill_assets.monitoring.incidents import incidents
+from backfill_assets.monitoring.look import situation
+from backfill_assets.monitoring.states import State, day_states
 from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.tables.catalog import fed_tables, tables_of
@@ -25,6 +39,7 @@ from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, undo
 
 #: A day on which nothing of before can be undone any more.
 GONE = second.RETIRES + 100 * DAY
+DATES = {"start": date(2024, 1, 1), "end": date(2024, 2, 1)}
 PLACE = "backfill_assets_tests.version_tables_second:"
 MADE = ("spent", "spent_v2", "logged", "logged_v2", "most", "most_v2")
 FIRST, SECOND = ("spent", "logged", "most"), ("spent_v2", "logged_v2", "most_v2")
@@ -64,6 +79,16 @@ def test_both_are_fed_and_read_until_one_is_retired(deployed):
     assert {name: len(seen(after, name)) for name in FIRST} == dict.fromkeys(FIRST, 8)
     assert {name: len(seen(after, name)) for name in SECOND} == dict.fromkeys(SECOND, 9)
     assert (seen(after, "spent")[day(8)], seen(after, "spent_v2")[day(8)]) == (1, 4)
+    now = situation(after.settings, after.instance, after.now)
+    for name in FIRST:
+        assert set(day_states(name, now).values()) == {State.RETIRED}
+    told = {incident.table for incident in incidents(now)}
+    assert told.isdisjoint(FIRST)
+    # Without the date, what was missed is due again.
+    back = deployed("TABLES", day(10))
+    back.night(day(10))
+    assert {len(seen(back, name)) for name in MADE} == {9}
+    assert seen(back, "spent")[day(8)] == 2
 
 
 def maintained(pipeline: Pipeline, today: date, **how) -> dict[str, Maintained]:
@@ -75,6 +100,13 @@ def maintained(pipeline: Pipeline, today: date, **how) -> dict[str, Maintained]:
 def data(pipeline: Pipeline, name: str) -> list[Path]:
     found = (pipeline.warehouse / name).rglob("*.parquet")
     return sorted(file for file in found if "_delta_log" not in file.parts)
+
+
+def life_of(pipeline: Pipeline, name: str, of: date | None = None) -> str:
+    console = Console(width=200, file=StringIO())
+    grid = life(pipeline.settings, name, of) if of else history(pipeline.settings, name)
+    console.print(grid)
+    return console.file.getvalue()
 
 
 def test_the_files_of_a_retired_table_leave_when_the_time_to_undo_is_over(deployed):
@@ -96,6 +128,9 @@ def test_the_files_of_a_retired_table_leave_when_the_time_to_undo_is_over(deploy
     assert len(data(after, "spent")) == said["spent"].removed >= 2
     assert seen(after, "spent") == {day(1): 1, day(2): 1}
     told = maintained(after, last + DAY)
+    assert "given up, as the table is retired" in life_of(after, "spent", day(1))
+    assert "taken back" in life_of(after, "spent")
+    assert "retirement by maintenance" in life_of(after, "spent")
     assert told["spent"].removed == said["spent"].removed
     assert "retired since 2024-01-10; its days 2024-01-01...2024-01-02" in told["spent"].notes[0]
     for name in FIRST:
@@ -136,6 +171,46 @@ def test_files_that_a_target_may_need_stay(deployed):
     targets.drop(after.settings, "v9")
     maintained(after, GONE)
     assert after.rows("spent") == []
+
+
+def test_dagster_shows_versions_and_retired_assets(engine):
+    def assets(today: date) -> BaseAssetGraph:
+        settings = load_settings(tables=f"{PLACE}RETIRED", warehouse="/w", landing="/l", **DATES)
+        clock = partial(datetime.combine, today, time(12), tzinfo=timezone.utc)
+        defs = build_defs(settings, resources={"engine": engine}, clock=clock)
+        jobs = defs.get_repository_def().get_job("daily_orders").asset_layer.executable_asset_keys
+        selected = {key.to_user_string() for key in jobs}
+        assert selected.isdisjoint(FIRST) == (today >= second.RETIRES)
+        assert selected >= {*SECOND}
+        return defs.resolve_asset_graph()
+
+    before, after = assets(second.RETIRES - DAY), assets(second.RETIRES)
+    for name in MADE:
+        key = dg.AssetKey(name)
+        assert before.get(key).is_materializable
+        assert after.get(key).is_materializable == (name in SECOND)
+        assert before.get(key).parent_keys == after.get(key).parent_keys
+        assert after.get(key).partitions_def == before.get(key).partitions_def
+        assert ("backfill_assets/retired" in before.get(key).tags) == (name in FIRST)
+    tags = after.get(dg.AssetKey("spent_v2")).tags
+    assert tags["backfill_assets/versions_of"] == "spent"
+    assert tags["backfill_assets/version"] == "2"
+    assert after.get(dg.AssetKey("spent")).description.endswith("Retired on 2024-01-10.")
+    assert "backfill_assets/versions_of" not in after.get(dg.AssetKey("most")).tags
+
+
+def test_what_is_retired_is_neither_planned_nor_verified(engine):
+    settings = load_settings(tables=f"{PLACE}RETIRED", warehouse="/w", landing="/l", **DATES)
+    defs = build_defs(settings, resources={"engine": engine})
+    asked = Parameters(days="2024-01-01", tables=("spent",))
+    for ask in (
+        lambda: refuse_impossible(settings, asked),
+        lambda: verify(settings, defs, Window(day(1), day(2)), ["spent"]),
+        lambda: tables_for(settings, ["spent"]),
+    ):
+        with pytest.raises(ValueError, match="spent is retired since 2024-01-10: no day of it is"):
+            ask()
+    assert {*tables_for(settings, [])} & {*MADE} == {*SECOND}
 
 
 def test_what_cannot_be_declared():

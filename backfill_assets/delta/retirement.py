@@ -6,17 +6,21 @@ nobody takes it for one that is still to be made.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import date
+from typing import TYPE_CHECKING
 
 import pyarrow.fs as pafs
 
-from backfill_assets.calendar.partitions import DAY, packed
-from backfill_assets.delta.commits import Writer
+from backfill_assets.calendar.partitions import DAY, packed, spelled
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.logs import load_log
 from backfill_assets.delta.records import RETIREMENT
 from backfill_assets.engine.stores import open_store
 from backfill_assets.tables.table import Table
+
+if TYPE_CHECKING:
+    from backfill_assets.delta.commits import Writer
 
 #: Who makes the commit.
 _BY = "maintenance"
@@ -31,6 +35,17 @@ def leaves(table: Table, undo_days: int, today: date) -> bool:
         today: the business day.
     """
     return table.is_retired(today - undo_days * DAY)
+
+
+def gone(ledger: Ledger, url: str, days: Iterable[date]) -> str:
+    """Why days cannot be published in a table that has given up its rows; empty if it has not."""
+    if ledger.left is None:
+        return ""
+    return (
+        f"{ledger.table.name} [{spelled(days)}]: the table is retired, and maintenance has taken "
+        f"its rows away (version {ledger.left.version}). Nothing was written. To make it anew, "
+        f"take `retired` out of its declaration, move its folder {url} away, and launch its days."
+    )
 
 
 def give_up(writer: Writer, ledger: Ledger) -> bool:
