@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from backfill_assets.orders.tables import LATE, ORDERS, RAW, REJECTED, STAGED
     from backfill_assets.settings import load_settings
     from backfill_assets.tables.columns import json_text, nullable
-    from backfill_assets.tables.declaring import table
+    from backfill_assets.tables.declaring import table, version_of
     from backfill_assets.tables.derived import SELF, Published, Reads, conserves
     from backfill_assets.tables.histories import History
     from backfill_assets.tables.joins import as_of
@@ -43,6 +43,7 @@ _PLACES = {
     "conserves": "tables.derived",
     "table": "tables.declaring",
     "History": "tables.histories",
+    "version_of": "tables.declaring",
     "as_of": "tables.joins",
     "forbids": "tables.rules",
     "no_leaks": "tables.rules",
@@ -104,6 +105,7 @@ __all__ = [
     "no_leaks",
     "nullable",
     "table",
+    "version_of",
 ]
 
 

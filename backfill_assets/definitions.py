@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -19,8 +20,15 @@ from backfill_assets.publish.plain import Asset, DataFrameIOManager
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.tables.catalog import config_digests, graph_for, tables_of
 from backfill_assets.tables.codes import Code, running_code
-from backfill_assets.tables.derived import Derived
+from backfill_assets.tables.derived import Derived, versions_in
 from backfill_assets.tables.known import Corrections, Current
+from backfill_assets.tables.table import Table
+
+#: Tags of assets: name of the first version of a table that has several, which version an asset is,
+#: and the day on which it is retired.
+VERSIONS_TAG = "backfill_assets/versions_of"
+VERSION_TAG = "backfill_assets/version"
+RETIRED_TAG = "backfill_assets/retired"
 
 
 def build_defs(
@@ -43,7 +51,9 @@ def build_defs(
     running = running_code(settings)
     given = resources or {}
     engine = given.get("engine") or Engine.of(settings)
+    clock = clock or (lambda: datetime.now(settings.zone))
     automatic = automation.build(settings, clock)
+    today = clock().astimezone(settings.zone).date()
     sources = graph_for(settings).sources.values()
     assets = [
         *(
@@ -56,9 +66,12 @@ def build_defs(
                 dashboard.build(settings, source),
             )
         ),
-        *_declared(settings, running),
+        *(
+            _unfed(asset) if table.is_retired(today) else asset
+            for table, asset in _declared(settings, running)
+        ),
     ]
-    assets = [asset.map_asset_specs(partial(_with_freshness, settings)) for asset in assets]
+    assets = [asset.map_asset_specs(partial(_told, settings)) for asset in assets]
     by_hand, stages = jobs.build(settings, assets, running)
     of_targets, switch_overs = target_jobs.build(settings, assets, running)
     return dg.Definitions(
@@ -77,22 +90,41 @@ def build_defs(
     )
 
 
-def _with_freshness(settings: Settings, spec: dg.AssetSpec) -> dg.AssetSpec:
-    """The same asset with Dagster's freshness; those without days are made anew with a day."""
+def _told(settings: Settings, spec: dg.AssetSpec) -> dg.AssetSpec:
+    """The same asset with Dagster's freshness, and with what tells it from its other versions.
+
+    Assets without days are made anew with a day. One that is to be retired has no freshness:
+    Dagster would go on to look at it after that day.
+    """
     table = tables_of(settings).get(spec.key.path[-1])
-    policy = automation.freshness(settings, table.cadence if table else Cadence.DAILY)
-    return spec.replace_attributes(freshness_policy=policy) if policy else spec
+    if table is not None and table.retired:
+        said = f"{spec.description or ''} Retired on {table.retired}.".strip()
+        spec = spec.replace_attributes(description=said).merge_attributes(
+            tags={RETIRED_TAG: str(table.retired)}
+        )
+    elif policy := automation.freshness(settings, table.cadence if table else Cadence.DAILY):
+        spec = spec.replace_attributes(freshness_policy=policy)
+    if isinstance(table, Derived) and len(versions_in(tables_of(settings), table.first)) > 1:
+        spec = spec.merge_attributes(
+            tags={VERSIONS_TAG: table.first, VERSION_TAG: str(table.version)}
+        )
+    return spec
 
 
-def _declared(settings: Settings, code: Code) -> Iterator[dg.AssetsDefinition]:
-    """The assets of the tables that are declared by a function, each by its kind."""
+def _unfed(asset: dg.AssetsDefinition) -> dg.AssetsDefinition:
+    """The asset of a retired table: Dagster shows what it was, and materializes it no more."""
+    return dg.AssetsDefinition(specs=[*asset.specs])
+
+
+def _declared(settings: Settings, code: Code) -> Iterator[tuple[Table, dg.AssetsDefinition]]:
+    """The tables that are declared by a function, each with its asset, which its kind decides."""
     for table in tables_of(settings).values():
         if isinstance(table, Derived):
-            yield derived.build(settings, code, table)
+            yield table, derived.build(settings, code, table)
         elif isinstance(table, Current):
-            yield known.build_current(settings, code, table)
+            yield table, known.build_current(settings, code, table)
         elif isinstance(table, Corrections):
-            yield known.build_corrections(settings, code, table)
+            yield table, known.build_corrections(settings, code, table)
 
 
 def fixed(resource: object) -> dg.ResourceDefinition:

@@ -25,7 +25,7 @@ from backfill_assets.tables.derived import Derived
 LABEL_DAYS, SETTLES_AFTER, COHORT_DAYS = 3, 2, 2
 
 
-def _with(made: Derived, **names: Any) -> FunctionType:
+def with_names(made: Derived, **names: Any) -> FunctionType:
     """The function of a table, with other values of names of its module."""
     of = made.transform
     assert isinstance(of, FunctionType)
@@ -36,12 +36,12 @@ def _with(made: Derived, **names: Any) -> FunctionType:
     return other
 
 
-labels_daily = table(Labels, group="training")(_with(_labels, DAYS=LABEL_DAYS))
-training_daily = table(Training, group="training")(_with(_training, labels_daily=labels_daily))
+labels_daily = table(Labels, group="training")(with_names(_labels, DAYS=LABEL_DAYS))
+training_daily = table(Training, group="training")(with_names(_training, labels_daily=labels_daily))
 fact_orders_settled = table(
     SettledOrder, checks=[conserves("orders", "amount", "amount")], group="customers"
-)(_with(_settled, SETTLES_AFTER=SETTLES_AFTER))
-cohort_value_30d = table(CohortValue, group="customers")(_with(_cohorts, DAYS=COHORT_DAYS))
+)(with_names(_settled, SETTLES_AFTER=SETTLES_AFTER))
+cohort_value_30d = table(CohortValue, group="customers")(with_names(_cohorts, DAYS=COHORT_DAYS))
 
 TABLES = [
     *ORDERS,

@@ -66,7 +66,15 @@ def io_manager_of(defs: dg.Definitions) -> DataFrameIOManager:
 class Pipeline:
     """The project's definitions on folders of their own."""
 
-    def __init__(self, engine: Engine, root: Path, *, land: bool = True, **overrides: Any) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        root: Path,
+        *,
+        land: bool = True,
+        today: date = END,
+        **overrides: Any,
+    ) -> None:
         self.root = root
         self.landing, self.warehouse = root / "landing", root / "warehouse"
         if land:
@@ -78,7 +86,7 @@ class Pipeline:
             "end": END,
         }
         self.settings = load_settings(**{**values, **overrides})
-        self.now = datetime(END.year, END.month, END.day, 12, tzinfo=self.settings.zone)
+        self.now = datetime.combine(today, time(12), tzinfo=self.settings.zone)
         self.defs = build_defs(self.settings, resources={"engine": engine}, clock=lambda: self.now)
         self.repository = self.defs.get_repository_def()
         self.instance = instance_in(root)

@@ -16,6 +16,12 @@ from backfill_assets_tests.pages import documented
 from backfill_assets_tests.pipeline import Pipeline, order
 from backfill_assets_tests.places import PROJECT
 
+#: What the history of the table says of the commits of the steps.
+KINDS = [
+    "canary of target v2 by person",
+    "switch-over of target v2 by person",
+    "undo of target v2 by person",
+]
 STEPS = [text for text in documented("docs/shadow.md", "text") if text.startswith("$ ")]
 
 
@@ -57,6 +63,10 @@ def test_the_steps_do_what_the_page_says(production, capsys):
         *[{1: 1, **{n: 10 * n for n in range(2, 6)}}],
         *[{n: n for n in range(1, 6)}] * 2,
     ]
+    assert main(["history", SCORES]) == 0
+    told = capsys.readouterr().out
+    kinds = re.findall("(canary of .*|switch-over of .*|undo of .*)", told)
+    assert [kind.strip() for kind in kinds] == KINDS
     assert production.digests() == before
     assert len([*(production.warehouse / SCORES).glob("run_date=*/*.parquet")]) == 5 + 4
 

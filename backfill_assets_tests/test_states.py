@@ -323,7 +323,12 @@ def test_the_first_that_applies(first, second):
 def test_the_order_is_that_of_the_declaration():
     # The state of a replaced file is one of the raw layer alone.
     assert [state for state in State if state in CAUSES] == list(CAUSES)
-    assert [state for state in State if state.good] == [State.OPEN, State.FINAL, State.FRESH]
+    assert [state for state in State if state.good] == [
+        State.RETIRED,
+        State.OPEN,
+        State.FINAL,
+        State.FRESH,
+    ]
 
 
 # --- before the deadline --------------------------------------------------------------------------
@@ -434,6 +439,7 @@ def test_summary_counts_every_state():
         "input newer than output": 0,
         "replaced file waits": 0,
         "input missing": 0,
+        "retired": 0,
         "open": 0,
         "final": 0,
         "fresh": 2,

@@ -118,6 +118,7 @@ def launch(
     Raises:
         BackfillRefusedError: something has; or it would go on where stages that it has built were
             taken back; or no daemon would do the work.
+        ValueError: a table of it is retired since.
     """
     if lacking := backfills.lacking_daemons(instance):
         raise BackfillRefusedError(
@@ -126,6 +127,7 @@ def launch(
             "launched."
         )
     it = undertakings.find(instance, id_)
+    refuse_impossible(settings, it.plan.parameters)
     if it.stage and not it.complete:
         stage, _ = it.plan.stages[it.stage]
         for table, days in undone(read_ledgers(settings), id_).items():

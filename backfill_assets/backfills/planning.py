@@ -7,7 +7,7 @@ computed and no JVM is started.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import date
+from datetime import date, datetime
 from functools import partial
 
 import dagster as dg
@@ -28,7 +28,7 @@ from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.finality import final_days
-from backfill_assets.tables.catalog import graph_for, tables_of
+from backfill_assets.tables.catalog import fed_tables, graph_for, tables_of
 from backfill_assets.tables.codes import Code
 from backfill_assets.tables.graph import Graph, graph_of
 
@@ -69,9 +69,11 @@ def refuse_impossible(settings: Settings, parameters: Parameters) -> None:
 
     Raises:
         ValueError: a day is not on the calendar, there is no such table, no day is left to build
-            after the pilot, or files are accepted for tables that are not loaded from any.
+            after the pilot, or files are accepted for tables that are not loaded from any; or a
+            table is retired.
     """
-    tables = _refuse_unknown(settings, parameters)
+    days_asked(parameters.days, settings)
+    tables = fed_tables(settings, parameters.tables, _today(settings))
     if 0 < len(parameters.window) <= parameters.pilot_days:
         raise ValueError(
             f"a pilot of {parameters.pilot_days} day(s) leaves nothing of the "
@@ -85,13 +87,19 @@ def refuse_impossible(settings: Settings, parameters: Parameters) -> None:
         )
 
 
-def _refuse_unknown(settings: Settings, parameters: Parameters) -> tuple[str, ...]:
-    """The tables that are asked for, inputs first."""
+def _today(settings: Settings) -> date:
+    return datetime.now(settings.zone).date()
+
+
+def _tables(settings: Settings, parameters: Parameters) -> tuple[str, ...]:
+    """The tables that are asked for, inputs first; one may be retired since it was planned."""
     days_asked(parameters.days, settings)
+    if not parameters.tables:
+        return fed_tables(settings, (), _today(settings))
     tables = tables_of(settings)
     if unknown := set(parameters.tables) - tables.keys():
         raise ValueError(f"no such table: {', '.join(sorted(unknown))}; there are {[*tables]}")
-    return tuple(name for name in tables if name in (parameters.tables or tables))
+    return tuple(name for name in tables if name in parameters.tables)
 
 
 def make_plan(
@@ -115,7 +123,7 @@ def make_plan(
     Raises:
         ValueError: a day is not on the calendar, or there is no such table.
     """
-    tables = _refuse_unknown(settings, parameters)
+    tables = _tables(settings, parameters)
     parameters = parameters.model_copy(update={"tables": tables})
     window = parameters.window
     days = target_days(graph, tables, window)

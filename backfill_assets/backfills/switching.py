@@ -21,7 +21,7 @@ from backfill_assets.delta import targets
 from backfill_assets.delta.evolution import differences
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.delta.records import PERSON
+from backfill_assets.delta.records import CANARY, PERSON, SWITCH_OVER
 from backfill_assets.delta.targets import Target, TargetError
 from backfill_assets.delta.versions import keep_versions
 from backfill_assets.publish.adoption import adopt
@@ -79,7 +79,15 @@ def switch_over(
         def refuse(ledger: Ledger, target: Target = target) -> None:
             refuse_foreign(settings, target, {ledger.table.name: ledger})
 
-        done = adopt(adopted, io.writer(table), partial(io.ledger, table), record, versions, refuse)
+        done = adopt(
+            adopted,
+            io.writer(table),
+            partial(io.ledger, table),
+            record,
+            versions,
+            refuse,
+            CANARY if target.canary else SWITCH_OVER,
+        )
         yield table, done
     targets.keep(settings, target.model_copy(update={"switching": False}))
     ledgers, policy = read_ledgers(settings), Policy.of(settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import date
+from datetime import date, datetime
 
 from backfill_assets.backfills.fates import Fate, fates_of
 from backfill_assets.backfills.planning import target_days
@@ -15,7 +15,7 @@ from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.targets import Target, TargetError
 from backfill_assets.publish.adoption import Adopted
 from backfill_assets.settings import Settings
-from backfill_assets.tables.catalog import graph_for, tables_of
+from backfill_assets.tables.catalog import fed_tables, graph_for, tables_of
 from backfill_assets.tables.codes import Code
 from backfill_assets.tables.derived import carries_state
 
@@ -28,13 +28,14 @@ def tables_for(settings: Settings, chosen: Sequence[str]) -> tuple[str, ...]:
         chosen: names of tables; all that are not loaded from files, if none is given.
 
     Raises:
-        TargetError: there is no such table, or it is loaded from files.
+        TargetError: there is no such table, it is loaded from files, or it is retired.
     """
-    graph = graph_for(settings)
-    if unknown := set(chosen) - graph.tables.keys():
-        raise TargetError(
-            f"no such table: {', '.join(sorted(unknown))}; there are {[*graph.tables]}"
-        )
+    today = datetime.now(settings.zone).date()
+    try:
+        fed_tables(settings, chosen, today)
+    except ValueError as error:
+        raise TargetError(str(error)) from error
+    graph = graph_for(settings).fed(today)
     if landed := [name for name in graph.landed if name in chosen]:
         raise TargetError(
             f"{', '.join(landed)} is what has landed, and there is nothing to build of it beside "

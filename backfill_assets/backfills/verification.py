@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from datetime import date
+from datetime import date, datetime
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -33,7 +33,7 @@ from backfill_assets.publish.refusals import lacking
 from backfill_assets.publish.run_tags import CALLS_TAG
 from backfill_assets.quality.audit import Measured, RefusedError, Verdict, empty_day, judge, measure
 from backfill_assets.settings import Settings
-from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.catalog import fed_tables, tables_of
 from backfill_assets.tables.codes import Code
 from backfill_assets.tables.table import SchemaError, Table
 
@@ -61,14 +61,14 @@ def verify(
         settings: the deployment's settings.
         defs: its assets and resources.
         window: the days.
-        tables: names of tables; all that there are, if none is given.
+        tables: names of tables; all that there are and that are fed, if none is given.
         as_of: by table, the version that it is seen at; the last one where none is given.
 
     Returns:
         What was found, table by table as they are declared, days in ascending order.
 
     Raises:
-        ValueError: days outside of the calendar, or no table at all.
+        ValueError: days outside of the calendar, no table at all, or one that is retired.
         LandingError: the landing is not where the settings say.
         EngineError: no Spark session can be had.
     """
@@ -77,7 +77,8 @@ def verify(
     there = [name for name in ledgers if ledgers[name].version is not None]
     if not tables and not there:
         raise ValueError(f"nothing has been published at {settings.warehouse}")
-    names = [name for name in ledgers if name in (tables or there)]
+    fed = fed_tables(settings, tables, datetime.now(settings.zone).date())
+    names = [name for name in fed if name in (tables or there)]
     resources = dict(defs.resources or {})
     with dg.build_resources({"publisher": resources["io_manager"]}) as ours:
         verifier = _Verifier.like(ours.publisher, ledgers)

@@ -32,6 +32,7 @@ from backfill_assets.delta.forks import absolute
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.logs import APPLICATION, delta_log
 from backfill_assets.delta.reading import read_ledger
+from backfill_assets.delta.retirement import gone
 from backfill_assets.delta.snapshots import rows_as_of
 from backfill_assets.engine.sharing import alone
 from backfill_assets.engine.spark import SPARK_ERRORS
@@ -236,10 +237,12 @@ class Writer:
         """The ledger of a table that can take the rows; none if somebody else came first.
 
         Raises:
-            PublishError: the table cannot be made, or its columns not be added.
+            PublishError: it is retired, it cannot be made, or its columns not be added.
             DagsterExecutionInterruptedError: the run was terminated; nothing is committed.
         """
         raise_if_interrupted()
+        if said := gone(since, self.url, days):
+            raise PublishError(said)
         # Also if a creation was killed before it was done. Where the log was cut, no record may be
         # left, but the number of the last commit is.
         new = not since.records and since.transaction is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from datetime import date
 from typing import Any
 
@@ -10,7 +10,7 @@ from rich.table import Table as Grid
 
 from backfill_assets.calendar.partitions import DAY, Window, windows
 from backfill_assets.delta.reading import read_ledger
-from backfill_assets.delta.records import ExternalCommit, Record
+from backfill_assets.delta.records import CANARY, RETIREMENT, SWITCH_OVER, ExternalCommit, Record
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.codes import Code
@@ -36,8 +36,9 @@ def history(settings: Settings, name: str, days: Window | None = None) -> Grid:
     grid.add_column("version", justify="right", no_wrap=True)
     for heading in ("at (UTC)", "days", "run", "backfill", "by"):
         grid.add_column(heading, no_wrap=True)
+    kinds = _kinds(settings, name)
     for commit in _commits(settings, name, days):
-        grid.add_row(str(commit.version), _at(commit), *_cells(commit))
+        grid.add_row(str(commit.version), _at(commit), *_cells(commit, kinds))
     return grid
 
 
@@ -55,8 +56,9 @@ def life(settings: Settings, name: str, day: date) -> Grid:
     grid = Grid(box=None, padding=(0, 2, 0, 0), show_header=False)
     grid.add_column("what", no_wrap=True)
     grid.add_column("text")
+    kinds = _kinds(settings, name)
     for commit in _commits(settings, name, Window(day, day + DAY)):
-        for row in _lines(commit, day):
+        for row in _lines(commit, day, kinds):
             grid.add_row(*row)
         grid.add_row("", "")
     return grid
@@ -73,10 +75,42 @@ def as_json(settings: Settings, name: str, days: Window | None = None) -> list[d
     Raises:
         ValueError: there is no such commit.
     """
-    return [_as_json(commit, days) for commit in _commits(settings, name, days)]
+    kinds = _kinds(settings, name)
+    return [_as_json(commit, days, kinds) for commit in _commits(settings, name, days)]
 
 
-def _as_json(commit: Record | ExternalCommit, days: Window | None) -> dict[str, Any]:
+def _kinds(settings: Settings, name: str) -> dict[str, str]:
+    """What is undone by the names of backfills that were none: switch-overs, and whole targets."""
+    ledger = read_ledger(settings.table(name), tables_of(settings)[name])
+    found: dict[str, str] = {}
+    for record in ledger.records:
+        if record.backfill_id and (kind := record.details.kind):
+            found |= {record.backfill_id: kind, _target(record): "target"}
+    return found
+
+
+def _target(record: Record) -> str:
+    """The name of the target that a commit has switched over."""
+    return (record.backfill_id or "").rpartition("-")[0]
+
+
+def _kind(commit: Record, kinds: Mapping[str, str]) -> str:
+    """What kind of commit it is, with what it is of; empty if a run has computed its days.
+
+    Args:
+        commit: the commit.
+        kinds: as `_kinds` gives them.
+    """
+    if undone := commit.details.undoes:
+        return " ".join(filter(None, ["undo of", kinds.get(undone, ""), undone]))
+    if commit.details.kind in (SWITCH_OVER, CANARY):
+        return f"{commit.details.kind} of target {_target(commit)}"
+    return commit.details.kind
+
+
+def _as_json(
+    commit: Record | ExternalCommit, days: Window | None, kinds: Mapping[str, str]
+) -> dict[str, Any]:
     head = {"version": commit.version, "at": commit.at.isoformat() if commit.at else None}
     spoken = sorted(day for day in _spoken(commit) if days is None or day in days)
     if isinstance(commit, ExternalCommit):
@@ -86,6 +120,7 @@ def _as_json(commit: Record | ExternalCommit, days: Window | None) -> dict[str, 
         **head,
         "run": commit.run_id,
         "backfill": commit.backfill_id,
+        "kind": _kind(commit, kinds),
         "undoes": commit.details.undoes,
         "by": commit.launched_by,
         "reason": commit.reason,
@@ -127,7 +162,7 @@ def _at(commit: Record | ExternalCommit) -> str:
     return f"{commit.at:%Y-%m-%d %H:%M}" if commit.at else ""
 
 
-def _cells(commit: Record | ExternalCommit) -> list[str]:
+def _cells(commit: Record | ExternalCommit, kinds: Mapping[str, str]) -> list[str]:
     if isinstance(commit, ExternalCommit):
         return [spans(windows(commit.days)), "", "", f"another writer: {commit.operation}"]
     written = commit.wrote - commit.withdrawn
@@ -140,12 +175,14 @@ def _cells(commit: Record | ExternalCommit) -> list[str]:
             lines = spans(windows(others)).splitlines()
             days.append("\n".join(f"{line} {what}" for line in lines))
     by = commit.launched_by
-    if undone := commit.details.undoes:
-        by = f"undo of {undone} by {by}"
+    if kind := _kind(commit, kinds):
+        by = f"{kind} by {by}"
     return ["\n".join(days), commit.run_id[:8], (commit.backfill_id or "none")[:17], by]
 
 
-def _lines(commit: Record | ExternalCommit, day: date) -> Iterator[tuple[str, str]]:
+def _lines(
+    commit: Record | ExternalCommit, day: date, kinds: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
     head = f"version {commit.version}"
     if isinstance(commit, ExternalCommit):
         yield head, f"{_at(commit)} UTC, changed by another writer: {commit.operation}"
@@ -155,7 +192,14 @@ def _lines(commit: Record | ExternalCommit, day: date) -> Iterator[tuple[str, st
         what = f"put back to what it was before {undone}"
         if day in commit.withdrawn:
             what = f"taken back: before {undone} it had never been published"
+    elif commit.details.kind == RETIREMENT:
+        what = "given up, as the table is retired"
+    elif kind := _kind(commit, kinds):
+        what = f"published by the {kind}"
     yield head, f"{_at(commit)} UTC, {what}"
+    if commit.details.kind == RETIREMENT:
+        yield "by", f"{commit.launched_by}: {commit.reason}"
+        return
     if said := commit.days.get(day):
         yield "rows", f"{said.rows:,}, digest {said.digest}, verdict {said.verdict}"
     if because := commit.why(day):

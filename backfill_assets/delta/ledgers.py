@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pyspark.sql.types as T
 
-from backfill_assets.delta.records import ExternalCommit, Published, Record
+from backfill_assets.delta.records import RETIREMENT, ExternalCommit, Published, Record
 from backfill_assets.quality.audit import Measured
 from backfill_assets.tables.table import Table
 
@@ -106,6 +106,12 @@ class Ledger:
     def final(self) -> frozenset[date]:
         """The days whose latest record calls them final."""
         return frozenset(day for day, record in self.latest.items() if day in record.final)
+
+    @property
+    def left(self) -> Record | None:
+        """The commit by which a retired table gave up its rows; none if it has not."""
+        last = self.records[-1] if self.records else None
+        return last if last and last.details.kind == RETIREMENT else None
 
     def under_other_settings(self, config_digest: str) -> frozenset[date]:
         """The published days that were made under other settings than these."""

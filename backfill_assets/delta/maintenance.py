@@ -16,16 +16,24 @@ from deltalake.exceptions import DeltaError
 from pydantic import Field
 from pyspark.sql import SparkSession
 
-from backfill_assets.calendar.partitions import any_of, windows
+from backfill_assets.calendar.partitions import any_of, spelled, windows
 from backfill_assets.dagster_ext.engine_failures import engine_lost
-from backfill_assets.delta.commits import gist, in_sql, is_conflict, table_properties
+from backfill_assets.delta import retirement
+from backfill_assets.delta.commits import (
+    PublishError,
+    Writer,
+    gist,
+    in_sql,
+    is_conflict,
+    table_properties,
+)
 from backfill_assets.delta.data_files import abandoned
 from backfill_assets.delta.evolution import differences, way
 from backfill_assets.delta.logs import load_log, metadata_of
 from backfill_assets.delta.maintained import Files, Maintained, as_markdown, cells, sentences
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.snapshots import rows_as_of
-from backfill_assets.delta.targets import older_than
+from backfill_assets.delta.targets import NO_AGE, older_than
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.engine.stores import open_store
 from backfill_assets.escaping import markdown
@@ -36,7 +44,12 @@ from backfill_assets.tables.table import Table
 
 
 def maintain(
-    spark: SparkSession, settings: Settings, names: Sequence[str] = (), *, dry_run: bool = False
+    spark: SparkSession,
+    settings: Settings,
+    names: Sequence[str] = (),
+    *,
+    dry_run: bool = False,
+    today: date | None = None,
 ) -> Iterator[Maintained]:
     """Maintain tables, one after the other.
 
@@ -44,18 +57,21 @@ def maintain(
     by its digest. Files that no version of the last `undo_days` days has are taken away, those that
     killed runs left behind included. The log is kept whole. A run that writes the same days at the
     same time is not disturbed: one of the two commits second, a run then commits once more, and
-    maintenance leaves the table to the next time.
+    maintenance leaves the table to the next time. A table that is retired for `undo_days` days
+    gives up its rows and all files, see `retirement`.
 
     Args:
         spark: the session.
         settings: the deployment's settings.
         names: which tables; all if none is given. One that does not exist yet is left out.
         dry_run: tell what would be done, and do nothing.
+        today: the business day; that of the clock, if not given.
 
     Raises:
         ValueError: there is no table of such a name.
     """
     tables = tables_of(settings)
+    today = today or datetime.now(settings.zone).date()
     if unknown := sorted(set(names) - tables.keys()):
         raise ValueError(f"no such table: {', '.join(unknown)}; there are {', '.join(tables)}")
     for name, table in tables.items():
@@ -68,8 +84,10 @@ def maintain(
             yield Maintained(name, none, none, problems=[problem])
         elif log is not None:
             # A target has files that no version of the table has, or no longer.
-            kept_for = older_than(settings, name, max(settings.undo_days - 1, 0))
-            one = _Maintenance(spark, url, table, settings.undo_days, dry_run, kept_for)
+            leaves = retirement.leaves(table, settings.undo_days, today)
+            age = NO_AGE if leaves else max(settings.undo_days - 1, 0)
+            kept_for = older_than(settings, name, age)
+            one = _Maintenance(spark, url, table, settings.undo_days, dry_run, leaves, kept_for)
             yield one.run(log)
 
 
@@ -82,6 +100,7 @@ class _Maintenance:
     table: Table
     undo_days: int
     dry_run: bool
+    leaves: bool
     kept_for: list[str] = field(default_factory=list)
     compacted: list[date] = field(default_factory=list)
     removed: int | None = None
@@ -92,11 +111,11 @@ class _Maintenance:
         """All of it, or up to what failed."""
         before = Files.of(log, self.table)
         try:
-            changed = self._set_properties(log.metadata().configuration)
-            self._compact(before)
-            if not changed and not self.problems:
-                self._take_away()
-        except (DeltaError, OSError, *SPARK_ERRORS) as error:
+            if self.leaves:
+                self._leave()
+            else:
+                self._keep_up(before, log)
+        except (DeltaError, OSError, PublishError, *SPARK_ERRORS) as error:
             if engine_lost(error):
                 raise
             if is_conflict(error):
@@ -119,6 +138,34 @@ class _Maintenance:
             self.notes,
             self.problems,
         )
+
+    def _keep_up(self, before: Files, log: DeltaTable) -> None:
+        changed = self._set_properties(log.metadata().configuration)
+        self._compact(before)
+        if not changed and not self.problems:
+            self._take_away()
+
+    def _leave(self) -> None:
+        """Take all rows and files away from a table that has been retired for long enough."""
+        if self._is_kept():
+            return
+        ledger, retired = read_ledger(self.url, self.table), self.table.retired
+        days = spelled(ledger.published)
+        if days and not self.dry_run:
+            writer = Writer(lambda: self.spark, self.url, self.table, self.undo_days)
+            if not retirement.give_up(writer, ledger):
+                self.notes.append(
+                    f"{self.table.name}: somebody committed at the same time and went first; the "
+                    "next maintenance takes the rows of the retired table away"
+                )
+                return
+        self.removed = retirement.remove_files(self.url, self.table, dry_run=self.dry_run)
+        if days:
+            self.notes.append(
+                f"{self.table.name}: retired since {retired}; its days {days} are given up "
+                f"{self.undo_days} day(s) after it, and the data files of all versions removed. "
+                "Its log stays, so its history does; now its declaration can go"
+            )
 
     def _set_properties(self, there: dict[str, str]) -> bool:
         """Bring the table's properties up to date; whether they were not."""
@@ -201,11 +248,7 @@ class _Maintenance:
         return {day: measured.digest for day, measured in measure(rows, self.table).items()}
 
     def _take_away(self) -> None:
-        if self.kept_for:
-            self.notes.append(
-                f"{self.table.name}: no file was taken away, as the target(s) "
-                f"{', '.join(self.kept_for)} may still need it; switch over or drop them first"
-            )
+        if self._is_kept():
             return
         # First what there is to do: a VACUUM makes two commits even if there is nothing.
         old = self.spark.sql(f"VACUUM {self._target} DRY RUN").collect()
@@ -218,6 +261,15 @@ class _Maintenance:
         for folder in left if not self.dry_run else ():
             filesystem.delete_dir(folder)
         self.removed = len(old) + len(left)
+
+    def _is_kept(self) -> bool:
+        """Whether targets may need files of the table."""
+        if self.kept_for:
+            self.notes.append(
+                f"{self.table.name}: no file was taken away, as the target(s) "
+                f"{', '.join(self.kept_for)} may still need it; switch over or drop them first"
+            )
+        return bool(self.kept_for)
 
     @property
     def _target(self) -> str:

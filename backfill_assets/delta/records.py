@@ -49,6 +49,11 @@ class Published(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     made_under: str = ""
 
 
+#: Kinds of commits that nobody computed: days of a target became production, all of them or some
+#: first; and a retired table gave up its rows.
+SWITCH_OVER, CANARY, RETIREMENT = "switch-over", "canary", "retirement"
+
+
 class Details(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What a commit tells those who follow its table, besides the days that it published.
 
@@ -64,6 +69,7 @@ class Details(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         settled: the log days for which nothing more is due since; see `staleness.finality`.
         unsettled: the log days for which something is due again.
         late: by log day, the number of late lines, and their amount as text.
+        kind: `SWITCH_OVER`, `CANARY` or `RETIREMENT`; empty for what a run or an undo published.
         undoes: the backfill that it undoes.
         as_of: of an undo, by version of the table, the days that it put back to that version.
         references: by name, what the tables without days held that its days were made of.
@@ -78,6 +84,7 @@ class Details(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     settled: list[str] = msgspec.field(default_factory=list)
     unsettled: list[str] = msgspec.field(default_factory=list)
     late: dict[date, tuple[int, str]] = msgspec.field(default_factory=dict)
+    kind: str = ""
     undoes: str | None = None
     as_of: dict[str, list[str]] = msgspec.field(default_factory=dict, name="as of")
     references: dict[str, str | None] = msgspec.field(default_factory=dict)

@@ -28,6 +28,8 @@ from backfill_assets.tables.catalog import tables_of
 #: Under the warehouse, where no table has such a name.
 FOLDER = "_targets"
 _STATE = "target.json"
+#: In days, less than the age of any target, see `older_than`.
+NO_AGE = -1
 #: Of a name: it stands in paths, in tags of runs and in commits.
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 

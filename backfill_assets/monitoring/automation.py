@@ -72,7 +72,8 @@ def build(settings: Settings, clock: Clock | None = None) -> Automation:
 def _jobs(look: Look) -> Iterator[Any]:
     """A job for the tables of each cadence: Dagster's jobs have partitions of one definition."""
     for cadence, name in _JOBS.items():
-        if tables := [table for table in look.tables.values() if table.cadence is cadence]:
+        fed = look.night.fed(look.today)
+        if tables := [table for table in fed.values() if table.cadence is cadence]:
             pages = [page for table in tables for page in table.pages]
             yield dg.define_asset_job(
                 name,

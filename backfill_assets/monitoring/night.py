@@ -64,6 +64,10 @@ class Night:
         self._graph = graph_for(settings)
         self.tables = self._graph.tables
 
+    def fed(self, today: date) -> Mapping[str, Table]:
+        """The tables that are fed on a business day, by name: those that are not retired."""
+        return self._graph.fed(today).tables
+
     def of(self, moment: datetime) -> date:
         """The day on which the night before a moment began its work."""
         local = moment.astimezone(self.settings.zone)
@@ -73,6 +77,7 @@ class Night:
     def loads(self, today: date) -> list[Request]:
         """The runs that load what has landed, in ascending order of their days."""
         ledgers, found = self._landed(today)
+        graph = self._graph.fed(today)
 
         @cache
         def same(log: str) -> set[date]:
@@ -87,7 +92,7 @@ class Night:
         def may(table: str, day: date) -> bool:
             return all(day in same(log) for log in self._graph.logs(table))
 
-        return load_requests(found, self._graph, self.settings.partitions_per_run, may)
+        return load_requests(found, graph, self.settings.partitions_per_run, may)
 
     def _landed(self, today: date) -> tuple[Ledgers, Mapping[str, Arrivals]]:
         tables = [self.tables[name] for name in self._graph.landed]
@@ -113,7 +118,7 @@ class Night:
             return []
         may = bridge(ledgers, behind, self.policy, self._code, self._configs)
         per_run = self.settings.partitions_per_run
-        return rebuild_requests(behind, self._graph, per_run, busy, may)
+        return rebuild_requests(behind, self._graph.fed(today), per_run, busy, may)
 
     def command(self, request: Request) -> list[str]:
         """Dagster's own command for a request's run."""

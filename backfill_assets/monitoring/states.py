@@ -35,6 +35,7 @@ class State(enum.Enum):
     INPUT_NEWER = "input newer than output"
     HELD = "replaced file waits"
     INPUT_MISSING = "input missing"
+    RETIRED = "retired"
     OPEN = "open"
     FINAL = "final"
     FRESH = "fresh"
@@ -42,7 +43,7 @@ class State(enum.Enum):
     @property
     def good(self) -> bool:
         """Whether nobody has to do anything."""
-        return self in (State.OPEN, State.FINAL, State.FRESH)
+        return self in (State.RETIRED, State.OPEN, State.FINAL, State.FRESH)
 
 
 #: What each state means for a reader, and what to do about it.
@@ -70,6 +71,7 @@ MEANING: Mapping[State, str] = {
     "page on landing retention",
     State.INPUT_MISSING: "an arrival day in its window has not landed, or is not loaded as it is "
     "now; it may still lack orders. See that the source delivers",
+    State.RETIRED: "the table is retired: readers see the rows of then, and nobody feeds it",
     State.OPEN: "up to date, may still change until its window closes",
     State.FINAL: "its window has closed; only a person may rebuild it",
     State.FRESH: "up to date",
@@ -110,7 +112,8 @@ class Situation:
         """By raw log, the days that are final in its frozen tables, or in all that close."""
         found = {}
         for log in self.graph.sources:
-            closing = [name for name in self.graph.closing if log in self.graph.logs(name)]
+            graph = self.graph.fed(self.today)
+            closing = [name for name in graph.closing if log in graph.logs(name)]
             final = [set(self.final[name]) for name in closing if name in self.frozen]
             final = final or [set(self.final[name]) for name in closing]
             found[log] = set.intersection(*final) if final else set()
@@ -144,8 +147,11 @@ class Situation:
     def due(self, table: str) -> Window:
         """The days that should be published by now.
 
-        Not those so far beyond what has landed that no scheduled run asks for them.
+        Not those so far beyond what has landed that no scheduled run asks for them. Of a retired
+        table, none.
         """
+        if self.ledgers[table].table.is_retired(self.today):
+            return Window(self.today, self.today)
         last = min(self.arrivals[log].last for log in self.graph.logs(table))
         today = self.today - DAY if self.in_time else self.today
         return self.graph.policy_of(table).due(today, last)
@@ -163,6 +169,8 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
     behind, failed = set(now.backlog.open.get(table, ())), now.failed.get(table, ())
     arrived = [now.arrivals[log] for log in graph.logs(table)] if table in graph.landed else []
     days_of = ledger.table.cadence.days_of
+    retired = ledger.table.is_retired(now.today)
+    failed = () if retired else failed
     behind.update(*(found.load.keys() & ledger.published for found in arrived))
 
     def state(day: date) -> State:
@@ -174,6 +182,8 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
             return State.UNRECORDED
         if ledger.current_record(day) is None:
             return State.EXTERNAL
+        if retired:
+            return State.RETIRED
         if day in unlike:
             return State.OTHER_SETTINGS
         if day in now.withdrawn[table]:

@@ -121,6 +121,7 @@ def adopt(
     record: Mapping[str, Any],
     inputs: Callable[[Record], Mapping[str, int]],
     refuse: Callable[[Ledger], None] = lambda _: None,
+    kind: str = "",
 ) -> list[Done]:
     """Publish days of a fork in its table, or in another fork of it; one commit for each code.
 
@@ -131,6 +132,7 @@ def adopt(
         record: what the commit is to say of the run.
         inputs: of a commit of the fork, the versions of its inputs as the commit is to name them.
         refuse: is given the ledger on which the commit will rest, and may raise.
+        kind: of the commits, see `Details`.
 
     Returns:
         What became of each day, in ascending order.
@@ -147,7 +149,7 @@ def adopt(
             adopted.refuse_gone(writer.files or writer.url, changed)
             metadata = {
                 **record,
-                **_said(adopted.ledger, of, days, inputs(of)),
+                **_said(adopted.ledger, of, days, inputs(of), kind),
                 "since": now.version,
             }
             version = writer.commit(adopted.files, changed, metadata, now)
@@ -163,11 +165,12 @@ def adopt(
 
 
 def _said(
-    ledger: Ledger, of: Record, days: Sequence[date], inputs: Mapping[str, int]
+    ledger: Ledger, of: Record, days: Sequence[date], inputs: Mapping[str, int], kind: str
 ) -> dict[str, Any]:
     """What a commit is to say of days that it adopts."""
     records = {day: ledger.latest[day] for day in days}
     details = Details(
+        kind=kind,
         references={**of.details.references},
         late={d: r.details.late[d] for d, r in records.items() if d in r.details.late},
         spreads={d: r.details.spreads[d] for d, r in records.items() if d in r.details.spreads},

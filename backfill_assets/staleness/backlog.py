@@ -64,7 +64,8 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
 
     A day is behind if an input's commit changed what the day is made of, and the day was last
     published from an older version of that input, or never; unless the inputs hold again what they
-    held then. It is behind as well if a table without days holds other rows than it did then.
+    held then. It is behind as well if a table without days holds other rows than it did then. No
+    day of a retired table is.
 
     While nothing is committed, what was found last in this process is the answer: a sensor asks
     every few seconds, and ten thousand days of twenty tables take four seconds.
@@ -135,6 +136,8 @@ def _due(
     found: dict[str, dict[date, dict[str, Record]]] = defaultdict(lambda: defaultdict(dict))
 
     def possible(table: str, days: Iterable[date]) -> Iterator[date]:
+        if ledgers[table].table.is_retired(today):
+            return iter(())
         own = graph.policy_of(table)
         due = own.due(today) if table in graph.by_event_day else own.logged(today)
         return (day for day in days if day in due and _can_be_made(table, day, ledgers, graph))

@@ -6,12 +6,13 @@ import hashlib
 import importlib
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from datetime import date
 from functools import cache
 from pathlib import Path
 
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.settings import PREFIX, Settings, SettingsError
-from backfill_assets.tables.derived import Derived
+from backfill_assets.tables.derived import Derived, versions_in
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.lookups import Lookup
 from backfill_assets.tables.sources import Source, SourceTable
@@ -43,6 +44,8 @@ def _graph(place: str, policy: Policy) -> Graph:
         for of in table.inputs(policy):
             if of.source is not table and found.get(of.source.name) is not of.source:
                 raise _bad(place, f"{of.source.name}, an input of {name}, must come before it")
+            if of.source.retired and not table.is_retired(of.source.retired):
+                raise _bad(place, _reads_retired(table, of.source))
         for reference in table.references:
             if reference.name in declared(place):
                 raise _bad(place, f"{name} reads {reference.name} whole, which has days: use Reads")
@@ -53,8 +56,35 @@ def _graph(place: str, policy: Policy) -> Graph:
                 f"{source.name} starts on {source.start}, before {PREFIX}START ({policy.start})",
             )
         found[name] = table
+        if isinstance(table, Derived):
+            _refuse_same_version(place, found, table)
     _lookups(place)
     return Graph(found, policy)
+
+
+def fed_tables(settings: Settings, chosen: Collection[str], today: date) -> tuple[str, ...]:
+    """The tables that can be built on a business day, inputs first.
+
+    Args:
+        settings: the deployment's settings.
+        chosen: names of tables; all that are fed, if none is given.
+        today: the business day.
+
+    Raises:
+        ValueError: there is no such table, or it is retired.
+    """
+    tables = tables_of(settings)
+    if unknown := {*chosen} - tables.keys():
+        raise ValueError(f"no such table: {', '.join(sorted(unknown))}; there are {[*tables]}")
+    retired = [name for name in chosen if tables[name].is_retired(today)]
+    if retired:
+        raise ValueError(
+            f"{' and '.join(f'{name} is retired since {tables[name].retired}' for name in retired)}"
+            ": no day of it is built any more, and readers see the rows of then. Leave it out, or "
+            "take `retired` out of its declaration. Nothing was done"
+        )
+    fed = graph_for(settings).fed(today).tables
+    return tuple(name for name in fed if name in (chosen or fed))
 
 
 def lookups_of(settings: Settings) -> Mapping[str, Lookup]:
@@ -103,6 +133,20 @@ def declared(place: str) -> Mapping[str, Table]:
             raise _bad(place, f"two tables are named {table.name}")
         found[table.name] = table
     return found
+
+
+def _refuse_same_version(place: str, found: Mapping[str, Table], table: Derived) -> None:
+    others = versions_in(found, table.first)
+    if same := [of.name for of in others if of.version == table.version and of is not table]:
+        raise _bad(place, f"{same[0]} and {table.name} are both version {table.version}")
+
+
+def _reads_retired(table: Table, source: Table) -> str:
+    until = f"is retired on {table.retired} only" if table.retired else "is not"
+    return (
+        f"{source.name} is retired on {source.retired}, and {table.name}, which reads it, {until}: "
+        "let it read another version, or retire it by that day"
+    )
 
 
 def _expanded(given: Iterable[object]) -> Iterator[object]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from functools import partial
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import pandera.pyspark as pa
@@ -31,6 +33,7 @@ def table(
     group: str = "derived",
     frozen: bool = False,
     lineage: Lineage | None = None,
+    retired: date | None = None,
 ) -> Callable[[Transform], Derived]:
     """Declare the table that a function makes; it is named like the function.
 
@@ -57,31 +60,102 @@ def table(
         group: the asset group in the UI.
         frozen: whether a check says so if a final day was changed by no person.
         lineage: for the UI, by column of the table, the (table, column) pairs it is made of.
+        retired: the business day from which on nobody feeds it, see `version_of`.
 
     Raises:
         DeclarationError: a parameter has neither, or something is named that is not there.
     """
+    return partial(
+        _declared,
+        model=model,
+        checks=checks,
+        group=group,
+        frozen=frozen,
+        lineage=lineage or {},
+        retired=retired,
+    )
+
+
+def version_of(
+    other: Derived,
+    number: int,
+    *,
+    model: type[pa.DataFrameModel] | None = None,
+    checks: Sequence[Conserved | Forbidden] | None = None,
+    lineage: Lineage | None = None,
+    retired: date | None = None,
+) -> Callable[[Transform], Derived]:
+    """Declare another version of a table, made by another function; it is named like the function.
+
+    Both are tables: each has its days, its code version and its readers, and is fed until it is
+    retired. What is not given is as the other declares it::
+
+        @version_of(features, 2)
+        def features_v2(orders: Annotated[DataFrame, Reads(...)]) -> DataFrame: ...
+
+    Args:
+        other: a version of the table.
+        number: of the version that is declared.
+        model: the columns, if they are others.
+        checks: as of `table`, if they are others.
+        lineage: as of `table`, if it is another.
+        retired: the business day from which on nobody feeds it.
+
+    Raises:
+        DeclarationError: as `table`; the number is not above that of the other version; or the
+            function stands in the module of the other one, so that the code of both would be one.
+    """
 
     def declare(function: Transform) -> Derived:
-        name = function.__name__
-        if "<" in function.__qualname__ or not name.isidentifier():
-            raise DeclarationError(f"{function.__qualname__}: a table needs a function in a module")
-        found = _inputs(function)
-        made = Derived(
-            name=name,
-            model=model,
-            made_in=(_PUBLISHES, function.__module__, *found.asking_modules),
-            transform=function,
-            **found._asdict(),
-            conserved=tuple(check for check in checks if isinstance(check, Conserved)),
-            forbidden=tuple(check for check in checks if isinstance(check, Forbidden)),
-            group=group,
-            frozen=frozen,
-            lineage=lineage or {},
+        if number <= other.version:
+            raise DeclarationError(
+                f"{function.__name__}: {other.name} is version {other.version}; give a new version "
+                "a number above that"
+            )
+        if function.__module__ == other.transform.__module__:
+            raise DeclarationError(
+                f"{function.__name__}: it is declared in {function.__module__}, where {other.name} "
+                "is. The code of a table is that of its module: a change of one version would be "
+                "one of both. Declare each version in a module of its own"
+            )
+        return _declared(
+            function,
+            model=model or other.model,
+            checks=[*other.conserved, *other.forbidden] if checks is None else checks,
+            group=other.group,
+            frozen=other.frozen,
+            lineage=other.lineage if lineage is None else lineage,
+            retired=retired,
+            version=number,
+            first=other.first,
         )
-        return _checked(made)
 
     return declare
+
+
+def _declared(
+    function: Transform,
+    *,
+    model: type[pa.DataFrameModel],
+    checks: Sequence[Conserved | Forbidden],
+    **said: Any,
+) -> Derived:
+    """The table that a function makes."""
+    name = function.__name__
+    if "<" in function.__qualname__ or not name.isidentifier():
+        raise DeclarationError(f"{function.__qualname__}: a table needs a function in a module")
+    found = _inputs(function)
+    made = Derived(
+        name=name,
+        model=model,
+        made_in=(_PUBLISHES, function.__module__, *found.asking_modules),
+        transform=function,
+        **found._asdict(),
+        conserved=tuple(check for check in checks if isinstance(check, Conserved)),
+        forbidden=tuple(check for check in checks if isinstance(check, Forbidden)),
+        **said,
+    )
+    return _checked(made)
 
 
 def _checked(made: Derived) -> Derived:

@@ -114,6 +114,17 @@ def carries_state(table: Table) -> bool:
     return isinstance(table, Derived) and any(of.table is table for of in table.reads.values())
 
 
+def versions_in(tables: Mapping[str, Table], first: str) -> list[Derived]:
+    """The versions of one table among some, in ascending order.
+
+    Args:
+        tables: by name.
+        first: name of the first version.
+    """
+    found = [of for of in tables.values() if isinstance(of, Derived) and of.first == first]
+    return sorted(found, key=lambda of: of.version)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Derived(Table):
     """A table that a function makes of other tables. It can be called as that function.
@@ -126,6 +137,8 @@ class Derived(Table):
         asks: what it asks of services, by parameter.
         conserved: the totals that must follow from the inputs.
         group: the asset group.
+        version: which version it is of a declaration; see `declaring.version_of`.
+        first: name of the first version; its own if there is no other.
         lineage: by column, the columns of the inputs that it is made of, where that is said.
         decided_by: the settings that decide its inputs, and so its rows.
     """
@@ -137,12 +150,15 @@ class Derived(Table):
     asks: Mapping[str, Answers] = field(default_factory=dict)
     conserved: Sequence[Conserved] = ()
     group: str = "derived"
+    version: int = 1
+    first: str = ""
     lineage: Lineage = field(default_factory=dict)
     decided_by: tuple[str, ...] = field(init=False)
     inputs: Callable[[Policy], Inputs] = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "first", self.first or self.name)
         reads = {
             name: replace(of, table=self) if of.table is SELF else of
             for name, of in self.reads.items()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,12 @@ class Graph:
     def of(cls, tables: Iterable[Table], policy: Policy) -> Graph:
         """The graph of tables, which are given inputs first."""
         return cls({table.name: table for table in tables}, policy)
+
+    def fed(self, today: date) -> Graph:
+        """Those that are fed on a business day: without the retired ones, which no other reads."""
+        return Graph(
+            {name: of for name, of in self.tables.items() if not of.is_retired(today)}, self.policy
+        )
 
     @cached_property
     def inputs(self) -> Mapping[str, Inputs]:

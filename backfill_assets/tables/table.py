@@ -122,6 +122,7 @@ class Table:
         inputs: what it is made of, under a late-data policy; nothing if it comes from the landing.
         frozen: whether a check says so if a final day of it was changed by no person.
         forbidden: which rows of a day may not be there beside others.
+        retired: the business day from which on nobody feeds it; none if that is not declared.
         partition: name of the DATE column the table is partitioned by.
         key: columns that are unique within a partition; empty where there is no natural key.
         totals: numeric columns whose daily sums are part of the audit.
@@ -142,6 +143,7 @@ class Table:
     inputs: Callable[[Policy], Inputs] = _none
     frozen: bool = False
     forbidden: Sequence[Forbidden] = ()
+    retired: date | None = None
     partition: str = field(init=False)
     key: tuple[str, ...] = field(init=False)
     totals: tuple[str, ...] = field(init=False)
@@ -159,6 +161,10 @@ class Table:
         object.__setattr__(self, "notices", notices_of(metadata))
         object.__setattr__(self, "rules", rules_in(metadata))
         object.__setattr__(self, "merges", metadata.get("merge", False))
+
+    def is_retired(self, today: date) -> bool:
+        """Whether nobody feeds it any more on a business day."""
+        return self.retired is not None and self.retired <= today
 
     @property
     def references(self) -> Sequence[WithoutDays]:

@@ -1,0 +1,27 @@
+"""Two versions of the features, of which the first is retired: its reader is gone."""
+
+from __future__ import annotations
+
+from datetime import date
+
+from backfill_assets import ORDERS, conserves, table, version_of
+from backfill_assets.examples.customers import features_v2 as second
+from backfill_assets.examples.customers import training_v2
+from backfill_assets.examples.customers.features import Features
+from backfill_assets.examples.customers.features import features as _features
+from backfill_assets.examples.customers.labels import labels_daily
+from backfill_assets.examples.customers.training import training_daily
+from backfill_assets_tests.customers_tables import with_names
+
+features = table(
+    Features,
+    checks=[conserves("orders", None, "orders_30d"), conserves("orders", "amount", "revenue_30d")],
+    group="training",
+    retired=date(2024, 6, 1),
+)(_features.transform)
+features_v2 = version_of(features, 2)(second.features_v2.transform)
+training_daily_v2 = version_of(training_daily, 2)(
+    with_names(training_v2.training_daily_v2, features_v2=features_v2)
+)
+
+TABLES = [*ORDERS, features, features_v2, labels_daily, training_daily_v2]

@@ -1,0 +1,265 @@
+"""Two versions of a table side by side: fed, read and retired by themselves."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from datetime import date, datetime, time, timezone
+from functools import partial
+from io import StringIO
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from rich.console import Console
+
+from backfill_assets import version_of
+from backfill_assets.backfills.planning import refuse_impossible
+from backfill_assets.backfills.plans import Parameters
+from backfill_assets.backfills.target_days import tables_for
+from backfill_assets.backfills.verification import verify
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.dagster_ext.internals import BaseAssetGraph
+from backfill_assets.definitions import build_defs
+from backfill_assets.delta import targets
+from backfill_assets.delta.history import history, life
+from backfill_assets.delta.maintained import Maintained
+from backfill_assets.delta.maintenance import maintain
+from backfill_assets.monitoring.incidents import incidents
+from backfill_assets.monitoring.look import situation
+from backfill_assets.monitoring.states import State, day_states
+from backfill_assets.publish.run_tags import REWRITE_TAG
+from backfill_assets.settings import SettingsError, load_settings
+from backfill_assets.tables.catalog import fed_tables, tables_of
+from backfill_assets.tables.codes import code_of
+from backfill_assets.tables.table import DeclarationError
+from backfill_assets_tests import version_tables as first
+from backfill_assets_tests import version_tables_second as second
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, undo
+
+#: A day on which nothing of before can be undone any more.
+GONE = second.RETIRES + 100 * DAY
+DATES = {"start": date(2024, 1, 1), "end": date(2024, 2, 1)}
+PLACE = "backfill_assets_tests.version_tables_second:"
+MADE = ("spent", "spent_v2", "logged", "logged_v2", "most", "most_v2")
+FIRST, SECOND = ("spent", "logged", "most"), ("spent_v2", "logged_v2", "most_v2")
+
+
+@pytest.fixture
+def deployed(engine, spark, tmp_path):
+    def deploy(tables: str, today: date) -> Pipeline:
+        return Pipeline(engine, tmp_path, tables=f"{PLACE}{tables}", window_days=1, today=today)
+
+    return deploy
+
+
+def seen(pipeline: Pipeline, name: str) -> dict[date, int]:
+    return {row["run_date"]: row["orders"] for row in pipeline.rows(name)}
+
+
+def test_both_are_fed_and_read_until_one_is_retired(deployed):
+    before = deployed("TABLES", day(3))
+    before.land(1, [order("1", 1)])
+    before.land(2, [order("2", 2)])
+    before.night(day(3))
+    for n, name in enumerate(MADE):
+        assert seen(before, name) == dict.fromkeys((day(1), day(2)), 1 + n % 2), name
+    # On the day before it retires, the table is still fed.
+    still = deployed("RETIRED", day(9))
+    for n in range(3, 9):
+        still.land(n, [order(str(n), n)])
+    still.night(day(9))
+    assert {len(seen(still, name)) for name in MADE} == {8}
+    after = deployed("RETIRED", day(10))
+    after.land(9, [order("9", 9), order("late", 8, customer="c1")])
+    launched = after.night(day(10))
+    asked = {key.to_user_string() for of in launched for key in of.asset_selection}
+    assert asked >= {*SECOND, "fact_daily_orders"}
+    assert asked.isdisjoint(FIRST)
+    assert {name: len(seen(after, name)) for name in FIRST} == dict.fromkeys(FIRST, 8)
+    assert {name: len(seen(after, name)) for name in SECOND} == dict.fromkeys(SECOND, 9)
+    assert (seen(after, "spent")[day(8)], seen(after, "spent_v2")[day(8)]) == (1, 4)
+    now = situation(after.settings, after.instance, after.now)
+    for name in FIRST:
+        assert set(day_states(name, now).values()) == {State.RETIRED}
+    told = {incident.table for incident in incidents(now)}
+    assert told.isdisjoint(FIRST)
+    # Without the date, what was missed is due again.
+    back = deployed("TABLES", day(10))
+    back.night(day(10))
+    assert {len(seen(back, name)) for name in MADE} == {9}
+    assert seen(back, "spent")[day(8)] == 2
+
+
+def maintained(pipeline: Pipeline, today: date, **how) -> dict[str, Maintained]:
+    spark = pipeline.io_manager.engine.spark_session
+    found = maintain(spark, pipeline.settings, FIRST, today=today, **how)
+    return {one.table: one for one in found}
+
+
+def data(pipeline: Pipeline, name: str) -> list[Path]:
+    found = (pipeline.warehouse / name).rglob("*.parquet")
+    return sorted(file for file in found if "_delta_log" not in file.parts)
+
+
+def life_of(pipeline: Pipeline, name: str, of: date | None = None) -> str:
+    console = Console(width=200, file=StringIO())
+    grid = life(pipeline.settings, name, of) if of else history(pipeline.settings, name)
+    console.print(grid)
+    return console.file.getvalue()
+
+
+def test_the_files_of_a_retired_table_leave_when_the_time_to_undo_is_over(deployed):
+    before = deployed("TABLES", day(3))
+    before.land(1, [order("1", 1)])
+    before.land(2, [order("2", 2)])
+    before.run(1, 2, [*LAYERS, *MADE])
+    run = before.run(1, 2, ["spent"], tags={REWRITE_TAG: "true"}).run_id
+    after = deployed("RETIRED", second.RETIRES)
+    undo_days = after.settings.undo_days
+    last = second.RETIRES + (undo_days - 1) * DAY
+    there = data(after, "spent")
+    maintained(after, last)
+    assert data(after, "spent") == there
+    # What was made before can be undone until then.
+    undo(after, run)
+    assert seen(after, "spent") == {day(1): 1, day(2): 1}
+    said = maintained(after, last + DAY, dry_run=True)
+    assert len(data(after, "spent")) == said["spent"].removed >= 2
+    assert seen(after, "spent") == {day(1): 1, day(2): 1}
+    told = maintained(after, last + DAY)
+    assert "given up, as the table is retired" in life_of(after, "spent", day(1))
+    assert "taken back" in life_of(after, "spent")
+    assert "retirement by maintenance" in life_of(after, "spent")
+    assert told["spent"].removed == said["spent"].removed
+    assert "retired since 2024-01-10; its days 2024-01-01...2024-01-02" in told["spent"].notes[0]
+    for name in FIRST:
+        assert data(after, name) == []
+        assert [*(after.warehouse / name).glob("run_date=*")] == []
+        assert after.rows(name) == []
+    assert {len(seen(after, name)) for name in SECOND} == {2}
+    again = maintained(after, last + 2 * DAY)["spent"]
+    assert (again.removed, again.notes, again.problems) == (0, [], [])
+
+
+def test_what_is_gone_is_not_made_again_by_chance(deployed):
+    before = deployed("TABLES", day(3))
+    before.land(1, [order("1", 1)])
+    before.run(1, 1, [*LAYERS, *MADE])
+    after = deployed("RETIRED", GONE)
+    maintained(after, GONE)
+    # The declaration is put back as it was: the table is not what it was.
+    back = deployed("TABLES", day(3))
+    said = back.failure(back.run(1, 1, ["spent"], fails=True))
+    assert "spent [2024-01-01]: the table is retired, and maintenance has taken its rows" in said
+    assert "Nothing was written" in said
+    shutil.rmtree(back.warehouse / "spent")
+    back.run(1, 1, ["spent"])
+    assert seen(back, "spent") == {day(1): 1}
+
+
+def test_files_that_a_target_may_need_stay(deployed):
+    before = deployed("TABLES", day(3))
+    before.land(1, [order("1", 1)])
+    before.run(1, 1, [*LAYERS, *MADE])
+    described = targets.described(before.settings, "v9", ["spent"], Window(day(1), day(2)))
+    targets.make(before.settings, described)
+    after = deployed("RETIRED", GONE)
+    (note,) = maintained(after, GONE)["spent"].notes
+    assert "no file was taken away, as the target(s) v9 may still need it" in note
+    assert seen(after, "spent") == {day(1): 1}
+    targets.drop(after.settings, "v9")
+    maintained(after, GONE)
+    assert after.rows("spent") == []
+
+
+def test_dagster_shows_versions_and_retired_assets(engine):
+    def assets(today: date) -> BaseAssetGraph:
+        settings = load_settings(tables=f"{PLACE}RETIRED", warehouse="/w", landing="/l", **DATES)
+        clock = partial(datetime.combine, today, time(12), tzinfo=timezone.utc)
+        defs = build_defs(settings, resources={"engine": engine}, clock=clock)
+        jobs = defs.get_repository_def().get_job("daily_orders").asset_layer.executable_asset_keys
+        selected = {key.to_user_string() for key in jobs}
+        assert selected.isdisjoint(FIRST) == (today >= second.RETIRES)
+        assert selected >= {*SECOND}
+        return defs.resolve_asset_graph()
+
+    before, after = assets(second.RETIRES - DAY), assets(second.RETIRES)
+    for name in MADE:
+        key = dg.AssetKey(name)
+        assert before.get(key).is_materializable
+        assert after.get(key).is_materializable == (name in SECOND)
+        assert before.get(key).parent_keys == after.get(key).parent_keys
+        assert after.get(key).partitions_def == before.get(key).partitions_def
+        assert ("backfill_assets/retired" in before.get(key).tags) == (name in FIRST)
+    tags = after.get(dg.AssetKey("spent_v2")).tags
+    assert tags["backfill_assets/versions_of"] == "spent"
+    assert tags["backfill_assets/version"] == "2"
+    assert after.get(dg.AssetKey("spent")).description.endswith("Retired on 2024-01-10.")
+    assert "backfill_assets/versions_of" not in after.get(dg.AssetKey("most")).tags
+
+
+def test_what_is_retired_is_neither_planned_nor_verified(engine):
+    settings = load_settings(tables=f"{PLACE}RETIRED", warehouse="/w", landing="/l", **DATES)
+    defs = build_defs(settings, resources={"engine": engine})
+    asked = Parameters(days="2024-01-01", tables=("spent",))
+    for ask in (
+        lambda: refuse_impossible(settings, asked),
+        lambda: verify(settings, defs, Window(day(1), day(2)), ["spent"]),
+        lambda: tables_for(settings, ["spent"]),
+    ):
+        with pytest.raises(ValueError, match="spent is retired since 2024-01-10: no day of it is"):
+            ask()
+    assert {*tables_for(settings, [])} & {*MADE} == {*SECOND}
+
+
+def test_what_cannot_be_declared():
+    spent = second.TABLES[-6]
+    with pytest.raises(DeclarationError, match="spent is version 1; give a new version a number"):
+        version_of(spent, 1)(second.spent_v2)
+    with pytest.raises(DeclarationError, match="Declare each version in a module of its own"):
+        version_of(spent, 2)(first.logged)
+    with pytest.raises(DeclarationError, match="logged_v2: there is no parameter orders"):
+        version_of(spent, 2)(second.logged_v2)
+
+
+@pytest.mark.parametrize(
+    ("tables", "until"), [("READ", "is not"), ("READ_LONGER", "is retired on 2024-01-11 only")]
+)
+def test_a_table_that_is_read_cannot_be_retired(tables, until):
+    with pytest.raises(
+        SettingsError, match=f"retired on 2024-01-10, and most, .* it, {until}: let"
+    ):
+        tables_of(load_settings(tables=PLACE + tables))
+
+
+def test_two_tables_are_not_the_same_version():
+    with pytest.raises(SettingsError, match="spent_v2 and spent_too are both version 2"):
+        tables_of(load_settings(tables=f"{PLACE}TWICE"))
+
+
+def test_a_reader_may_have_moved_to_the_second_version():
+    settings = load_settings(tables=f"{PLACE}MOVED")
+    assert fed_tables(settings, (), second.RETIRES - DAY) == (*tables_of(settings),)
+    left = {*tables_of(settings)} - {*fed_tables(settings, (), second.RETIRES)}
+    assert left == {"spent", "logged"}
+    with pytest.raises(ValueError, match="spent is retired since 2024-01-10: no day of it is"):
+        fed_tables(settings, ["spent", "most"], second.RETIRES)
+
+
+def test_the_code_of_a_version_is_its_own(tmp_path, monkeypatch):
+    """The second version changes; then the first one, on which the declaration of both rests."""
+    package = tmp_path / "two_versions"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    for name in ("first", "second"):
+        (package / f"{name}.py").write_text("import two_versions.first\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made_in = {name: (f"two_versions.{name}",) for name in ("first", "second")}
+    codes = [code_of(made_in).tables]
+    for changed in ("second", "first"):
+        with (package / f"{changed}.py").open("a") as file:
+            file.write("# changed\n")
+        codes.append(code_of(made_in).tables)
+    same = [[a[name] == b[name] for name in made_in] for a, b in itertools.pairwise(codes)]
+    assert same == [[True, False], [False, False]]
