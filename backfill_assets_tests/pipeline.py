@@ -22,6 +22,7 @@ from backfill_assets.orders.tables import TABLES
 from backfill_assets.publish.plain import DataFrameIOManager
 from backfill_assets.quality.audit import measure
 from backfill_assets.settings import Settings, load_settings
+from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.codes import Code
 from backfill_assets_tests.postgres import instance_in
 from backfill_assets_tests.s3_server import url_of
@@ -196,7 +197,7 @@ class Pipeline:
     def digests(self) -> dict[str, dict[str, str]]:
         """The digest of every day of every table, computed anew from the tables."""
         found = {}
-        for name, table in TABLES.items():
+        for name, table in tables_of(self.settings).items():
             # A run that was killed may have left a folder that is no table yet.
             if not DeltaTable.is_deltatable(str(self.warehouse / name)):
                 continue

@@ -19,7 +19,7 @@ from backfill_assets.backfills.comparing import compare
 from backfill_assets.backfills.plans import Parameters
 from backfill_assets.backfills.target_days import behind
 from backfill_assets.calendar.policy import Policy
-from backfill_assets.delta import commits, forks, targets
+from backfill_assets.delta import commits, forks, target_forks, target_log, targets
 from backfill_assets.delta.forks import ForkError
 from backfill_assets.delta.maintenance import maintain
 from backfill_assets.delta.reading import read_ledgers
@@ -140,7 +140,7 @@ def test_the_same_as_the_backfill_in_place(production, new, loaded, tmp_path):
 
 def test_a_plan_tells_what_would_be_built(production, new):
     after = new()
-    target = targets.described(after.settings, "v2", (SCORES,), _window(DAYS))
+    target = target_forks.described(after.settings, "v2", (SCORES,), _window(DAYS))
     found = behind(after.settings, after.repository.asset_graph, target, after.code)
     assert {name: sorted(of) for name, of in found.items()} == {SCORES: [day(2), day(3), day(4)]}
     assert {fate.why for fate in found[SCORES].values()} == {"other code"}
@@ -159,7 +159,7 @@ def test_an_unchanged_day_costs_no_file(production, new):
     assert not (Path(target.url(same.settings, SCORES)) / "run_date=2024-01-02").exists()
     shadow(new(), name="other")
     assert files(production) == at + 3
-    assert targets.drop(same.settings, "other") == 3 + 5 + 5
+    assert target_forks.drop(same.settings, "other") == 3 + 5 + 5
     assert files(production) == at
     assert targets.names(same.settings) == ["v2"]
 
@@ -168,7 +168,7 @@ def test_dropping_leaves_what_was_switched_over(production, new):
     after = new()
     shadow(after)
     switch(after, days=f"{day(2)}...{day(2)}")
-    targets.drop(after.settings, "v2")
+    target_forks.drop(after.settings, "v2")
     assert seen(production) == {1: 1, 2: 20, 3: 3, 4: 4, 5: 5, 6: 6}
     with pytest.raises(TargetError, match="there is no target v2"):
         targets.find(after.settings, "v2")
@@ -247,7 +247,7 @@ def test_a_switch_over_that_is_killed_is_finished(production, new, monkeypatch):
     with pytest.raises(TargetError, match="is being switched over"):
         shadow(after)
     with pytest.raises(TargetError, match="is being switched over"):
-        targets.drop(after.settings, "v2")
+        target_forks.drop(after.settings, "v2")
     (request,) = after.tick("switch_overs").run_requests
     at = production.log(SCORES).version()
     after.repository.get_job("switch_over").execute_in_process(
@@ -299,7 +299,7 @@ def test_a_build_that_is_killed_goes_on(production, new, monkeypatch):
 def test_a_fork_that_is_killed_is_none(production, new, monkeypatch):
     after = new()
     with monkeypatch.context() as patch:
-        patch.setattr(targets, "fork", _raise)
+        patch.setattr(target_forks, "fork", _raise)
         with pytest.raises(KilledError):
             shadow(after)
     assert targets.names(after.settings) == []
@@ -342,9 +342,8 @@ def test_what_cannot_be_asked_of_a_target(production, new):
 
 def test_a_target_of_a_later_package_is_left_alone(production, new):
     after = new()
-    folder = production.warehouse / "_targets" / "odd"
-    folder.mkdir(parents=True)
-    (folder / "target.json").write_text(json.dumps({"name": "odd", "shape": 2}))
+    odd = f"{targets.folder(after.settings, 'odd')}/_state"
+    target_log.write(odd, json.dumps({"name": "odd", "shape": 2}), target_log.NONE)
     with pytest.raises(TargetError, match="made by another version"):
         targets.find(after.settings, "odd")
     assert not after.tick("switch_overs").run_requests
@@ -437,7 +436,7 @@ def test_a_name_is_used_but_once(production, new):
     shadow(after)
     switch(after)
     undo(after, "v2")
-    targets.drop(after.settings, "v2")
+    target_forks.drop(after.settings, "v2")
     # Its commits are those of v2-1 still: days of them would be taken for switched over.
     with pytest.raises(TargetError, match="v2 is the name of a backfill or of a target that is"):
         shadow(after)
@@ -461,7 +460,7 @@ def test_a_copy_of_the_warehouse_drops_files_of_its_own(production, new, tmp_pat
     shadow(new())
     shutil.copytree(tmp_path / "here", tmp_path / "copy")
     copy, at = new(AFTER, "copy"), files(production)
-    assert targets.drop(copy.settings, "v2") == 0
+    assert target_forks.drop(copy.settings, "v2") == 0
     assert files(production) == at
     assert seen(production)[2] == 2
 
@@ -473,7 +472,7 @@ def test_where_commits_are_gone_no_file_is_removed(production, new):
     for n in range(3):
         (production.warehouse / SCORES / "_delta_log" / f"{n:020d}.json").unlink()
     at = files(production)
-    targets.drop(after.settings, "v2")
+    target_forks.drop(after.settings, "v2")
     assert files(production) == at
     assert seen(production) == {n: n for n in range(1, 7)}
 
@@ -491,7 +490,7 @@ def test_a_switch_over_is_finished_as_it_was_begun(production, new, monkeypatch)
 
         patch.setattr(commits.Writer, "commit", killed)
         switch(after, fails=True)
-    with pytest.raises(AssertionError, match="some days of it cannot be undone alone"):
+    with pytest.raises(AssertionError, match="some days of it cannot be undone"):
         undo(after, "v2-1", days=str(day(2)))
     # By the code of before, which would switch over other days, or know other tables.
     (request,) = production.tick("switch_overs").run_requests

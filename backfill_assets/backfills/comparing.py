@@ -10,9 +10,10 @@ from pyspark.sql import SparkSession
 from backfill_assets.backfills.layers import across_layers
 from backfill_assets.backfills.reconciliation import reconcile
 from backfill_assets.backfills.reports import Difference, Report, Versions
+from backfill_assets.backfills.target_bounds import beyond, keep_verdict, rows_moved
 from backfill_assets.backfills.target_days import made
 from backfill_assets.calendar.partitions import spelled
-from backfill_assets.delta.targets import Target
+from backfill_assets.delta.targets import Bounds, Target
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import tables_of
 
@@ -32,19 +33,23 @@ class Comparison:
 
 
 def compare(
-    settings: Settings, spark: SparkSession, target: Target, most_drift: float | None = None
+    settings: Settings, spark: SparkSession, target: Target, bounds: Bounds | None = None
 ) -> Comparison:
     """Compare the days that a target has made with those of production as the target sees it.
+
+    What was found is kept with the target.
 
     Args:
         settings: the deployment's settings.
         spark: the session.
         target: the target.
-        most_drift: the population stability index that no column may exceed; none for any.
+        bounds: what it must keep to; what a switch-over of it requires, if none are given.
 
     Raises:
         ReconciliationError: a version cannot be read.
+        TargetError: the target is gone.
     """
+    bounds = bounds or target.required or Bounds()
     found = Comparison()
     ledgers = target.ledgers(settings)
     for name in target.tables:
@@ -60,10 +65,20 @@ def compare(
         found.reports.append(report)
         if missing := report.of(Difference.MISSING):
             found.problems.append(f"{name} [{spelled(d.day for d in missing)}] is missing")
-        found.problems.extend(
-            f"{name}.{column} has drifted by {drift.psi:.2f}, more than {most_drift:g}"
-            for column, drift in report.drift.items()
-            if most_drift is not None and drift.psi > most_drift
-        )
+        found.problems.extend(beyond(report, bounds))
     found.problems.extend(across_layers(found.reports, ledgers))
+    keep_verdict(settings, target, ledgers, bounds, found.problems)
     return found
+
+
+def figures(report: Report) -> dict[str, float | int]:
+    """A table's comparison in numbers, as Dagster plots them."""
+    return {
+        "days": len(report.days),
+        "changed days": len(report.of(Difference.CHANGED)),
+        "added days": len(report.of(Difference.ADDED)),
+        "missing days": len(report.of(Difference.MISSING)),
+        "rows more, in percent": round(100 * rows_moved(report), 4),
+        "largest PSI": round(max((d.psi for d in report.drift.values()), default=0.0), 6),
+        "largest KS": round(max((d.ks for d in report.drift.values()), default=0.0), 6),
+    }

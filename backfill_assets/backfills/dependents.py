@@ -20,6 +20,7 @@ from backfill_assets.backfills.footprints import (
     found_unchanged,
     part_of,
     put_back,
+    standing,
     written,
     written_since,
 )
@@ -79,23 +80,23 @@ def extents(
         done = above[table].done | {
             day for day, commit in since.items() if of.made_anew(changes[day], commit, day)
         }
-        standing = {day: change for day, change in changes.items() if day not in done}
+        left = {day: change for day, change in changes.items() if day not in done}
         others = {day: commit for day, commit in since.items() if day not in done}
-        alone = [d for d in standing if d not in others]
+        alone = [d for d in left if d not in others]
         unchanged = found_unchanged(ledger, mine)
         found[table] = Extent(
-            changes=standing,
+            changes=left,
             unchanged={
                 day: change
                 for day, change in unchanged.items()
-                if day not in standing
+                if day not in left
                 if of.follows(change.last, day)
                 if not of.mixed(change.previous, change.last, day)
             },
             done=done,
             problems=[
                 *_written_since(table, others),
-                *_made_of_others_too(of, ledger, {d: standing[d] for d in alone}, direct),
+                *_made_of_others_too(of, ledger, {d: left[d] for d in alone}, direct),
             ],
         )
     return found
@@ -292,16 +293,21 @@ def _made_of_others_too(
     before: dict[date, Record] = {}
     inputs: dict[str, dict[date, Record | ExternalCommit]] = defaultdict(dict)
     codes: dict[date, Record | ExternalCommit] = {}
+    stands = standing(ledger)
     for record in ledger.records:
         for day in record.days:
             change, previous = changes.get(day), before.get(day)
             if change is None or not _within(change, record.version) or direct(record, day):
                 continue
+            # What was put back since has no part in the rows that are there.
+            if record.version not in stands[day]:
+                continue
             if mixed := of.mixed(previous, record, day):
                 inputs[mixed[0]][day] = mixed[1]
             if previous and _within(change, previous.version) and _other_code(previous, record):
                 codes[day] = record
-        before |= dict.fromkeys([*record.days, *record.withdrawn], record)
+        spoken = [day for day in record.days if record.version in stands[day]]
+        before |= dict.fromkeys([*spoken, *record.withdrawn], record)
     for name, days_of in inputs.items():
         for commit, days in _by_commit(days_of):
             yield (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 
@@ -141,6 +141,23 @@ def _as_of(commit: Record) -> dict[date, int]:
     """By day that an undo put back, the version that it is as of."""
     ranges = commit.details.as_of
     return {day: int(version) for version, days in ranges.items() for day in unpacked(days)}
+
+
+def standing(ledger: Ledger) -> Mapping[date, Sequence[int]]:
+    """By day, the versions of our commits that speak of it and were not put back since.
+
+    An undo speaks of a day as the commits did that it went back to.
+    """
+    found: dict[date, list[int]] = defaultdict(list)
+    for record in ledger.records:
+        as_of = _as_of(record)
+        for day in record.days:
+            of = found[day]
+            if day in as_of:
+                of[:] = [version for version in of if version <= as_of[day]]
+            else:
+                of.append(record.version)
+    return found
 
 
 def footprint(ledger: Ledger, mine: Mine, origins: Origins | None = None) -> dict[date, Change]:

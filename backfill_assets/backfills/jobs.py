@@ -11,7 +11,7 @@ import dagster as dg
 from pydantic import Field
 
 from backfill_assets.backfills import stages as backfills
-from backfill_assets.backfills import undertakings
+from backfill_assets.backfills import target_undo, undertakings
 from backfill_assets.backfills.accounts import Account, account, in_lines
 from backfill_assets.backfills.asked import asked_for
 from backfill_assets.backfills.footprints import backfills_of, belongs
@@ -25,13 +25,13 @@ from backfill_assets.backfills.undertakings import (
     PlanUnreadableError,
     Undertaking,
 )
-from backfill_assets.backfills.undo import take_back, undone
+from backfill_assets.backfills.undo import undone
 from backfill_assets.calendar.days import days_asked
 from backfill_assets.calendar.partitions import Window, spelled
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph, make_new_backfill_id
 from backfill_assets.dagster_ext.retries import first_attempt, is_retry
 from backfill_assets.dagster_ext.run_failures import failed_runs
-from backfill_assets.delta import maintenance, targets
+from backfill_assets.delta import maintenance
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.escaping import markdown
 from backfill_assets.publish.run_tags import REASON_TAG
@@ -266,20 +266,18 @@ def _undoing(settings: Settings) -> dg.JobDefinition:
         tags = {**context.run.tags, REASON_TAG: config.reason}
         try:
             owners = backfills_of(read_ledgers(settings), config.backfill)
-            for name in {config.backfill, *owners}:
+            asked = [config.backfill, *sorted(owners - {config.backfill})]
+            for name in asked:
                 undertakings.refuse_under_way(context.instance, name)
             if config.days:
                 days_asked(config.days, settings)
-                targets.refuse_half(settings, config.backfill)
             days = Window.parse(config.days) if config.days else None
-            for table, done in take_back(
-                io, settings, config.backfill, context.run.run_id, tags, days
+            for table, done in target_undo.undo(
+                io, settings, context.instance, asked, context.run.run_id, tags, days
             ):
                 context.log.info(f"{table.name}: {len(done)} day(s) put back")
                 for told in io.events(context.instance, tags, table, done):
                     yield from told
-            if not config.days:
-                targets.settle(settings, config.backfill)
         except ValueError as refused:
             raise dg.Failure(str(refused), allow_retries=False) from refused
         yield dg.Output(None)

@@ -20,7 +20,7 @@ from backfill_assets.backfills.target_days import adoptable, days_of, refuse_for
 from backfill_assets.calendar.partitions import DAY, Window, packed
 from backfill_assets.dagster_ext.internals import AssetGraph
 from backfill_assets.dagster_ext.run_failures import reason
-from backfill_assets.delta import targets
+from backfill_assets.delta import target_forks, targets
 from backfill_assets.delta.commits import Writer
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.reading import read_ledger
@@ -113,8 +113,8 @@ def prepare(io: DeltaIOManager, settings: Settings, name: str, asked: Parameters
     """
     if name not in targets.names(settings):
         tables = tables_for(settings, asked.tables)
-        new = targets.described(settings, name, tables, asked.window, asked.reason)
-        return targets.make(settings, new)
+        new = target_forks.described(settings, name, tables, asked.window, asked.reason)
+        return target_forks.make(settings, new)
     target = targets.find(settings, name)
     if asked.tables and (wanted := tables_for(settings, asked.tables)) != target.tables:
         raise TargetError(
@@ -138,11 +138,7 @@ def catch_up(io: DeltaIOManager, settings: Settings, target: Target) -> Target:
         TargetError: another writer has changed days that the target has made.
         PublishError: files of days that it has made are gone.
     """
-    if target.switching:
-        raise TargetError(
-            f"target {target.name} is being switched over: `backfill-assets switch {target.name}` "
-            "finishes that"
-        )
+    targets.refuse_busy(target)
     tables = tables_of(settings)
     now = {name: read_ledger(settings.table(name), table) for name, table in tables.items()}
     pins = {name: ledger.version for name, ledger in now.items()}
@@ -152,7 +148,7 @@ def catch_up(io: DeltaIOManager, settings: Settings, target: Target) -> Target:
     fresh = target.model_copy(update={"pins": pins, "asked": _asked(target, now)})
     if all(pins[name] == target.pins[name] for name in target.tables):
         return targets.keep(settings, fresh)
-    fresh = targets.fork_tables(settings, fresh)
+    fresh = target_forks.fork_tables(settings, fresh)
     shadow = ShadowIOManager.like(io, settings, fresh)
     for name in target.tables:
         adopted, table = adoptable(settings, target, name), tables[name]
@@ -209,6 +205,9 @@ def build(
         assets: those of the deployment.
         target: the target.
         parameters: the days, and how they are cut into stages.
+
+    Raises:
+        TargetError: another command has made its forks anew meanwhile.
     """
     shadow = ShadowIOManager.like(io, settings, target)
     resources = {
@@ -235,6 +234,11 @@ def build(
                 )
                 if not result.success:
                     why.append(reason(instance, result.run_id))
+            if targets.find(settings, target.name).generation != target.generation:
+                raise TargetError(
+                    f"another command has let target {target.name} catch up with production since "
+                    "this build began: what was built is not in it. Ask for the same again."
+                )
             yield _stage(name, window, shadow.done[before:], "\n".join(why))
             if why:
                 return

@@ -13,6 +13,7 @@ from functools import partial
 
 from backfill_assets.backfills.plans import Expected
 from backfill_assets.backfills.shadow import versions_of
+from backfill_assets.backfills.target_bounds import refuse_uncompared
 from backfill_assets.backfills.target_days import adoptable, behind, days_of, refuse_foreign
 from backfill_assets.calendar.partitions import Window, packed, spelled, unpacked
 from backfill_assets.calendar.policy import Policy
@@ -27,6 +28,7 @@ from backfill_assets.delta.versions import keep_versions
 from backfill_assets.publish.adoption import adopt
 from backfill_assets.publish.candidates import Done
 from backfill_assets.publish.io_manager import DeltaIOManager
+from backfill_assets.publish.run_tags import REASON_TAG
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.backlog import backlog
 from backfill_assets.tables.catalog import tables_of
@@ -61,8 +63,10 @@ def switch_over(
             written; or a switch-over that was begun goes no further, and the message says so.
     """
     target = targets.find(settings, name)
-    if not target.switching:
-        target = _begin(settings, graph, code, target, only)
+    if not target.switching or target.undoing:
+        targets.refuse_busy(target)
+        target = _begin(settings, graph, code, target, tags.get(REASON_TAG, ""), only)
+    tags = {**tags, REASON_TAG: tags.get(REASON_TAG) or target.switch_reason}
     _refuse_other_tables(settings, target)
     for of, days in target.days.items():
         table, adopted = tables_of(settings)[of], adoptable(settings, target, of, unpacked(days))
@@ -89,7 +93,11 @@ def switch_over(
             CANARY if target.canary else SWITCH_OVER,
         )
         yield table, done
-    targets.keep(settings, target.model_copy(update={"switching": False}))
+
+    def ended(now: Target, of: str = target.switch_id) -> Target:
+        return now.model_copy(update={"switching": False}) if now.switch_id == of else now
+
+    targets.change(settings, name, ended)
     ledgers, policy = read_ledgers(settings), Policy.of(settings)
     today = datetime.now(settings.zone).date()
     if not target.canary and not any(backlog(ledgers, policy, today).open.values()):
@@ -117,15 +125,22 @@ def _refuse_other_tables(settings: Settings, target: Target) -> None:
 
 
 def _begin(
-    settings: Settings, graph: BaseAssetGraph, code: Code, target: Target, only: Window | None
+    settings: Settings,
+    graph: BaseAssetGraph,
+    code: Code,
+    target: Target,
+    reason: str,
+    only: Window | None,
 ) -> Target:
     """See that days can be switched over, and take note that they are being so.
 
     Raises:
-        TargetError: why they cannot; nothing was written.
+        TargetError: why they cannot, or another command came first; nothing was written.
         PublishError: files that the target names are gone; nothing was written.
     """
     now = read_ledgers(settings)
+    # All that follows is about the forks as they are here, and so is what is switched over.
+    versions = {name: target.ledger(settings, name).version or 0 for name in target.tables}
     refuse_foreign(settings, target, now)
     problems = []
     for name, of in behind(settings, graph, target, code, only).items():
@@ -148,6 +163,7 @@ def _begin(
             f"{', '.join(problems)}. Nothing was written. Build these days first, with the code "
             f"that is to be deployed: {commands}."
         )
+    refuse_uncompared(settings, target, versions, now)
     days = days_of(settings, graph, target, only)
     for name, wanted in days.items():
         adopted = adoptable(settings, target, name, wanted)
@@ -157,5 +173,12 @@ def _begin(
         "switches": target.switches + 1,
         "canary": only is not None,
         "days": {name: tuple(packed(of)) for name, of in days.items()},
+        "versions": versions,
+        "switch_reason": reason,
     }
+    if versions != {name: target.ledger(settings, name).version or 0 for name in target.tables}:
+        raise TargetError(
+            f"target {target.name} is being built on. Nothing was written. Ask again when that "
+            "has ended."
+        )
     return targets.keep(settings, target.model_copy(update=begun))

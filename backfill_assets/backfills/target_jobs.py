@@ -7,27 +7,28 @@ import dagster as dg
 from pydantic import Field
 
 from backfill_assets.backfills import shadow
-from backfill_assets.backfills.comparing import compare
+from backfill_assets.backfills.comparing import Comparison, compare, figures
 from backfill_assets.backfills.plans import Parameters
 from backfill_assets.backfills.reports import as_markdown
 from backfill_assets.backfills.shadow import Stage
 from backfill_assets.backfills.switching import switch_over
+from backfill_assets.backfills.target_bounds import require
+from backfill_assets.backfills.target_undo import SWITCH_JOB, at_work
 from backfill_assets.calendar.days import days_asked
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.dagster_ext.internals import AssetGraph, BaseAssetGraph
-from backfill_assets.dagster_ext.run_locks import is_alive
 from backfill_assets.delta import targets
-from backfill_assets.delta.targets import TargetError
+from backfill_assets.delta.targets import Bounds, TargetError
 from backfill_assets.publish.run_tags import REASON_TAG
 from backfill_assets.settings import Settings
 from backfill_assets.tables.codes import Code
 
+#: How the keys begin of the assets whose observations are comparisons.
+COMPARISONS = "comparisons"
 #: On a run that finishes a switch-over: its id.
 TARGET_TAG = "backfill_assets/switch_over"
 #: So often a run is asked for that finishes one; then a person must look at why they fail.
 _ATTEMPTS = 5
-#: Of the latest runs, so many may still be at work.
-_RUNS = 20
 
 
 class ShadowConfig(dg.Config):
@@ -45,6 +46,21 @@ class CompareConfig(dg.Config):
     """What to compare with production."""
 
     target: str = Field(description="Name of the target.")
+    most_drift: float | None = Field(None, description="No column may drift by more (PSI).")
+    most_rows: float | None = Field(
+        None, description="No table may have more or fewer rows by a larger share."
+    )
+    require: bool | None = Field(
+        None,
+        description="True: from now on, no switch-over without a passed comparison with these "
+        "bounds. False: none is required any more.",
+    )
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """Those that were given; none if none were."""
+        given = Bounds(most_drift=self.most_drift, most_rows=self.most_rows)
+        return given if str(given) else None
 
 
 class SwitchConfig(dg.Config):
@@ -105,17 +121,25 @@ def _comparing(settings: Settings) -> dg.JobDefinition:
     """The job that compares a target with production."""
 
     @dg.op(required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
-    def compare_tables(context: dg.OpExecutionContext, config: CompareConfig) -> None:
+    def compare_tables(context: dg.OpExecutionContext, config: CompareConfig) -> Iterator[Any]:
         try:
             target = targets.find(settings, config.target)
+            if config.require is not None:
+                wanted = config.bounds or target.required or Bounds()
+                target = require(settings, target, wanted if config.require else None)
+            found = compare(settings, context.resources.engine.spark_session, target, config.bounds)
         except TargetError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
-        found = compare(settings, context.resources.engine.spark_session, target)
-        metadata = {r.table.name: dg.MetadataValue.md(as_markdown(r)) for r in found.reports}
+        metadata = _pages(found)
+        # Dagster plots numbers of observations. They are of an asset of their own: nothing of
+        # production has happened.
+        for report in found.reports:
+            key = [COMPARISONS, config.target, report.table.name]
+            yield dg.AssetObservation(key, metadata=figures(report))
         if found.problems:
             said = f"{config.target} does not hold: {'; '.join(found.problems)}"
             raise dg.Failure(said, metadata=metadata, allow_retries=False)
-        context.add_output_metadata(metadata)
+        yield dg.Output(None, metadata=metadata)
 
     @dg.job(
         name="compare_target",
@@ -126,6 +150,17 @@ def _comparing(settings: Settings) -> dg.JobDefinition:
         compare_tables()
 
     return compare_job
+
+
+def _pages(found: Comparison) -> dict[str, Any]:
+    """What a comparison found, as a run shows it: numbers first, then each table."""
+    tables = {r.table.name: dg.MetadataValue.md(as_markdown(r)) for r in found.reports}
+    numbers = {
+        f"{report.table.name}: {name}": value
+        for report in found.reports
+        for name, value in figures(report).items()
+    }
+    return {**numbers, **tables}
 
 
 def _switching(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobDefinition:
@@ -150,7 +185,7 @@ def _switching(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobD
         yield dg.Output(None)
 
     @dg.job(
-        name="switch_over",
+        name=SWITCH_JOB,
         description="Makes the days of a target production, one metadata commit a table; refuses "
         "a target that is behind. One that was interrupted is finished.",
     )
@@ -173,22 +208,16 @@ def _finishing(settings: Settings, job: dg.JobDefinition) -> dg.SensorDefinition
     def switch_overs(context: dg.SensorEvaluationContext) -> Iterator[dg.RunRequest]:
         for target in targets.interrupted(settings):
             tags = {TARGET_TAG: target.switch_id}
-            runs = context.instance.get_runs(dg.RunsFilter(job_name=job.name), limit=_RUNS)
-            if any(_may_work(context.instance, run) for run in runs):
+            if at_work(context.instance):
                 continue
             asked = context.instance.get_runs_count(dg.RunsFilter(tags=tags))
             if asked < _ATTEMPTS:
-                config = {"ops": {"adopt_days": {"config": {"target": target.name}}}}
+                said = {"target": target.name, "reason": target.switch_reason}
+                config = {"ops": {"adopt_days": {"config": said}}}
                 key = f"{target.switch_id} {asked}"
                 yield dg.RunRequest(run_key=key, run_config=config, tags=tags)
 
     return switch_overs
-
-
-def _may_work(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
-    if run.status is dg.DagsterRunStatus.STARTED:
-        return is_alive(instance, run) is not False
-    return not run.is_finished
 
 
 def build(

@@ -44,6 +44,10 @@ class UndoRefusedError(ValueError):
     """A backfill cannot be undone as asked; nothing was written, or the message says what was."""
 
 
+class NothingToUndoError(UndoRefusedError):
+    """Nothing of a backfill stands: it wrote nothing, or is undone already."""
+
+
 def take_back(
     io: DeltaIOManager,
     settings: Settings,
@@ -80,7 +84,7 @@ def take_back(
     if not any(extent.changes or extent.unchanged for extent in found.values()):
         done = any(extent.done for extent in found.values())
         state = "is undone already" if done else "has written no such day in any table"
-        raise UndoRefusedError(f"{name} {state} at {settings.warehouse}; nothing was written.")
+        raise NothingToUndoError(f"{name} {state} at {settings.warehouse}; nothing was written.")
     for table in asked.tables.values():
         # Another run may have followed what is undone since the first look.
         extent = asked.extents()[table.name]

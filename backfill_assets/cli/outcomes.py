@@ -156,6 +156,7 @@ def refuse_unknown(settings: Settings, dagster: dg.DagsterInstance, name: str) -
     """
     from backfill_assets.backfills import undertakings
     from backfill_assets.backfills.footprints import belongs
+    from backfill_assets.delta import targets
     from backfill_assets.delta.reading import read_ledgers
 
     ledgers = read_ledgers(settings)
@@ -166,6 +167,8 @@ def refuse_unknown(settings: Settings, dagster: dg.DagsterInstance, name: str) -
         or dagster.get_backfill(name) is not None
         or dagster.get_run_by_id(name) is not None
         or (plan == name and plan in undertakings.kept(dagster))
+        # A switch-over that was killed before its first commit is undone as well.
+        or plan in targets.names(settings)
     ):
         return
     known = [*dict.fromkeys([*_names(ledgers), *undertakings.kept(dagster)])]

@@ -44,7 +44,7 @@ def plan_target(out: Output, days: Window, name: str, given: Mapping[str, Any]) 
     """Print what a shadow backfill would do with each day. Nothing is made."""
     from backfill_assets.backfills.target_days import behind, tables_for
     from backfill_assets.cli.plans import graph
-    from backfill_assets.delta import targets
+    from backfill_assets.delta import target_forks, targets
     from backfill_assets.tables.codes import running_code
 
     _refuse_options(given)
@@ -54,7 +54,7 @@ def plan_target(out: Output, days: Window, name: str, given: Mapping[str, Any]) 
         out.note(f"Target   {name}, which is there already")
     else:
         tables = tables_for(settings, given["tables"])
-        target = targets.described(settings, name, tables, days, given["reason"])
+        target = target_forks.described(settings, name, tables, days, given["reason"])
     found = behind(settings, graph(settings), target, running_code(settings), days)
     _show_fates(out, name, found)
 
@@ -140,7 +140,7 @@ def targets(out: Output, as_json: bool) -> None:
     from backfill_assets.delta import targets as known
 
     settings = load_settings()
-    lines = [_line(settings, known.find(settings, name)) for name in known.names(settings)]
+    lines = [_line(settings, name) for name in known.names(settings)]
     if as_json:
         out.json(lines)
         return
@@ -150,48 +150,99 @@ def targets(out: Output, as_json: bool) -> None:
     from rich.table import Table as Grid
 
     grid = Grid(box=None, padding=(0, 2, 0, 0))
-    for heading in ("target", "made", "days", "tables", "state"):
+    for heading in ("target", "made", "days", "tables", "state", "comparison"):
         grid.add_column(heading, no_wrap=True)
     grid.add_column("reason")
     for line in lines:
+        line.pop("paths")
         grid.add_row(*map(str, line.values()))
     out.grid(grid)
 
 
-def _line(settings: Settings, target: Target) -> dict[str, str]:
-    state = "built beside production"
-    if target.switching:
-        state = f"switch-over {target.switch_id} has not ended"
-    elif target.switches:
-        state = f"switched over: {target.switch_id}"
+def _line(settings: Settings, name: str) -> dict[str, Any]:
+    from backfill_assets.delta import targets as known
+
+    try:
+        target = known.find(settings, name)
+    except known.TargetError as error:  # made by another version: the others are told
+        unknown = {"made": "", "days": "", "tables": "", "state": str(error), "comparison": ""}
+        return {"target": name, **unknown, "reason": "", "paths": {}}
     return {
         "target": target.name,
         "made": f"{datetime.fromtimestamp(target.made).astimezone():%Y-%m-%d %H:%M}",
         "days": ", ".join(target.asked),
         "tables": ", ".join(target.tables),
-        "state": state,
+        "state": _state(target),
+        "comparison": _comparison(target),
         "reason": target.reason,
+        "paths": {of: target.url(settings, of) for of in target.tables},
     }
 
 
-@command("compare v2", "compare v2 --most-drift 0.25 --json")
+def _comparison(target: Target) -> str:
+    """What the last comparison came to, and whether a switch-over needs one."""
+    said = "none"
+    if target.compared:
+        count = len(target.compared.problems)
+        said = f"{count} problem(s)" if count else "passed"
+    return said if target.required is None else f"{said} (required {target.required})".rstrip()
+
+
+def _state(target: Target) -> str:
+    state = "built beside production"
+    if target.dropping:
+        state = "being dropped"
+    elif target.undoing:
+        state = f"undo of {target.undoing} has not ended"
+    elif target.switching:
+        state = f"switch-over {target.switch_id} has not ended"
+    elif target.switches:
+        state = f"switched over: {target.switch_id}"
+    return state
+
+
+@command("compare v2", "compare v2 --most-drift 0.25 --require")
 @click.argument("target", metavar="TARGET")
 @click.option("--most-drift", type=float, help="The most that a column may have drifted (PSI).")
+@click.option(
+    "--most-rows",
+    type=float,
+    help="The share by which a table may have more or fewer rows: 0.01 for one in a hundred.",
+)
+@click.option(
+    "--require/--no-require",
+    default=None,
+    help="From now on, no switch-over without a passed comparison with these bounds.",
+)
 @json_option
-def compare(out: Output, target: str, most_drift: float | None, as_json: bool) -> Status:
+def compare(
+    out: Output,
+    target: str,
+    most_drift: float | None,
+    most_rows: float | None,
+    require: bool | None,
+    as_json: bool,
+) -> Status:
     """Compare a target with production.
 
     By table and day: rows, keys, totals, SHA-256; drift, and rows that differ. It ends with 1 if a
-    day does not add up, or a bound is not kept.
+    day does not add up, or a bound is not kept. Bounds are those given, or else those that a
+    switch-over requires.
     """
     from backfill_assets.backfills.comparing import compare as compared
     from backfill_assets.backfills.reports import as_grid
     from backfill_assets.backfills.reports import as_json as reports_as_json
+    from backfill_assets.backfills.target_bounds import require as required
+    from backfill_assets.delta.targets import Bounds
     from backfill_assets.engine.spark import Engine
 
     settings = load_settings()
-    found_target = _found(settings, target)
-    found = compared(settings, Engine.of(settings).spark_session, found_target, most_drift)
+    it = _found(settings, target)
+    given = Bounds(most_drift=most_drift, most_rows=most_rows)
+    bounds = given if str(given) else it.required or given
+    if require is not None:
+        it = required(settings, it, bounds if require else None)
+    found = compared(settings, Engine.of(settings).spark_session, it, bounds)
     if as_json:
         out.json({"problems": found.problems, **reports_as_json(found.reports)})
     else:
@@ -233,11 +284,11 @@ def drop(out: Output, target: str) -> None:
 
     Production keeps what was switched over.
     """
-    from backfill_assets.delta import targets as known
+    from backfill_assets.delta import target_forks
 
     settings = load_settings()
     _found(settings, target)
-    count = known.drop(settings, target)
+    count = target_forks.drop(settings, target)
     out.say(f"Dropped  {target}, with {count:,} data file(s) of its own")
 
 

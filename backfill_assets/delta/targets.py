@@ -8,34 +8,72 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from uuid import uuid4
 
 import pyarrow.fs as pafs
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from backfill_assets.calendar.partitions import Window
-from backfill_assets.delta.commit_files import CommitLog
-from backfill_assets.delta.forks import added_files, fork
+from backfill_assets.delta import target_log
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.delta.logs import load_log
 from backfill_assets.delta.reading import read_ledger
-from backfill_assets.engine.stores import open_store, put_in_place
+from backfill_assets.engine.stores import open_store
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import tables_of
 
 #: Under the warehouse, where no table has such a name.
 FOLDER = "_targets"
-_STATE = "target.json"
+_STATE = "_state"
+#: So often a change is tried again that others came before.
+_ATTEMPTS = 10
 #: In days, less than the age of any target, see `older_than`.
 NO_AGE = -1
 #: Of a name: it stands in paths, in tags of runs and in commits.
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
+NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 
 
 class TargetError(ValueError):
     """What is asked of a target is not possible; the message says what state it is in."""
+
+
+class ChangedError(TargetError):
+    """Somebody else has changed the target meanwhile."""
+
+
+class Bounds(BaseModel, frozen=True):
+    """What a comparison of a target with production must keep to.
+
+    Attributes:
+        most_drift: the population stability index that no column may exceed; none for any.
+        most_rows: the share by which the rows of no table may be more or fewer; none for any.
+    """
+
+    most_drift: float | None = None
+    most_rows: float | None = None
+
+    def __str__(self) -> str:
+        """As a sentence has it, and as the command takes it."""
+        said = {"--most-drift": self.most_drift, "--most-rows": self.most_rows}
+        return " ".join(f"{name} {of:g}" for name, of in said.items() if of is not None)
+
+
+class Compared(BaseModel, frozen=True):
+    """What a comparison of a target with production found, and of what it was.
+
+    Attributes:
+        generation: of the forks.
+        versions: by table, that of the fork.
+        pins: by table, that of production.
+        bounds: that it was held against.
+        problems: what does not add up, and which bounds are not kept, a sentence each.
+    """
+
+    generation: str
+    versions: Mapping[str, int]
+    pins: Mapping[str, int | None]
+    bounds: Bounds
+    problems: tuple[str, ...] = ()
 
 
 class Target(BaseModel, frozen=True):
@@ -56,6 +94,14 @@ class Target(BaseModel, frozen=True):
         switching: whether the last of these has not ended.
         canary: whether some of its days are switched over and the others not.
         days: by table, the days that it switches over, as ranges.
+        versions: by table, the version of the fork that it takes them from.
+        switch_reason: why it switches over, as whoever began it put it.
+        undoing: what of it is being put back, as an undo takes it; empty if nothing is.
+        dropping: whether it is being removed.
+        required: the bounds that a comparison must have kept before a switch-over; none if none
+            is required.
+        compared: the last comparison; none if there was none.
+        revision: of what is known of it; whoever changes that rests on the last one.
     """
 
     name: str
@@ -70,6 +116,13 @@ class Target(BaseModel, frozen=True):
     switching: bool = False
     canary: bool = False
     days: Mapping[str, tuple[str, ...]] = {}
+    versions: Mapping[str, int] = {}
+    switch_reason: str = ""
+    undoing: str = ""
+    dropping: bool = False
+    required: Bounds | None = None
+    compared: Compared | None = None
+    revision: int = Field(default=target_log.NONE, exclude=True)
 
     @property
     def switch_id(self) -> str:
@@ -97,7 +150,9 @@ class Target(BaseModel, frozen=True):
         url, of = self.url(settings, table), tables_of(settings)[table]
         ledger = read_ledger(url, of, settings.warehouse)
         if table in self.tables:
-            return ledger
+            # Whoever builds on meanwhile adds nothing to a switch-over that has begun.
+            version = self.versions.get(table) if self.switching else None
+            return ledger if version in (None, ledger.version) else ledger.as_of(version)
         pin = self.pins.get(table)
         if pin is None:
             return Ledger(ledger.table, references=ledger.references)
@@ -138,144 +193,101 @@ def find(settings: Settings, name: str) -> Target:
     Raises:
         TargetError: there is none, or it was made by another version of this package.
     """
-    text = _state(settings, name) if _NAME.fullmatch(name) else None
-    if text is None:
+    known = _state(settings, name) if NAME.fullmatch(name) else None
+    if known is None:
         there = ", ".join(names(settings)) or "none"
         raise TargetError(f"there is no target {name}; there are: {there}")
     try:
-        return Target.model_validate_json(text)
+        found = Target.model_validate_json(known.text)
     except ValidationError as error:
         raise TargetError(
             f"target {name} was made by another version of backfill_assets: use that one to "
             "switch it over or to drop it. Nothing was done."
         ) from error
+    return found.model_copy(update={"revision": known.revision})
 
 
-def _state(settings: Settings, name: str) -> bytes | None:
-    filesystem, path = open_store(folder(settings, name))
-    try:
-        with filesystem.open_input_stream(f"{path}/{_STATE}") as stream:
-            text: bytes = stream.read()
-            return text
-    except FileNotFoundError:
-        return None
+def _state(settings: Settings, name: str) -> target_log.Known | None:
+    return target_log.read(f"{folder(settings, name)}/{_STATE}")
 
 
 def keep(settings: Settings, target: Target) -> Target:
-    """Keep what is known of a target, in place of what was."""
-    text = target.model_dump_json(indent=2)
-    put_in_place(folder(settings, target.name), _STATE, text.encode())
-    return target
+    """Keep what is known of a target now, which rests on what was known at its revision.
+
+    Raises:
+        TargetError: another command has changed it since.
+    """
+    url = f"{folder(settings, target.name)}/{_STATE}"
+    revision = target_log.write(url, target.model_dump_json(), target.revision)
+    if revision is None:
+        raise ChangedError(
+            f"another command has changed target {target.name} meanwhile. Nothing was written "
+            "to production. See what it is now (`backfill-assets targets`), and ask again."
+        )
+    return target.model_copy(update={"revision": revision})
 
 
-def described(
-    settings: Settings, name: str, tables: Iterable[str], asked: Window, reason: str = ""
-) -> Target:
-    """A target as it would be made now.
+def change(settings: Settings, name: str, made: Callable[[Target], Target]) -> Target:
+    """Change what is known of a target, whatever others change meanwhile.
 
     Args:
         settings: the deployment's settings.
         name: of the target.
-        tables: those that it is to have, inputs first.
-        asked: the days that are asked for.
-        reason: why.
+        made: what it is then, of what it is.
 
     Raises:
-        TargetError: the name is not possible, or commits have it already.
+        TargetError: there is no such target, or others change it all the time.
     """
-    if not _NAME.fullmatch(name):
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(ChangedError):
+            return keep(settings, made(find(settings, name)))
+    return keep(settings, made(find(settings, name)))
+
+
+def refuse_busy(target: Target) -> None:
+    """See that nobody switches a target over, puts it back, or removes it.
+
+    Raises:
+        TargetError: somebody does.
+    """
+    name = target.name
+    if target.dropping:
         raise TargetError(
-            f"{name!r} is no name for a target: it takes a to z, 0 to 9 and _, and begins with a "
-            "letter; at most 31 characters"
+            f"target {name} is being dropped: `backfill-assets drop {name}` ends that"
         )
-    tables = tuple(tables)
-    known = tables_of(settings).items()
-    ledgers = {of: read_ledger(settings.table(of), table) for of, table in known}
-    commits = (record for ledger in ledgers.values() for record in ledger.records)
-    if any((record.backfill_id or "").partition("-")[0] == name for record in commits):
+    if target.undoing:
         raise TargetError(
-            f"{name} is the name of a backfill or of a target that is gone, which tables of "
-            "production have in their commits: take another name, so that each can be undone alone"
+            f"switch-over {target.undoing} is being undone: `backfill-assets undo "
+            f"{target.undoing}` finishes that"
         )
-    newest = max((day for of in tables for day in ledgers[of].published), default=None)
-    return Target(
-        name=name,
-        tables=tables,
-        asked=(str(asked),),
-        newest=newest is not None and newest < asked.end,
-        pins={of: ledger.version for of, ledger in ledgers.items()},
-        made=time.time(),
-        reason=reason,
-    )
+    if target.switching:
+        raise TargetError(
+            f"target {name} is being switched over: `backfill-assets switch {name}` finishes that"
+        )
 
 
-def make(settings: Settings, target: Target) -> Target:
-    """Make a target that there is none of: fork its tables.
-
-    Raises:
-        ForkError: a table cannot be forked.
-    """
-    return keep(settings, fork_tables(settings, target))
-
-
-def fork_tables(settings: Settings, target: Target) -> Target:
-    """Fork the tables of a target, as of its pins; the target with these forks.
-
-    Raises:
-        ForkError: a table cannot be forked.
-    """
-    target = target.model_copy(update={"generation": uuid4().hex[:8]})
-    for table in target.tables:
-        version = target.pins[table]
-        if version is not None:
-            fork(settings.table(table), target.url(settings, table), version)
-    return target
+def forget(settings: Settings, name: str) -> None:
+    """Remove all that is kept of a target."""
+    filesystem, path = open_store(folder(settings, name))
+    filesystem.delete_dir(f"{path}/{_STATE}")  # it is no target any more, whatever is left of it
+    filesystem.delete_dir(path)
 
 
 def interrupted(settings: Settings) -> list[Target]:
-    """The targets whose switch-over has begun and not ended."""
-    return [target for target in _readable(settings) if target.switching]
+    """The targets whose switch-over has begun and not ended, but for those that are undone."""
+    return [t for t in readable(settings) if t.switching and not t.undoing]
 
 
 def is_mixed(settings: Settings) -> bool:
     """Whether production has some days of a target, or some tables of it, and not the others."""
-    return any(target.switching or target.canary for target in _readable(settings))
+    return any(t.switching or t.canary or t.undoing for t in readable(settings))
 
 
-def _readable(settings: Settings) -> Iterator[Target]:
+def readable(settings: Settings) -> Iterator[Target]:
     """The targets, but for those of another version, which looks after them."""
     for name in names(settings):
         with suppress(TargetError):
             yield find(settings, name)
-
-
-def refuse_half(settings: Settings, switch_id: str) -> None:
-    """See that of a switch-over that has not ended, not some days alone are undone.
-
-    Raises:
-        TargetError: it has not ended.
-    """
-    for target in interrupted(settings):
-        if switch_id in (target.name, target.switch_id):
-            raise TargetError(
-                f"switch-over {target.switch_id} has not ended, and some days of it cannot be "
-                f"undone alone: finish it (`backfill-assets switch {target.name}`), or undo all "
-                "of it. Nothing was written."
-            )
-
-
-def settle(settings: Settings, switch_id: str) -> None:
-    """Take note that a switch-over has been undone: one that was interrupted rests.
-
-    Args:
-        settings: the deployment's settings.
-        switch_id: its id, or the name of the target for all of them.
-    """
-    for target in _readable(settings):
-        if switch_id in (target.name, target.switch_id):
-            others = switch_id != target.name and target.switches > 1
-            rests = {"switching": False, "canary": target.canary and others}
-            keep(settings, target.model_copy(update=rests))
 
 
 def older_than(settings: Settings, table: str, days: int) -> list[str]:
@@ -290,53 +302,3 @@ def older_than(settings: Settings, table: str, days: int) -> list[str]:
         if table in target.tables and target.made < time.time() - days * 86_400:
             found.append(name)
     return found
-
-
-def drop(settings: Settings, name: str) -> int:
-    """Remove a target, with the data files that it alone has; how many these were.
-
-    Production has what was switched over; readers of the target find nothing any more.
-
-    Raises:
-        TargetError: there is no such target, or it is being switched over.
-    """
-    target = find(settings, name)
-    if target.switching:
-        raise TargetError(
-            f"target {name} is being switched over: let that end (`backfill-assets switch {name}` "
-            "finishes it) and drop it then"
-        )
-    removed = 0
-    for table in target.tables:
-        removed += _remove_own(settings, target, table)
-    filesystem, path = open_store(folder(settings, name))
-    filesystem.delete_file(f"{path}/{_STATE}")  # it is no target any more, whatever is left of it
-    filesystem.delete_dir(path)
-    return removed
-
-
-def _remove_own(settings: Settings, target: Target, table: str) -> int:
-    """Remove the data files of a table that no commit of production names; how many these were.
-
-    Where commits of production are gone, nobody knows what they named: VACUUM removes the files.
-    """
-    production = settings.table(table)
-    log, there = load_log(production), CommitLog(production).there()
-    last = log.version() if log else target.pins.get(table)
-    if last is not None and not there.issuperset(range(last + 1)):
-        return 0
-    filesystem, path = open_store(folder(settings, target.name))
-    generations = filesystem.get_file_info(pafs.FileSelector(path))
-    own: set[str] = set()
-    for info in generations:
-        if info.type == pafs.FileType.Directory:
-            url = f"{folder(settings, target.name)}/{info.base_name}/{table}"
-            own |= {*added_files(url, -1)}
-    own -= {*added_files(production, -1)}
-    # The forks of a warehouse that was copied name the files of the other one.
-    own = {place for place in own if place.startswith(f"{production}/")}
-    for place in own:
-        store, file = open_store(place)
-        if store.get_file_info(file).is_file:
-            store.delete_file(file)
-    return len(own)

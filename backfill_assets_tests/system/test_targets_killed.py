@@ -6,10 +6,12 @@ import os
 import random
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from deltalake import DeltaTable
 
 from backfill_assets.delta import targets
@@ -46,10 +48,10 @@ class Reader(threading.Thread):
 
     def look(self) -> None:
         found = {name: _points(self.pipeline, name) for name in CHANGED}
-        self.wrong += [(name, of) for name, of in found.items() if of not in ({1}, {10})]
+        self.wrong += [(name, of) for name, of in found.items() if of not in (OLD, CANARY, NEW)]
         pins = versions_that_belong_together(self.pipeline.settings.warehouse)
         pinned = [_points(self.pipeline, name, pins[name]) for name in CHANGED]
-        if pinned not in ([{1}] * 3, [{10}] * 3):
+        if pinned not in ([OLD] * 3, [NEW] * 3):
             self.wrong.append(("pinned", pinned))
         self.looks += 1
 
@@ -62,13 +64,17 @@ EXPECTED = {
 }
 
 
-def _points(pipeline: Pipeline, name: str, version: int | None = None) -> set[int]:
-    """The points for an order that a reader of a table sees, whichever day it looks at."""
+#: By day, the points for an order: before, with the last day switched over, and after.
+OLD, CANARY, NEW = (1,) * 6, (1,) * 5 + (10,), (10,) * 6
+
+
+def _points(pipeline: Pipeline, name: str, version: int | None = None) -> tuple[int, ...]:
+    """By day, the points for an order that a reader of a table sees."""
     log = DeltaTable(pipeline.settings.table(name), version=version)
     rows = log.to_pyarrow_table().to_pylist()
     by_day = {(row["run_date"] - day(1)).days + 1: row["score"] for row in rows}
     assert len(rows) == len(by_day) == len(DAYS)
-    return {by_day[n] // EXPECTED[name][n] for n in DAYS}
+    return tuple(by_day[n] // EXPECTED[name][n] for n in DAYS)
 
 
 @contextmanager
@@ -86,33 +92,38 @@ def version(pipeline: Pipeline, name: str) -> int:
     return DeltaTable(pipeline.settings.table(name)).version()
 
 
-def test_killed_between_any_two_tables(engine, spark, tmp_path: Path) -> None:
-    production = landed(Pipeline(engine, tmp_path, tables=BEFORE, window_days=1))
+def deployed(engine, root: Path) -> tuple[Pipeline, Pipeline, dict[str, str]]:
+    """Production by the code of before, the code of after, and what commands of that are told."""
+    production = landed(Pipeline(engine, root, tables=BEFORE, window_days=1))
     # All that is left to build, so that the versions belong together.
     production.run(1, 6, ("fact_daily_orders_current", "fact_order_corrections"))
     production.run(1, 6, ("arrival_lateness",))
-    after = Pipeline(engine, tmp_path, tables=AFTER, window_days=1)
-    shadow(after, f"{day(1)}...{day(6)}")
-    home = tmp_path / "home"
+    production.tick("watch_days")
+    home = root / "home"
     home.mkdir()
     (home / "dagster.yaml").write_text(dagster_yaml().read_text())
-    settings = after.settings
     environment = {
         **os.environ,
         "DAGSTER_HOME": str(home),
         f"{PREFIX}TABLES": AFTER,
         f"{PREFIX}WINDOW_DAYS": "1",
         **{
-            f"{PREFIX}{name.upper()}": str(getattr(settings, name))
+            f"{PREFIX}{name.upper()}": str(getattr(production.settings, name))
             for name in ("landing", "warehouse", "start", "end")
         },
     }
+    return production, Pipeline(engine, root, tables=AFTER, window_days=1), environment
+
+
+def test_killed_between_any_two_tables(engine, spark, tmp_path: Path) -> None:
+    production, after, environment = deployed(engine, tmp_path)
+    settings = after.settings
+    shadow(after, f"{day(1)}...{day(6)}")
     switch = [COMMAND, "switch", "v2"]
 
     def begun() -> subprocess.Popen:
         return subprocess.Popen(switch, env=environment, cwd=PROJECT, stdout=subprocess.DEVNULL)
 
-    production.tick("watch_days")
     chance = random.Random(11)
     with reading(production) as reader:
         wait_for(lambda: reader.looks)
@@ -124,8 +135,59 @@ def test_killed_between_any_two_tables(engine, spark, tmp_path: Path) -> None:
             process.wait()
             assert begun().wait() == 0
             assert not targets.interrupted(settings)
-            assert [_points(production, name) for name in CHANGED] == [{10}] * 3
+            assert [_points(production, name) for name in CHANGED] == [NEW] * 3
             undo(after, "v2")
             production.tick("watch_days")
     assert not reader.wrong
     assert reader.looks > 5
+
+
+#: The steps of a target, and the most files that come about before a kill: logs of forks, data
+#: files, commits, what is known of the target.
+STEPS = (
+    (f"backfill {day(1)}...{day(6)} --target v2 --select scores", 24, OLD),
+    (f"switch v2 --days {day(6)}", 4, CANARY),
+    ("switch v2", 4, NEW),
+    ("undo v2", 4, OLD),
+)
+
+
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))]
+)
+def test_each_step_killed_at_a_random_moment(engine, spark, tmp_path: Path, seed: int) -> None:
+    production, after, environment = deployed(engine, tmp_path)
+    settings, chance = after.settings, random.Random(seed)
+    before = production.digests()
+
+    def begun(words: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [COMMAND, *words.split()], env=environment, cwd=PROJECT, stdout=subprocess.DEVNULL
+        )
+
+    def files() -> int:
+        return sum(path.suffix in (".json", ".parquet") for path in after.warehouse.rglob("*"))
+
+    with reading(production) as reader:
+        wait_for(lambda: reader.looks)
+        for words, most, then in STEPS:
+            at, count = files(), chance.randint(1, most)
+            process = begun(words)
+            wait_for(
+                lambda at=at, count=count, process=process: (
+                    files() >= at + count or process.poll() is not None
+                ),
+            )
+            time.sleep(chance.uniform(0, 0.05))
+            process.kill()
+            # A kill that came too late is none.
+            killed = process.wait() != 0
+            repeated = begun(words).wait()
+            there = targets.find(settings, "v2")
+            assert not (there.switching or there.undoing), there
+            assert repeated == 0 or (killed and words.startswith("undo")), words
+            assert [_points(production, name) for name in CHANGED] == [then] * 3, (words, count)
+            look = reader.looks
+            wait_for(lambda look=look: reader.looks > look)
+    assert not reader.wrong
+    assert production.digests() == before

@@ -109,6 +109,25 @@ def test_what_was_written_since_is_left_alone(loaded):
     assert {d for (_, d) in now if any(now[n, d] != held[n, d] for n in LAYERS)} == {day(2)}
 
 
+def test_the_advice_of_a_refused_undo_is_enough(loaded):
+    first = published(loaded)
+    logs = ("raw_orders", "raw_orders_rejected")
+    loaded.land(2, [order("x2", 2, "50.00")], "wrong.jsonl")
+    loaded.run(2, assets=logs, tags={"dagster/backfill": "wrongone"})
+    loaded.run(2, assets=LAYERS[2:])
+    held = published(loaded)
+    loaded.land(2, [order("y2", 2, "60.00")], "since.jsonl")
+    since = loaded.run(2)
+    refused = loaded.failure(undo(loaded, "wrongone", fails=True))
+    assert f"has been written since, by run {since.run_id[:8]}" in refused
+    assert "undo that first" in refused
+    undo(loaded, since.run_id[:8])
+    assert published(loaded) == held
+    # The run has no part any more in what was made of the wrong load.
+    undo(loaded, "wrongone")
+    assert published(loaded) == first
+
+
 def test_a_first_load_is_taken_back(loaded):
     loaded.land(5, [order("o5", 5)])
     before = published(loaded)

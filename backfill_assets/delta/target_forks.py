@@ -1,0 +1,134 @@
+"""The tables of a target: forked when it is made, removed when it is dropped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from uuid import uuid4
+
+import pyarrow.fs as pafs
+
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.delta.commit_files import CommitLog
+from backfill_assets.delta.forks import added_files, fork
+from backfill_assets.delta.logs import load_log
+from backfill_assets.delta.reading import read_ledger
+from backfill_assets.delta.targets import NAME, Target, TargetError, find, folder, forget, keep
+from backfill_assets.engine.stores import open_store
+from backfill_assets.settings import Settings
+from backfill_assets.tables.catalog import tables_of
+
+
+def described(
+    settings: Settings, name: str, tables: Iterable[str], asked: Window, reason: str = ""
+) -> Target:
+    """A target as it would be made now.
+
+    Args:
+        settings: the deployment's settings.
+        name: of the target.
+        tables: those that it is to have, inputs first.
+        asked: the days that are asked for.
+        reason: why.
+
+    Raises:
+        TargetError: the name is not possible, or commits have it already.
+    """
+    if not NAME.fullmatch(name):
+        raise TargetError(
+            f"{name!r} is no name for a target: it takes a to z, 0 to 9 and _, and begins with a "
+            "letter; at most 31 characters"
+        )
+    tables = tuple(tables)
+    known = tables_of(settings).items()
+    ledgers = {of: read_ledger(settings.table(of), table) for of, table in known}
+    commits = (record for ledger in ledgers.values() for record in ledger.records)
+    if any((record.backfill_id or "").partition("-")[0] == name for record in commits):
+        raise TargetError(
+            f"{name} is the name of a backfill or of a target that is gone, which tables of "
+            "production have in their commits: take another name, so that each can be undone alone"
+        )
+    newest = max((day for of in tables for day in ledgers[of].published), default=None)
+    return Target(
+        name=name,
+        tables=tables,
+        asked=(str(asked),),
+        newest=newest is not None and newest < asked.end,
+        pins={of: ledger.version for of, ledger in ledgers.items()},
+        made=time.time(),
+        reason=reason,
+    )
+
+
+def make(settings: Settings, target: Target) -> Target:
+    """Make a target that there is none of: fork its tables.
+
+    Raises:
+        ForkError: a table cannot be forked.
+    """
+    return keep(settings, fork_tables(settings, target))
+
+
+def fork_tables(settings: Settings, target: Target) -> Target:
+    """Fork the tables of a target, as of its pins; the target with these forks.
+
+    Raises:
+        ForkError: a table cannot be forked.
+    """
+    target = target.model_copy(update={"generation": uuid4().hex[:8]})
+    for table in target.tables:
+        version = target.pins[table]
+        if version is not None:
+            fork(settings.table(table), target.url(settings, table), version)
+    return target
+
+
+def drop(settings: Settings, name: str) -> int:
+    """Remove a target, with the data files that it alone has; how many these were.
+
+    Production has what was switched over; readers of the target find nothing any more. Killed, it
+    is finished by asking again.
+
+    Raises:
+        TargetError: there is no such target, or it is being switched over.
+    """
+    target = find(settings, name)
+    if target.switching:
+        raise TargetError(
+            f"target {name} is being switched over: let that end (`backfill-assets switch {name}` "
+            "finishes it) and drop it then"
+        )
+    # From here on nobody else changes it.
+    target = keep(settings, target.model_copy(update={"dropping": True}))
+    removed = 0
+    for table in target.tables:
+        removed += _remove_own(settings, target, table)
+    forget(settings, name)
+    return removed
+
+
+def _remove_own(settings: Settings, target: Target, table: str) -> int:
+    """Remove the data files of a table that no commit of production names; how many these were.
+
+    Where commits of production are gone, nobody knows what they named: VACUUM removes the files.
+    """
+    production = settings.table(table)
+    log, there = load_log(production), CommitLog(production).there()
+    last = log.version() if log else target.pins.get(table)
+    if last is not None and not there.issuperset(range(last + 1)):
+        return 0
+    filesystem, path = open_store(folder(settings, target.name))
+    generations = filesystem.get_file_info(pafs.FileSelector(path))
+    own: set[str] = set()
+    for info in generations:
+        if info.type == pafs.FileType.Directory:
+            url = f"{folder(settings, target.name)}/{info.base_name}/{table}"
+            own |= {*added_files(url, -1)}
+    own -= {*added_files(production, -1)}
+    # The forks of a warehouse that was copied name the files of the other one.
+    own = {place for place in own if place.startswith(f"{production}/")}
+    for place in own:
+        store, file = open_store(place)
+        if store.get_file_info(file).is_file:
+            store.delete_file(file)
+    return len(own)

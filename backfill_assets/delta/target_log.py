@@ -1,0 +1,82 @@
+"""What is known of a target, as commits of a Delta log of its own: of two writers, one is refused.
+
+Nothing else is the same on a local disk and on an object store. The table has no rows; the last
+commit says what is known.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
+from deltalake.exceptions import DeltaError
+from deltalake.schema import Field, PrimitiveType
+
+from backfill_assets.delta.commit_files import CommitLog
+from backfill_assets.delta.logs import delta_log, storage_options
+
+_SCHEMA = Schema([Field("target", PrimitiveType("string"))])
+_NOTHING_ELSE = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+#: Before the first commit.
+NONE = -1
+
+
+class Known(NamedTuple):
+    """What is known, and since which commit.
+
+    Attributes:
+        revision: the version of the log.
+        text: what it says.
+    """
+
+    revision: int
+    text: str
+
+
+def read(url: str) -> Known | None:
+    """What is known by now; none if nothing is.
+
+    Args:
+        url: where the log lives.
+    """
+    commits = CommitLog(url)
+    revision = max(commits.there(), default=NONE)
+    lines = (commits.text(revision) or b"").splitlines()
+    said = (json.loads(line).get("commitInfo", {}).get("userMetadata") for line in lines)
+    text = next(filter(None, said), None)
+    return None if text is None else Known(revision, text)
+
+
+def write(url: str, text: str, after: int) -> int | None:
+    """Commit what is known now; its revision, or none if another commit came first.
+
+    Args:
+        url: where the log lives.
+        text: what is known.
+        after: the revision that this rests on.
+
+    Raises:
+        DeltaError, OSError: the store cannot be written to.
+    """
+    said = CommitProperties({"userMetadata": text}, max_commit_retries=0)
+    options = storage_options(url)
+    try:
+        if after == NONE:
+            DeltaTable.create(url, _SCHEMA, storage_options=options, commit_properties=said)
+        else:
+            delta_log(url, after).load().create_write_transaction(
+                [],
+                "append",
+                _SCHEMA,
+                commit_properties=said,
+                post_commithook_properties=_NOTHING_ELSE,
+            )
+    except DeltaError:
+        now = read(url)
+        if now is None and after != NONE:
+            return None  # it was dropped
+        if now is None or now.revision <= after:
+            raise
+        return after + 1 if now == (after + 1, text) else None
+    return after + 1

@@ -1,0 +1,162 @@
+"""Switch-overs that need a passed comparison, of exactly what they switch over."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from backfill_assets.backfills.comparing import compare
+from backfill_assets.backfills.target_bounds import require
+from backfill_assets.delta import targets
+from backfill_assets.delta.targets import Bounds, Target
+from backfill_assets_tests.beside import AFTER, ALL, BEFORE, SCORES, landed, seen, shadow, switch
+from backfill_assets_tests.pipeline import Pipeline, day, order, undo
+
+New = Callable[..., Pipeline]
+WHOLE = f"{day(1)}...{day(6)}"
+OLD = {n: n for n in range(1, 7)}
+TENFOLD = {n: 10 * n for n in range(1, 7)}
+#: Ten times as many points are another distribution, and there are the same rows.
+ANY, LITTLE = Bounds(most_rows=0), Bounds(most_drift=0.25)
+
+
+@pytest.fixture(scope="module")
+def loaded(engine, spark, tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("loaded")
+    landed(Pipeline(engine, root, tables=BEFORE, window_days=1))
+    return root
+
+
+@pytest.fixture
+def production(engine, loaded, tmp_path: Path) -> Pipeline:
+    for name in ("landing", "warehouse"):
+        shutil.copytree(loaded / name, tmp_path / name)
+    return Pipeline(engine, tmp_path, tables=BEFORE, window_days=1)
+
+
+@pytest.fixture
+def after(production, engine, tmp_path: Path) -> Pipeline:
+    return Pipeline(engine, tmp_path, tables=AFTER, window_days=1)
+
+
+def required(pipeline: Pipeline, bounds: Bounds | None) -> Target:
+    return require(pipeline.settings, targets.find(pipeline.settings, "v2"), bounds)
+
+
+def compared(pipeline: Pipeline, spark, bounds: Bounds | None = None) -> list[str]:
+    target = targets.find(pipeline.settings, "v2")
+    return compare(pipeline.settings, spark, target, bounds).problems
+
+
+def refused(pipeline: Pipeline) -> str:
+    said = pipeline.failure(switch(pipeline, fails=True))
+    assert "Nothing was written" in said
+    assert not targets.find(pipeline.settings, "v2").switching
+    return said
+
+
+def test_nothing_is_switched_over_without_a_passed_comparison(production, after, spark):
+    shadow(after, WHOLE)
+    required(after, LITTLE)
+    said = refused(after)
+    assert "must pass a comparison with --most-drift 0.25 first: there was none" in said
+    # One with other bounds is another one.
+    assert compared(after, spark, ANY) == []
+    assert "the last one had other bounds" in refused(after)
+    (problem,) = [of for of in compared(after, spark) if of.startswith(f"{SCORES}.")]
+    assert "scores.score has drifted by" in problem
+    assert problem in refused(after)
+    assert seen(production) == OLD
+    # Other bounds, which it keeps; and those of a canary hold for the rest.
+    required(after, ANY)
+    assert compared(after, spark) == []
+    switch(after, days=str(day(6)))
+    switch(after)
+    assert seen(production) == TENFOLD
+    undo(after, "v2")
+    switch(after)
+    assert seen(production) == TENFOLD
+
+
+def test_a_comparison_of_something_else_does_not_count(production, after, spark):
+    shadow(after, f"{day(2)}...{day(6)}")
+    required(after, ANY)
+    assert compared(after, spark) == []
+    # The target was built on.
+    shadow(after, WHOLE)
+    assert "the target was built on since the last one" in refused(after)
+    assert compared(after, spark) == []
+    # Production has other rows of a day that the target made, and the target has caught up.
+    production.land(6, [order("6-late", 6, "1.00", at="11:00")], "late.jsonl")
+    production.run(6, 6, ALL)
+    assert "not as it would be made now" in refused(after)
+    shadow(after, WHOLE)
+    assert "the target was built on since the last one" in refused(after)
+    assert compared(after, spark) == []
+    switch(after)
+    assert seen(production) == {**TENFOLD, 6: 70}
+
+
+def test_a_day_that_production_has_published_since_is_compared_again(production, after, spark):
+    shadow(after, WHOLE)
+    required(after, ANY)
+    assert compared(after, spark) == []
+    # By another code than that of before: the rows that were compared are no more.
+    production.run(3, 3, (SCORES,), tags={"backfill_assets/rewrite": "true"})
+    assert f"production has published {SCORES} [{day(3)}] since the last one" in refused(after)
+    shadow(after, WHOLE)
+    assert compared(after, spark) == []
+    switch(after)
+    assert seen(production) == TENFOLD
+
+
+def test_none_is_required_any_more(production, after):
+    shadow(after, WHOLE)
+    required(after, LITTLE)
+    refused(after)
+    required(after, None)
+    switch(after)
+    assert seen(production) == TENFOLD
+
+
+def test_more_rows_than_a_bound_allows(production, after, spark):
+    # The day has one customer by the code of both, and lines of another since.
+    shadow(after, WHOLE)
+    assert compared(after, spark, Bounds(most_rows=0)) == []
+    production.land(2, [order("2-more", 2, customer="c2", at="11:00")], "more.jsonl")
+    production.run(2, 2, ("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders"))
+    shadow(after, WHOLE)
+    problems = compared(after, spark, Bounds(most_rows=0.1))
+    assert "scores has +16.7% rows, more than 10.0% either way" in problems
+    assert compared(after, spark, Bounds(most_rows=5)) == []
+
+
+def test_the_job_takes_bounds(after, spark):
+    shadow(after, WHOLE)
+
+    def job(**config: object) -> str:
+        result = after.repository.get_job("compare_target").execute_in_process(
+            instance=after.instance,
+            run_config={"ops": {"compare_tables": {"config": {"target": "v2", **config}}}},
+            raise_on_error=False,
+        )
+        return "" if result.success else after.failure(result)
+
+    assert "scores.score has drifted by" in job(most_drift=0.25, require=True)
+    assert targets.find(after.settings, "v2").required == LITTLE
+    refused(after)
+    assert "scores.score has drifted by" in job()
+    assert job(most_drift=100, require=True) == ""
+    # Its numbers are plotted, of an asset of their own: production's have no event.
+    key = dg.AssetKey(["comparisons", "v2", SCORES])
+    plotted = after.instance.fetch_observations(key, limit=9).records
+    numbers = plotted[0].asset_observation.metadata
+    assert len(plotted) == 3
+    assert numbers["changed days"].value == numbers["days"].value == 6
+    assert numbers["largest PSI"].value > 0.25
+    assert not after.instance.fetch_observations(dg.AssetKey(SCORES), limit=9).records
+    switch(after)
