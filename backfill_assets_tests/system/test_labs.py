@@ -21,6 +21,10 @@ def test_what_is_otherwise_is_told(monkeypatch, capsys):
     )
     monkeypatch.setattr(running, "LABS", {name: running.LABS[name] for name in ("torn", "leak")})
     assert main(["lab", "torn"]) == 0
+    monkeypatch.setattr(running, "LABS", {name: running.LABS[name] for name in ("torn", "leak")})
+    monkeypatch.setattr(running, "run", lambda name, _: running.page(name))
+    assert main(["lab", "all"]) == 0
+    assert capsys.readouterr().out.count("# ") == 2
     monkeypatch.setattr(running, "run", lambda name, _: running.page(name) + "more\n")
     assert main(["lab", "all"]) == 1
     said = capsys.readouterr()
