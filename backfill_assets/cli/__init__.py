@@ -35,6 +35,7 @@ _FAMILIES = {
     "Imports": {"import": "imports"},
     "Exports": {"export": "exports", "verify-export": "exports"},
     "Upkeep": {"verify": "upkeep", "maintain": "upkeep", "forget": "upkeep"},
+    "Learning": {"lab": "labs"},
     "Deployment": {
         "init": "init",
         "ui": "deployment",

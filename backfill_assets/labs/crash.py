@@ -1,0 +1,117 @@
+"""Lab `crash`: six months, killed in the fourth; what is lost, and how it goes on."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import ClassVar
+
+import dagster as dg
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+from pandera.pyspark import Field
+from pyspark.sql import DataFrame
+
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.delta.commit_files import CommitLog
+from backfill_assets.delta.logs import load_log
+from backfill_assets.labs.lab import START, JobDiedError, Lab
+from backfill_assets.publish.plain import MODEL
+
+_MONTHS = [Window(date(2024, month, 1), date(2024, month + 1, 1)) for month in range(1, 7)]
+_APRIL = _MONTHS[3]
+
+
+class Sales(pa.DataFrameModel):
+    """Sales of each shop on a day."""
+
+    day: T.DateType = Field(description="The day.")
+    shop: T.StringType = Field(description="The shop.")
+    amount: T.LongType = Field(ge=0, description="What it sold.")
+
+    class Config:
+        """One row for each day and shop."""
+
+        strict = True
+        metadata: ClassVar = {"partition": "day", "key": ["shop"], "totals": ["amount"]}
+
+
+def crash(lab: Lab) -> None:
+    """A backfill of six months dies in April."""
+    lab.say("Sales of three shops, January to June. The engine goes away in April.")
+
+    lab.step("One job for all of it dies.")
+    with lab.dies():
+        sales = _sales(lab, Window(_MONTHS[0].start, _MONTHS[-1].end))
+        # Its files are there. No commit names them.
+        sales.write.parquet(lab.url("one_shot"))
+        raise JobDiedError
+    _look(lab, lab.url("one_shot"))
+
+    lab.step("A job a month that appends. In April it dies after its commit.")
+    with lab.dies():
+        for month in _MONTHS:
+            lab.append(_sales(lab, month), "appended")
+            if month is _APRIL:
+                raise JobDiedError
+    _look(lab, lab.url("appended"))
+    lab.step("It goes on with the month that did not end with success.")
+    for month in _MONTHS[_MONTHS.index(_APRIL) :]:
+        lab.append(_sales(lab, month), "appended")
+    _look(lab, lab.url("appended"))
+
+    here = lab.pipeline(end=_MONTHS[-1].end)
+    url = here.settings.table("daily_sales")
+    lab.say("Here: the same months, a run for each, which replaces its days in one commit.")
+    lab.step("The run of April dies.")
+    ended = [
+        here.publish(_asset(lab, month, dies=month is _APRIL), month)
+        for month in _MONTHS[: _MONTHS.index(_APRIL) + 1]
+    ]
+    lab.tell("Dagster", f"runs with success {sum(ended)}   failed {ended.count(False)}")
+    _look(lab, url)
+    lab.step("All six months are asked for again.")
+    for month in _MONTHS:
+        here.publish(_asset(lab, month), month)
+    _look(lab, url)
+    lab.lesson(
+        "one job for everything loses everything. Appending cannot be repeated. Days that are "
+        "replaced can: what is there is left alone, and the rest is done."
+    )
+
+
+def _asset(lab: Lab, month: Window, *, dies: bool = False) -> dg.AssetsDefinition:
+    """An ordinary asset that has the sales of a month, or whose run dies."""
+
+    @dg.asset(
+        partitions_def=dg.DailyPartitionsDefinition(start_date=str(START)),
+        io_manager_key="io_manager",
+        metadata={MODEL: Sales},
+    )
+    def daily_sales() -> DataFrame:
+        if dies:
+            raise JobDiedError
+        return _sales(lab, month)
+
+    return daily_sales
+
+
+def _look(lab: Lab, url: str) -> None:
+    if load_log(url) is None:
+        lab.tell("reader", "there is no table")
+        return
+    lab.look(
+        "reader",
+        "SELECT count(DISTINCT day) AS days, count(*) AS rows, sum(amount) AS amount "
+        f"FROM delta.`{url}`",
+    )
+    log = CommitLog(url)
+    commits = sum(b'"add":' in (log.text(version) or b"") for version in log.there())
+    lab.tell("history", f"commits with rows {commits}")
+
+
+def _sales(lab: Lab, days: Window) -> DataFrame:
+    return lab.spark.range(len(days) * 3).selectExpr(
+        f"date_add(DATE'{days.start}', CAST(id DIV 3 AS INT)) AS day",
+        "concat('shop-', id % 3) AS shop",
+        "10 + id % 3 AS amount",
+    )

@@ -1,0 +1,75 @@
+"""Lab `late`: a line that comes after the window of its day has closed."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import dagster as dg
+
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.labs.lab import START, Lab, Line, Pipeline
+from backfill_assets.tables.catalog import tables_of
+
+_WINDOW_DAYS = 2
+_LATE = "late_orders"
+_FACTS = ("fact_daily_orders", "fact_daily_orders_current", "fact_order_corrections")
+
+
+def late(lab: Lab) -> None:
+    """An order of day 1 arrives on day 5, with a reprocessing window of two days."""
+    lab.say(f"The reprocessing window is {_WINDOW_DAYS} days: day 1 is final after day 3.")
+    for policy, text in (
+        ("correct", "Late lines correct (the default)."),
+        ("drop", "Late lines are dropped (BACKFILL_ASSETS_LATE_LINES=drop)."),
+    ):
+        lab.say(text)
+        here = lab.pipeline(policy, window_days=_WINDOW_DAYS, late_lines=policy)
+        for n in range(1, 5):
+            here.land(_day(n), [_order(f"o-{n}", n)])
+        lab.step("Four days are loaded, an order a day.")
+        _load(here, _day(1), _day(4))
+        _look(lab, here)
+        lab.step("On day 5 another order of day 1 arrives. Its day, and day 1, are built again.")
+        here.land(_day(5), [_order("late", 1, at="2024-01-05T09:00:00Z")])
+        loaded = _load(here, _day(5), _day(5))
+        _load(here, _day(1), _day(1))
+        _look(lab, here)
+        for check in loaded.get_asset_check_evaluations():
+            if check.asset_key.path[-1] == _LATE and not check.passed:
+                lab.tell(
+                    f"check {check.check_name}", f"{check.severity.value}: {check.description}"
+                )
+    lab.lesson(
+        "a final day stays as it is, so that reports that were sent stay true. A late line is "
+        "counted and never lost in silence. If it corrects, readers of the current facts have it."
+    )
+
+
+def _day(n: int) -> date:
+    return START + (n - 1) * DAY
+
+
+def _order(name: str, n: int, at: str = "") -> Line:
+    moment = f"{_day(n)}T10:00:00Z"
+    return {
+        "order_id": name,
+        "customer_id": "c-1",
+        "order_ts": moment,
+        "amount": "10.00",
+        "ingestion_ts": at or moment,
+    }
+
+
+def _load(here: Pipeline, first: date, last: date) -> dg.ExecuteInProcessResult:
+    return here.run(Window(first, last + DAY), [*tables_of(here.settings)])
+
+
+def _look(lab: Lab, here: Pipeline) -> None:
+    day = f"run_date = DATE'{START}'"
+    for name in _FACTS:
+        lab.look(
+            name,
+            "SELECT coalesce(sum(orders), 0) AS `orders of day 1`, "
+            f"coalesce(sum(revenue), 0) AS revenue FROM {here.table(name)} WHERE {day}",
+        )
+    lab.look(_LATE, f"SELECT count(*) AS lines FROM {here.table(_LATE)}")

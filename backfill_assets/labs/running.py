@@ -1,0 +1,61 @@
+"""Running labs: each in a scratch folder, and compared with what its page says."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from difflib import unified_diff
+from importlib.resources import files
+from pathlib import Path
+
+from backfill_assets.engine.spark import Engine
+from backfill_assets.labs.append import append
+from backfill_assets.labs.crash import crash
+from backfill_assets.labs.dedup import dedup
+from backfill_assets.labs.event_time import event_time
+from backfill_assets.labs.lab import Lab
+from backfill_assets.labs.late import late
+from backfill_assets.labs.leak import leak
+from backfill_assets.labs.merge import merge
+from backfill_assets.labs.torn import torn
+
+#: By name, in the order in which a newcomer reads them.
+LABS: Mapping[str, Callable[[Lab], None]] = {
+    "append": append,
+    "torn": torn,
+    "merge": merge,
+    "dedup": dedup,
+    "event-time": event_time,
+    "late": late,
+    "crash": crash,
+    "leak": leak,
+}
+
+
+def about(name: str) -> str:
+    """What a lab does, in a sentence."""
+    return (LABS[name].__doc__ or "").splitlines()[0]
+
+
+def page(name: str) -> str:
+    """What the page of a lab says that it prints."""
+    return (files("backfill_assets.labs") / "pages" / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def run(name: str, engine: Engine) -> str:
+    """Run a lab in a folder that is removed; what it printed.
+
+    Args:
+        name: of the lab.
+        engine: with a session, or that starts one.
+    """
+    with tempfile.TemporaryDirectory(prefix=f"lab-{name}-") as folder:
+        lab = Lab(engine, Path(folder))
+        LABS[name](lab)
+    return "\n".join(lab.lines)
+
+
+def differences(name: str, printed: str) -> str:
+    """How what a lab printed differs from its page; empty if it does not."""
+    lines = page(name).splitlines(), printed.splitlines()
+    return "\n".join(unified_diff(*lines, "the page", "this run", n=1, lineterm=""))

@@ -1,0 +1,37 @@
+"""The labs come out as their pages say, and the command tells when one does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from backfill_assets.cli import main
+from backfill_assets.labs import running
+from backfill_assets_tests.places import PROJECT
+
+
+@pytest.mark.parametrize("name", running.LABS)
+def test_a_lab_comes_out_as_its_page_says(engine, spark, name):
+    assert running.differences(name, running.run(name, engine)) == ""
+    assert f'--8<-- "{name}.txt"' in (PROJECT / "docs" / "labs.md").read_text()
+
+
+def test_what_is_otherwise_is_told(monkeypatch, capsys):
+    monkeypatch.setattr(
+        running, "run", lambda name, _: running.page(name).replace("rows 3", "rows 4")
+    )
+    monkeypatch.setattr(running, "LABS", {name: running.LABS[name] for name in ("torn", "leak")})
+    assert main(["lab", "torn"]) == 0
+    monkeypatch.setattr(running, "LABS", {name: running.LABS[name] for name in ("torn", "leak")})
+    monkeypatch.setattr(running, "run", lambda name, _: running.page(name))
+    assert main(["lab", "all"]) == 0
+    assert capsys.readouterr().out.count("# ") == 2
+    monkeypatch.setattr(running, "run", lambda name, _: running.page(name) + "more\n")
+    assert main(["lab", "all"]) == 1
+    said = capsys.readouterr()
+    assert "torn does not come out as its page says:" in said.err
+    assert "+more" in said.err
+    assert "leak does not come out" in said.err
+    assert main(["lab", "nothing"]) == 3
+    assert "no lab is named nothing; there are torn, leak" in capsys.readouterr().err
+    assert main(["lab", "list"]) == 0
+    assert "A day is replaced, and the job dies half way." in capsys.readouterr().out
