@@ -58,7 +58,7 @@ def test_the_steps_do_what_the_page_says(production, capsys):
             assert any(re.fullmatch(pattern, of) for of in said), (line, said)
         looks.append(seen(production))
     assert looks == [
-        *[{n: n for n in range(1, 6)}] * 3,
+        *[{n: n for n in range(1, 6)}] * 4,
         {1: 1, 2: 2, 3: 3, 4: 4, 5: 50},
         *[{1: 1, **{n: 10 * n for n in range(2, 6)}}],
         *[{n: n for n in range(1, 6)}] * 2,

@@ -183,7 +183,9 @@ def footprint(ledger: Ledger, mine: Mine, origins: Origins | None = None) -> dic
                 if old is None or origins.put_back(day, old, before):
                     found[day] = Change(before, commit.version, stands.get(day), commit)
                     continue
-                between = old.between if origins.holds(day, old, before) else writers[day]
+                # An undo of what came between brings back the backfill's own rows.
+                own = any(origins.holds(day, old, at) for at in (before, commit.version))
+                between = old.between if own else writers[day]
                 found[day] = Change(old.before, commit.version, old.previous, commit, between)
             stands |= dict.fromkeys(commit.days, commit)
             for day in commit.withdrawn:
