@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import date
 from decimal import Decimal
-from typing import Any, ClassVar
+from typing import Any
 
 import duckdb
 import pandera.pyspark as pa
 import pyspark.sql.types as T
 import pytest
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 from pandera.pyspark import Field
 
 from backfill_assets.delta import migrating
-from backfill_assets.delta.commits import PublishError, Writer
+from backfill_assets.delta.commits import Writer
 from backfill_assets.delta.creation import schema_of
-from backfill_assets.delta.evolution import SCHEMA_VERSION, dropped, refuse
+from backfill_assets.delta.evolution import SCHEMA_VERSION, refuse
 from backfill_assets.delta.migrating import look, migrate
 from backfill_assets.delta.other_engine import read_test
 from backfill_assets.delta.reading import read_ledger
-from backfill_assets.delta.schema_changes import GAPS, Migration, widens
+from backfill_assets.delta.schema_changes import Migration
 from backfill_assets.orders.facts import FACT
 from backfill_assets.publish.candidates import Built, Candidate, Outcome, Plan
 from backfill_assets.tables.columns import nullable
 from backfill_assets.tables.schemas import added
-from backfill_assets.tables.table import DeclarationError, SchemaError, Table
+from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.invented_logs import days
 from backfill_assets_tests.pipeline import Pipeline, day
 from backfill_assets_tests.publishing import RECORD, window

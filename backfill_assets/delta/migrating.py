@@ -9,14 +9,12 @@ step, the version of the schema is the old one, and no code writes to the table.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
 from uuid import uuid4
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, PostCommitHookProperties, Transaction
@@ -25,14 +23,14 @@ from deltalake.transaction import AddAction
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets.calendar.partitions import any_of, packed, windows
+from backfill_assets.calendar.partitions import any_of, windows
 from backfill_assets.delta.commits import PublishError, Writer, gist
 from backfill_assets.delta.creation import CONSTRAINT, add_constraints, own_rules, schema_of
 from backfill_assets.delta.data_files import rows_in
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.logs import APPLICATION, delta_log
+from backfill_assets.delta.migration_records import record_of
 from backfill_assets.delta.reading import read_ledger
-from backfill_assets.delta.records import Details, Published, Record, as_written
 from backfill_assets.delta.schema_changes import (
     Migration,
     loose_rules,
@@ -268,7 +266,7 @@ def _checked(
 def _commit(writer: Writer, found: Migration, staged: _Staged, ledger: Ledger) -> int | None:
     """Commit columns and files as the version after the ledger's; none if another came first."""
     table, days = writer.table, sorted(found.days)
-    said = {**_record(found, staged.measured, ledger), "commit_id": uuid4().hex}
+    said = {**record_of(found, staged.measured, ledger), "commit_id": uuid4().hex}
     log = delta_log(writer.url, ledger.version).load()
     partition = table.partition
     replaced = ("in", list(map(str, days))) if days else ("=", _NO_DAY)
@@ -296,87 +294,6 @@ def _commit(writer: Writer, found: Migration, staged: _Staged, ledger: Ledger) -
     if not ours and failure and now.version == ledger.version:
         raise failure
     return ours[-1] if ours else None
-
-
-def _record(found: Migration, measured: Mapping[date, Measured], now: Ledger) -> dict[str, Any]:
-    """What the commit says of itself: the rewritten days, as their records have them.
-
-    Days that others have changed since they were published stay so: nobody vouches for them. Where
-    days were made by different code, the commit names none, and they are made again when a run
-    takes them.
-    """
-    ledger = found.ledger
-    days = [day for day in sorted(found.days) if ledger.current_record(day)]
-    records = {day: ledger.latest[day] for day in days}
-    made_under = Counter(record.made_under(day) for day, record in records.items())
-    config = made_under.most_common(1)[0][0] if made_under else ""
-    reason = "; ".join(change.text for change in found.changes)
-    return {
-        "run_id": f"migration-{uuid4().hex[:12]}",
-        "reason": reason,
-        "asset": ledger.table.name,
-        "code_version": _one(record.code_version for record in records.values()),
-        "release": _one(record.release for record in records.values()),
-        "git_commit": _one(record.git_commit for record in records.values()),
-        "config_digest": config,
-        "inputs": _inputs(records.values()),
-        "since": now.version,
-        "days": [str(window) for window in windows(found.days)],
-        "audit": {
-            str(day): as_written(_published(ledger, day, measured[day], config)) for day in days
-        },
-        "because": {"schema change": packed(days)},
-        "final": packed(ledger.final & set(days)),
-        "said": msgspec.to_builtins(_details(records)),
-    }
-
-
-def _one(found: Iterable[str]) -> str:
-    """What all are; empty if they differ."""
-    different = set(found)
-    return different.pop() if len(different) == 1 else ""
-
-
-def _inputs(records: Collection[Record]) -> dict[str, int]:
-    """The oldest version of each input that a day was made from."""
-    found: dict[str, int] = {}
-    for record in records:
-        for name, version in record.inputs.items():
-            found[name] = min(version, found.get(name, version))
-    return found
-
-
-def _published(ledger: Ledger, day: date, measured: Measured, config: str) -> Published:
-    """What is said of a day: as before, with the figures of its rows under the change."""
-    record = ledger.latest[day]
-    under = record.made_under(day)
-    return msgspec.structs.replace(
-        record.days[day],
-        digest=measured.digest,
-        nulls={name: count for name, count in measured.nulls.items() if count},
-        totals={name: str(total) for name, total in measured.totals.items()},
-        made_under="" if under == config else under,
-    )
-
-
-def _details(records: Mapping[date, Record]) -> Details:
-    """What those who follow the table are told: that no row of theirs changes."""
-    of = {day: record.details for day, record in records.items()}
-    references = [details.references for details in of.values()]
-    spans = [details.spans for details in of.values()]
-    alike = references and all(one == references[0] for one in references)
-    return Details(
-        landing={day: d.landing[day] for day, d in of.items() if day in d.landing},
-        event_days=[],
-        current_days=[],
-        log_days=[],
-        spans=None
-        if None in spans
-        else {day: d.spans[day] for day, d in of.items() if d.spans and day in d.spans},
-        late={day: d.late[day] for day, d in of.items() if day in d.late},
-        references=references[0] if alike else {},
-        spreads={day: d.spreads[day] for day, d in of.items() if day in d.spreads},
-    )
 
 
 def _finish(writer: Writer, found: Migration) -> Iterator[str]:
