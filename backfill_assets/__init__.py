@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from backfill_assets.tables.lookups import Answers, Lookup, Quota
     from backfill_assets.tables.references import Unpartitioned
     from backfill_assets.tables.rules import forbids, no_leaks
+    from backfill_assets.tables.schemas import added
     from backfill_assets.tables.sources import Source
 
 #: By name, the module that has it. Nothing is imported before it is asked for: the package's own
@@ -69,6 +70,7 @@ _PLACES = {
     "Unpartitioned": "tables.references",
     "json_text": "tables.columns",
     "nullable": "tables.columns",
+    "added": "tables.schemas",
 }
 __all__ = [
     "CURRENT",
@@ -91,6 +93,7 @@ __all__ = [
     "Reads",
     "Source",
     "Unpartitioned",
+    "added",
     "as_of",
     "build_defs",
     "conserves",

@@ -143,5 +143,5 @@ def _who_wrote(ledger: Ledger, record: Record | None, day: date) -> str:
     if record is None:
         return "its rows were written before any commit on record"
     if lacked := ledger.lacked(record):
-        return f"version {record.version} is from before {', '.join(sorted(lacked))} was added"
+        return f"version {record.version} is from before {', '.join(sorted(lacked))} came or went"
     return f"its files are not what version {record.version} says: changed behind the log"

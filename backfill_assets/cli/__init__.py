@@ -34,7 +34,12 @@ _FAMILIES = {
     },
     "Imports": {"import": "imports"},
     "Exports": {"export": "exports", "verify-export": "exports"},
-    "Upkeep": {"verify": "upkeep", "maintain": "upkeep", "forget": "upkeep"},
+    "Upkeep": {
+        "verify": "upkeep",
+        "maintain": "upkeep",
+        "migrate": "schemas",
+        "forget": "upkeep",
+    },
     "Learning": {"lab": "labs"},
     "Deployment": {
         "init": "init",

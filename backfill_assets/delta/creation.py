@@ -36,20 +36,16 @@ def rules_of(table: Table, metadata: Metadata | None) -> dict[str, str]:
         for name, rule in properties.items()
         if name.startswith(CONSTRAINT)
     }
-    return {**there, **_own_rules(table)}
+    return {**there, **own_rules(table)}
 
 
-def _own_rules(table: Table) -> dict[str, str]:
+def own_rules(table: Table) -> dict[str, str]:
+    """By name, as Delta has it, what the model asks of each row, in SQL."""
     return {name.lower(): rule for name, rule in table.constraints.items()}
 
 
-def create(session: Session, url: str, table: Table, properties: Mapping[str, str]) -> None:
-    """Create the empty table, constraints included; harmless if somebody else just did.
-
-    Raises:
-        UnsafeStoreError: it would be on a store on which commits can be lost.
-    """
-    refuse_unsafe_store(url.rpartition("/")[0])
+def schema_of(table: Table) -> Schema:
+    """The columns of a table as Delta has them, with their descriptions."""
     columns = T.StructType(
         [
             T.StructField(
@@ -61,20 +57,31 @@ def create(session: Session, url: str, table: Table, properties: Mapping[str, st
             for column in table.struct
         ]
     )
+    return Schema.from_json(columns.json())
+
+
+def create(session: Session, url: str, table: Table, properties: Mapping[str, str]) -> None:
+    """Create the empty table, constraints included; harmless if somebody else just did.
+
+    Raises:
+        UnsafeStoreError: it would be on a store on which commits can be lost.
+    """
+    refuse_unsafe_store(url.rpartition("/")[0])
     try:
         DeltaTable.create(
             url,
-            Schema.from_json(columns.json()),
+            schema_of(table),
             mode="ignore",
             partition_by=[table.partition],
-            configuration={**properties},
+            configuration={**properties, evolution.SCHEMA_VERSION: str(table.schema_version)},
             storage_options=storage_options(url),
+            raise_if_key_not_exists=False,
         )
     except DeltaError:
         if load_log(url) is None:
             raise
     # What a creation that was killed has not come to.
-    _add_constraints(session, url, table, _own_rules(table))
+    add_constraints(session, url, table, own_rules(table))
 
 
 def is_empty(ledger: Ledger) -> bool:
@@ -85,7 +92,7 @@ def is_empty(ledger: Ledger) -> bool:
         and not (ledger.records or ledger.external or ledger.measured)
         and ledger.transaction is None
         and not evolution.differences(ledger.table, metadata)
-        and rules_of(ledger.table, metadata) == _own_rules(ledger.table)
+        and rules_of(ledger.table, metadata) == own_rules(ledger.table)
     )
 
 
@@ -96,7 +103,7 @@ def _column(table: Table, column: T.StructField) -> str:
     return f"`{column.name}` {column.dataType.simpleString()}{required} COMMENT '{comment}'"
 
 
-def _add_constraints(session: Session, url: str, table: Table, rules: Mapping[str, str]) -> bool:
+def add_constraints(session: Session, url: str, table: Table, rules: Mapping[str, str]) -> bool:
     """Add the rules that the table has not; whether there were any."""
     log = delta_log(url).load()
     there = log.metadata().configuration
@@ -152,7 +159,7 @@ def add_columns(session: Session, url: str, since: Ledger) -> bool:
         for column in added & table.columns.keys()
         for name, rule in bounds_of(column, table.columns[column]).items()
     }
-    return _add_constraints(session, url, table, rules) or bool(new)
+    return add_constraints(session, url, table, rules) or bool(new)
 
 
 def _quoted(text: str) -> str:

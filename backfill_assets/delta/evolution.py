@@ -1,11 +1,12 @@
 """Whether a table on disk is the one that its model describes; if not, what can be done.
 
-A column that may be null is added by itself, as nothing that is there changes by it. All else asks
-for other rows than there are, which only a rebuild can give.
+A column that may be null is added by itself, as nothing that is there changes by it. Other changes
+are migrations, see `schema_changes`, or ask for rows that only a rebuild can give.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import pyspark.sql.types as T
@@ -13,10 +14,29 @@ import pyspark.sql.types as T
 from backfill_assets.delta.ledgers import Ledger, Metadata
 from backfill_assets.tables.table import SchemaError, Table
 
+#: The property with the version of a table's schema; a table without it has version 1.
+SCHEMA_VERSION = "backfill_assets.schemaVersion"
+#: The property with the names of columns that were dropped and that data files may still have.
+DROPPED = "backfill_assets.droppedColumns"
+
+
+def version_of(metadata: Metadata) -> int:
+    """The version of a table's schema."""
+    return int(metadata.properties.get(SCHEMA_VERSION, 1))
+
+
+def dropped(metadata: Metadata) -> frozenset[str]:
+    """Columns that were dropped: their values are still in data files.
+
+    A column of such a name would show the old values.
+    """
+    names = json.loads(metadata.properties.get(DROPPED, "[]"))
+    return frozenset(names).difference(metadata.struct.names)
+
 
 def lacking(table: Table, metadata: Metadata) -> list[T.StructField]:
     """The columns of the model that the table has not and that may be null, in their order."""
-    there = set(metadata.struct.names)
+    there = dropped(metadata).union(metadata.struct.names)
     return [column for column in table.struct if column.nullable and column.name not in there]
 
 
@@ -24,7 +44,12 @@ def differences(table: Table, metadata: Metadata) -> list[str]:
     """What keeps the table from taking rows of the model, one sentence each."""
     there = {column.name: column for column in metadata.struct}
     wanted = {column.name: column for column in table.struct}
+    gone = dropped(metadata)
     said = []
+    if (has_version := version_of(metadata)) != table.schema_version:
+        said.append(
+            f"its schema has version {has_version}, and the code has {table.schema_version}"
+        )
     if metadata.partitioned_by != (table.partition,):
         columns = ", ".join(metadata.partitioned_by) or "nothing"
         said.append(f"it is partitioned by {columns}, not by {table.partition}")
@@ -35,6 +60,8 @@ def differences(table: Table, metadata: Metadata) -> list[str]:
         if name not in there:
             if not column.nullable:
                 said.append(f"column {name} ({type_}, required) is missing")
+            elif name in gone:
+                said.append(f"column {name} was dropped, and its old values are in the data files")
         elif (has := there[name].dataType.simpleString()) != type_:
             said.append(f"column {name} is {has}, not {type_}")
         elif column.nullable and (
@@ -56,17 +83,29 @@ def refuse(ledger: Ledger, url: str, made_from: Sequence[str] | None = None) -> 
     Raises:
         SchemaError: what is different, and what to do.
     """
-    table = ledger.table
-    if ledger.metadata is None or not (said := differences(table, ledger.metadata)):
+    table, metadata = ledger.table, ledger.metadata
+    if metadata is None or not (said := differences(table, metadata)):
         return
     raise SchemaError(
         f"{table.name}: the table at {url} is not the one that this code writes: "
-        f"{'; '.join(said)}. Nothing was written; the table is as it was. {way(table, made_from)}"
+        f"{'; '.join(said)}. Nothing was written; the table is as it was. "
+        f"{way(table, metadata, made_from)}"
     )
 
 
-def way(table: Table, made_from: Sequence[str] | None) -> str:
+def way(table: Table, metadata: Metadata, made_from: Sequence[str] | None) -> str:
     """What to do about a table that is not the one of its model; see `refuse`."""
+    there, wanted = version_of(metadata), table.schema_version
+    if there > wanted:
+        return (
+            f"Install the code whose model has schema_version {there}. Older code cannot read or "
+            "write this table."
+        )
+    if there < wanted:
+        return (
+            f"Run backfill-assets migrate {table.name} --plan, which tells each change; then the "
+            "same without --plan."
+        )
     source = "what it is made from" if made_from is None else " and ".join(made_from)
     source = source or (
         "the landing, as far as its files are still there (keep the folder that you moved: what "
@@ -74,6 +113,7 @@ def way(table: Table, made_from: Sequence[str] | None) -> str:
     )
     return (
         "Only columns that may be null are added by themselves. Put back the code that wrote the "
-        f"table; or move its folder away and materialize all days of {table.name}: they are "
-        f"rebuilt from {source}."
+        f"table; or give the model schema_version {there + 1} and run backfill-assets migrate "
+        f"{table.name} --plan, which tells what can be changed in place; or move the table's "
+        f"folder away and materialize all days of {table.name}: they are rebuilt from {source}."
     )

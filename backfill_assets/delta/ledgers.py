@@ -58,7 +58,8 @@ class Ledger:
         transaction: the number of our last commit, as Delta keeps it; none if there was none.
         lost: versions of which nothing is known any more: the log was cut.
         metadata: the table's own; none while there is no table.
-        added: columns that the table did not have from the beginning, with the version since when.
+        added: columns that the table did not have from the beginning, or has no longer, with the
+            version since when.
         references: by name, what the tables without days hold now that it is made of; none of one
             that is not there.
     """
@@ -206,7 +207,7 @@ class Ledger:
         )
 
     def lacked(self, record: Record) -> frozenset[str]:
-        """The columns that the table has got since a commit: its figures do not speak of them."""
+        """The columns that came or went since a commit: its figures are not those of now."""
         return frozenset(name for name, since in self.added.items() if since > record.version)
 
     def other_references(self, day: date) -> dict[str, str | None]:

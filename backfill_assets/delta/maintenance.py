@@ -79,8 +79,10 @@ def maintain(
         log = load_log(url) if name in names or not names else None
         if log is not None and log.metadata().partition_columns != [table.partition]:
             none = Files(log.version(), Counter(), Counter())
-            said = differences(table, metadata_of(log))
-            problem = f"{name}: {'; '.join(said)}. It was left as it is. {way(table, None)}"
+            metadata = metadata_of(log)
+            said = "; ".join(differences(table, metadata))
+            advice = way(table, metadata, None)
+            problem = f"{name}: {said}. It was left as it is. {advice}"
             yield Maintained(name, none, none, problems=[problem])
         elif log is not None:
             # A target has files that no version of the table has, or no longer.

@@ -116,7 +116,7 @@ def _continued(known: Ledger, found: Lines, log: DeltaTable) -> Ledger:
     columns = set(known.metadata.struct.names) if known.metadata else set()
     for entry in map(parsed, found.lines):
         if entry.columns:
-            new = set(entry.columns) - columns if columns else ()
+            new = set(entry.columns) ^ columns if columns else ()
             added |= dict.fromkeys(new, entry.version)
             columns = set(entry.columns)
         if entry.said:

@@ -114,10 +114,14 @@ def rows_as_of(
         if days is not None:
             rows = rows.where(any_of(windows(days), table.partition))
         return table.filled(rows)
-    # Spark takes what it is given for patterns.
-    paths = [re.sub(r"([\\*?\[\]{}])", r"\\\1", located(url, file["path"])) for file in files]
+    paths = [literal(located(url, file["path"])) for file in files]
     rows = spark.read.schema(table.struct).option("basePath", root).parquet(*paths)
     return rows.select(*table.columns)
+
+
+def literal(path: str) -> str:
+    """A path as Spark takes it, which takes what it is given for a pattern."""
+    return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
 
 
 def _root(

@@ -116,8 +116,8 @@ def _misfit(ledger: Ledger) -> list[str]:
 def table_as_such(ledger: Ledger, made_from: Sequence[str]) -> Iterator[Incident]:
     """What is wrong with a table rather than with days of it."""
     name = ledger.table.name
-    if said := _misfit(ledger):
-        advice = way(ledger.table, made_from)
+    if (said := _misfit(ledger)) and ledger.metadata:
+        advice = way(ledger.table, ledger.metadata, made_from)
         detail = f"{'; '.join(said)}; no day can be published. {advice}"
         yield Incident("table is not that of the code", name, "", detail, dict.fromkeys(said, 1))
         return

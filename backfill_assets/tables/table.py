@@ -28,6 +28,7 @@ from backfill_assets.tables.columns import Bounds
 from backfill_assets.tables.drifts import notices_of
 from backfill_assets.tables.references import WithoutDays
 from backfill_assets.tables.rules import Forbidden, Rule, bounds_of, rules_in, wrong_bounds
+from backfill_assets.tables.schemas import schema_version, with_defaults, wrong_schema
 
 if TYPE_CHECKING:
     from backfill_assets.delta.ledgers import Ledger
@@ -130,6 +131,7 @@ class Table:
             descriptions; they hold a day back only if they say that it is an error.
         rules: what must hold for each row over several columns, by name.
         merges: whether a run may ask for its rows to be merged instead of replacing the days.
+        schema_version: which version of its columns the model is.
 
     Raises:
         DeclarationError: the model has no one DATE column that the table can be partitioned by, or
@@ -150,10 +152,13 @@ class Table:
     notices: Mapping[str, str] = field(init=False)
     rules: Mapping[str, Rule] = field(init=False)
     merges: bool = field(init=False)
+    schema_version: int = field(init=False)
 
     def __post_init__(self) -> None:
         metadata: Mapping[str, Any] = self.model.Config.metadata or {}
-        if wrong := [*_wrong_partition(self.model, metadata), *wrong_bounds(self.columns)]:
+        columns = self.columns
+        wrong = [*_wrong_partition(self.model, metadata), *wrong_bounds(columns)]
+        if wrong := [*wrong, *wrong_schema(metadata, columns)]:
             raise DeclarationError(f"{self.name}: {'; '.join(wrong)}")
         object.__setattr__(self, "partition", metadata["partition"])
         object.__setattr__(self, "key", tuple(metadata.get("key", ())))
@@ -161,6 +166,7 @@ class Table:
         object.__setattr__(self, "notices", notices_of(metadata))
         object.__setattr__(self, "rules", rules_in(metadata))
         object.__setattr__(self, "merges", metadata.get("merge", False))
+        object.__setattr__(self, "schema_version", schema_version(metadata))
 
     def is_retired(self, today: date) -> bool:
         """Whether nobody feeds it any more on a business day."""
@@ -287,7 +293,7 @@ class Table:
             raise SchemaError(
                 f"{self.name}: {'; '.join(problems)}. Nothing was written; the table is as it was."
             )
-        return frame.select(*self.columns)
+        return with_defaults(frame.select(*self.columns), self.partition, self.columns)
 
     def filled(self, frame: DataFrame) -> DataFrame:
         """Rows as they were written, in the table's columns of now.

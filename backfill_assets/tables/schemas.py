@@ -1,0 +1,108 @@
+"""What a model says of its own change: its version, names from before, gaps with a default.
+
+How a table on disk is brought there is the business of `delta.schema_changes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+from pandera.pyspark import Field
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+#: In the metadata of a model, and of a column.
+_VERSION, _RENAMED, _GAP = "schema_version", "renamed_from", "gap"
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The days before the source had a column, and what the column holds on them.
+
+    Attributes:
+        since: the first day that has values of the source.
+        default: what the column holds on the days before; none for null.
+    """
+
+    since: date
+    default: Any
+
+    @property
+    def text(self) -> str:
+        """The gap in one sentence, for the description of the column."""
+        held = "null" if self.default is None else repr(self.default)
+        return f"The source has it since {self.since}; on the days before it is {held}."
+
+
+def added(
+    default: Any, since: date, description: str, *, warn: float = 1.0, error: float = 1.0
+) -> Any:
+    """A column that the source has since a day; on the days before it holds a default.
+
+    Args:
+        default: what it holds on the days before; none for null.
+        since: the first day of the table with values of the source.
+        description: what the column means. The gap is told after it.
+        warn: a day with a larger share of nulls (0 to 1) is published with a warning.
+        error: a day with a larger share of nulls is not published.
+    """
+    gap = Gap(since, default)
+    return Field(
+        nullable=True,
+        description=f"{description} {gap.text}",
+        metadata={"null_warn": warn, "null_error": error, _GAP: gap},
+    )
+
+
+def gap_of(column: Any) -> Gap | None:
+    """The gap of a pandera column that was declared by `added`."""
+    return (column.metadata or {}).get(_GAP)
+
+
+def renamed_from(column: Any) -> str | None:
+    """The name that a pandera column had before; none if its metadata has no `renamed_from`."""
+    return (column.metadata or {}).get(_RENAMED)
+
+
+def schema_version(metadata: Mapping[str, Any]) -> int:
+    """The version of a model's schema, from the model's metadata; 1 if that names none."""
+    return metadata.get(_VERSION, 1)
+
+
+def wrong_schema(metadata: Mapping[str, Any], columns: Mapping[str, Any]) -> list[str]:
+    """What a model says wrongly of its schema, one sentence each."""
+    version = metadata.get(_VERSION, 1)
+    said = []
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        said.append(f'"{_VERSION}" is {version!r}, not a whole number of 1 or more')
+    for name, column in columns.items():
+        if (old := renamed_from(column)) is not None and (not isinstance(old, str) or old == name):
+            said.append(f'"{_RENAMED}" of {name} is {old!r}, not the name that it had before')
+        elif old in columns:
+            said.append(f'"{_RENAMED}" of {name} is {old!r}, which the model still has')
+    return said
+
+
+def with_defaults(frame: DataFrame, partition: str, columns: Mapping[str, Any]) -> DataFrame:
+    """A frame with the defaults of its columns on the days before their source had them.
+
+    Args:
+        frame: rows in the columns of a table.
+        partition: the partition column.
+        columns: the pandera columns by name.
+    """
+    filled = {
+        name: default_of(F.col(name), partition, gap, column.dtype.type)
+        for name, column in columns.items()
+        if (gap := gap_of(column)) and gap.default is not None
+    }
+    return frame.withColumns(filled) if filled else frame
+
+
+def default_of(column: Column, partition: str, gap: Gap, kind: Any) -> Column:
+    """A column with its default where it is null on a day of its gap."""
+    before = F.col(partition) < F.lit(gap.since)
+    return F.when(before, F.coalesce(column, F.lit(gap.default).cast(kind))).otherwise(column)
