@@ -18,6 +18,7 @@ from backfill_assets.backfills.durations import expected_seconds, past_runs
 from backfill_assets.backfills.fates import WORK, Fate, fates_of
 from backfill_assets.backfills.plan_landing import Landed, digest_of, landed_for
 from backfill_assets.backfills.plans import BackfillPlan, Expected, Outlook, Parameters, Stage
+from backfill_assets.backfills.skews import skews_in
 from backfill_assets.backfills.workloads import Workload, workload
 from backfill_assets.calendar.cadences import Cadence
 from backfill_assets.calendar.days import days_asked
@@ -169,7 +170,7 @@ def plan_backfill(
     cut, chunks = _cut(parameters, load, settings.partitions_per_run)
     # What is made of the log by event day comes in runs of its own, once the log is there.
     waves = 2 if {*days} & {*tables.sources} and len(days) > 1 else 1
-    runs = chunks * waves
+    runs, due = chunks * waves, any(work.values())
     touched = {*days, *(source for name in days for source in tables.made_from(name))}
     return BackfillPlan(
         id=id_,
@@ -187,11 +188,10 @@ def plan_backfill(
         size=size,
         commits=sum(min(len(of), chunks) for of in work.values()),
         runs=runs,
-        seconds=expected_seconds(past, runs, len(parameters.window) * waves)
-        if any(work.values())
-        else 0,
+        seconds=expected_seconds(past, runs, len(parameters.window) * waves) if due else 0,
         calls=calls_of(found, ledgers),
         cut=cut,
+        skews=tuple(skews_in(_reads(work, ledgers, policy), ledgers)),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from backfill_assets.backfills.skews import Skew
 from backfill_assets.calendar.partitions import DAY, Window, unpacked, windows
 from backfill_assets.delta.history import spans
 
@@ -201,6 +202,7 @@ class BackfillPlan(BaseModel, frozen=True):
         seconds: expected duration, from past runs; none without any.
         calls: by service, the calls that it makes.
         cut: its stages, as they were cut when it was planned; of a plan of an older version, none.
+        skews: the inputs that are skewed, as far as their days are published.
     """
 
     id: str
@@ -221,6 +223,7 @@ class BackfillPlan(BaseModel, frozen=True):
     seconds: float | None
     calls: Mapping[str, Calls] = Field(default_factory=dict)
     cut: tuple[Stage, ...] = ()
+    skews: tuple[Skew, ...] = ()
 
     @property
     def stages(self) -> list[tuple[str, Window]]:
@@ -286,6 +289,8 @@ def in_numbers(plan: BackfillPlan) -> Iterator[tuple[str, str]]:
     )
     for service, calls in plan.calls.items():
         yield f"calls of {service}", str(calls)
+    for skew in plan.skews:
+        yield "skew", f"{skew.table}.{skew.column}: {skew}"
     yield "code", plan.code
     yield "configuration", plan.config_digest
     yield "writes by", asked.write_mode + (", whatever is published" if asked.rewrite else "")

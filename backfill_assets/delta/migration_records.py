@@ -1,4 +1,4 @@
-"""What the commit of a migration says of the days that it rewrites: what was said of them before."""
+"""What the commit of a migration says of the days that it rewrites, as it was said before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from backfill_assets.quality.audit import Measured
 
 
 def record_of(found: Migration, measured: Mapping[date, Measured], now: Ledger) -> dict[str, Any]:
-    """What the commit of a migration says of itself: the rewritten days, as their records have them.
+    """What the commit of a migration says of itself: rewritten days, as their records have them.
 
     Days that others have changed since they were published stay so: nobody vouches for them. Where
     days were made by different code, the commit names none, and they are made again when a run

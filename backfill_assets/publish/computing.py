@@ -33,6 +33,7 @@ from backfill_assets.quality.conditions import refuse_wrong
 from backfill_assets.quality.counts import counted
 from backfill_assets.quality.drift import Earlier, Spread, drifted, spreads
 from backfill_assets.quality.forbidden import offences
+from backfill_assets.quality.skews import most_rows
 from backfill_assets.tables.drifts import DRIFT, drifts_of
 from backfill_assets.tables.table import Table
 
@@ -145,7 +146,9 @@ def compute(
             expectations[day] = replace(expectation, problems=[*expectation.problems, said])
     found_spreads = spreads(frame, table)
     moved = _look_for_drift(table, ledger, found_spreads, days, expectations)
-    numbers = _joined(_joined(built.numbers, counted(frame, table, days)), moved)
+    numbers = built.numbers
+    for more in (counted(frame, table, days), most_rows(frame, table, days), moved):
+        numbers = _joined(numbers, more)
     built = replace(built, numbers=numbers)
     verdicts = judge(table, days, found, expectations, _trailing(ledger, days))
     if plan.after:

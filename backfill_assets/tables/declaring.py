@@ -17,6 +17,7 @@ from backfill_assets.tables.drifts import wrong_drifts
 from backfill_assets.tables.lookups import Answers
 from backfill_assets.tables.references import Unpartitioned, WithoutDays
 from backfill_assets.tables.rules import Forbidden, wrong_names
+from backfill_assets.tables.skews import wrong_skews
 from backfill_assets.tables.sources import Role, SourceTable
 from backfill_assets.tables.table import DeclarationError, Lineage
 
@@ -170,7 +171,7 @@ def _checked(made: Derived) -> Derived:
         source = made.reads[check.parameter].table
         if check.column is not None and check.column not in source.columns:
             raise DeclarationError(f"{made.name}: {source.name} has no column {check.column}")
-    if wrong := [*wrong_drifts(made), *wrong_names(made)]:
+    if wrong := [*wrong_drifts(made), *wrong_skews(made), *wrong_names(made)]:
         raise DeclarationError(f"{made.name}: {'; '.join(wrong)}")
     _check_asks(made)
     _check_weeks(made)

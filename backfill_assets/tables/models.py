@@ -10,6 +10,7 @@ import pyspark.sql.types as T
 from pandera.pyspark import Field
 
 from backfill_assets.tables.columns import nullable
+from backfill_assets.tables.skews import SKEW
 
 #: A column of a model: its type, and its `Field`.
 Column = tuple[Any, Any]
@@ -108,7 +109,8 @@ def staged(
         **fields(lines),
         "log_date": day("Log day of the version that won."),
     }
-    metadata = {"partition": "event_date", "key": key, "totals": totals, "merge": True}
+    watched = {SKEW: (lines.Config.metadata or {}).get(SKEW, {})}
+    metadata = {"partition": "event_date", "key": key, "totals": totals, "merge": True, **watched}
     doc = f"{source}: each key once on its event day, in the greatest version that came in time."
     return model("Staged", doc, columns, metadata)
 

@@ -22,6 +22,7 @@ from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY, last_days
 from backfill_assets.settings import Settings
 from backfill_assets.tables import models
+from backfill_assets.tables.skews import wrong_skews
 from backfill_assets.tables.table import (
     RECORDED,
     DeclarationError,
@@ -186,6 +187,8 @@ class Source:
         for name, wanted in of_type:
             if not isinstance(self.types[name], wanted):
                 raise refuse(f"{name} must be {wanted.__name__.removesuffix('Type').lower()}")
+        if wrong := wrong_skews(self.staged):
+            raise refuse("; ".join(wrong))
 
     @cached_property
     def columns(self) -> Mapping[str, Any]:

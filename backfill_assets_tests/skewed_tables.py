@@ -1,0 +1,60 @@
+"""Tables of which one watches a column for skew, and the other is made of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+from pandera.pyspark import Field
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets import STAGED, Reads, nullable, table
+from backfill_assets.orders.tables import ORDERS
+
+
+class Taken(pa.DataFrameModel):
+    """An order of a day."""
+
+    run_date: T.DateType = Field(description="The day.")
+    order_id: T.StringType = Field(description="The order.")
+    customer_id: T.StringType = nullable(1.0, 1.0, "The customer; null if unknown.")
+
+    class Config:
+        """One row for each order."""
+
+        strict = True
+        metadata: ClassVar = {
+            "partition": "run_date",
+            "key": ["order_id"],
+            "skew": {"customer_id": 0.5},
+        }
+
+
+class Count(pa.DataFrameModel):
+    """The orders of a customer on a day."""
+
+    run_date: T.DateType = Field(description="The day.")
+    customer_id: T.StringType = nullable(1.0, 1.0, "The customer; null if unknown.")
+    orders: T.LongType = Field(ge=0, description="How many.")
+
+    class Config:
+        """One row for each day and customer."""
+
+        strict = True
+        metadata: ClassVar = {"partition": "run_date", "totals": ["orders"]}
+
+
+@table(Taken)
+def taken(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
+    return orders.select(F.col("for_day").alias("run_date"), "order_id", "customer_id")
+
+
+@table(Count)
+def order_counts(of: Annotated[DataFrame, Reads(taken)]) -> DataFrame:
+    by = [F.col("for_day").alias("run_date"), "customer_id"]
+    return of.groupBy(*by).agg(F.count("*").alias("orders"))
+
+
+TABLES = [*ORDERS, taken, order_counts]

@@ -1,0 +1,174 @@
+"""Skew: what is recorded of a day, and what a plan says of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+import pytest
+from pandera.pyspark import Field
+from pyspark.sql import DataFrame
+
+from backfill_assets import STAGED, Reads, Source, nullable, table
+from backfill_assets.backfills.plans import BackfillPlan, Parameters, in_numbers
+from backfill_assets.backfills.skews import Skew, skews_in
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.delta.records import ExternalCommit, Record
+from backfill_assets.orders.lines import OrderLine
+from backfill_assets.quality.skews import most_rows
+from backfill_assets.tables.skews import skews_of
+from backfill_assets.tables.table import DeclarationError, Table
+from backfill_assets_tests.invented_logs import days, ledger, record
+from backfill_assets_tests.pipeline import Pipeline, day, order, planned
+
+
+class Visit(pa.DataFrameModel):
+    """A visit."""
+
+    run_date: T.DateType = Field(description="Day.")
+    shop: T.LongType = nullable(1.0, 1.0, "Where.")
+    customer: T.StringType = nullable(1.0, 1.0, "Whose.")
+
+    class Config:
+        strict = True
+        metadata: ClassVar = {"partition": "run_date", "skew": {"customer": 0.2, "shop": 0.5}}
+
+
+VISITS = Table("visits", Visit)
+
+
+def test_the_rows_of_the_most_frequent_key_are_counted_by_day(spark):
+    rows = [
+        *[(day(1), 1, "a")] * 3,
+        *[(day(1), 2, None)] * 4,
+        (day(1), None, "b"),
+        *[(day(2), None, None)] * 2,
+        (day(3), 7, ""),
+    ]
+    frame = spark.createDataFrame(rows, VISITS.struct)
+    names = "most rows of one customer", "most rows of one shop"
+    assert most_rows(frame, VISITS, [day(1), day(2), day(3), day(4)]) == {
+        day(1): dict(zip(names, (3, 4), strict=True)),
+        day(2): dict(zip(names, (0, 0), strict=True)),
+        day(3): dict(zip(names, (1, 1), strict=True)),
+        day(4): dict(zip(names, (0, 0), strict=True)),
+    }
+    assert most_rows(frame, STAGED, [day(1)]) == {}, "nobody has asked for it"
+
+
+def counted(made: Record, most: int, nulls: int) -> Record:
+    """A commit that says so of each of its days."""
+    told = {
+        of: msgspec.structs.replace(
+            one, numbers={"most rows of one customer": most}, nulls={"customer": nulls}
+        )
+        for of, one in made.days.items()
+    }
+    return msgspec.structs.replace(made, days=told)
+
+
+def skewed(*commits: Record, external=(), read=(1, 9)) -> list[Skew]:
+    visits = ledger(VISITS, *commits, external=external)
+    return [*skews_in([("visits", days(read)), ("visits", days(read))], {"visits": visits})]
+
+
+def test_a_plan_says_which_inputs_are_skewed():
+    even = counted(record(1, days((1, 4)), rows=100), 20, 20)
+    hot = counted(record(2, days(2), rows=100), 60, 20)
+    nulls = counted(record(3, days(4), rows=100), 1, 30)
+    assert skewed(even) == [], "a share that is not above is not told"
+    (one,) = skewed(even, hot)
+    assert f"{one.table}.{one.column}: {one}" == (
+        "visits.customer: 60% of the rows of 2024-01-02 have one key, 20% have none; above 20%"
+    )
+    (both,) = skewed(even, hot, nulls)
+    assert str(both) == (
+        "60% of the rows of 2024-01-02 have one key, 20% have none; above 20% on 2 days: "
+        "2024-01-02, 2024-01-04"
+    )
+    assert skewed(even, hot, read=(3, 9)) == [], "of the days that it reads"
+    assert skewed(even, hot, record(4, days(2), rows=100)) == [], "nothing was recorded of it"
+    assert skewed(counted(record(1, days(1), rows=0), 0, 0)) == []
+    other = ExternalCommit(3, "DELETE", days(2))
+    assert skewed(even, hot, external=[other]) == [], "another writer has changed the day"
+
+
+def test_a_plan_keeps_it():
+    skews = tuple(skewed(counted(record(2, days(2), rows=100), 60, 20)))
+    plan = BackfillPlan(
+        id="p",
+        parameters=Parameters(days=f"{day(1)}...{day(20)}"),
+        **dict.fromkeys(("code_version", "code", "config_digest", "landing"), ""),
+        versions={},
+        tables={},
+        **dict.fromkeys(("files", "size", "commits", "runs", "seconds"), 0),
+        skews=skews,
+    )
+    assert dict(in_numbers(plan))["skew"].startswith("visits.customer: 60% of the rows of")
+    assert BackfillPlan.model_validate_json(plan.model_dump_json()) == plan
+    assert BackfillPlan.model_validate(plan.model_dump(exclude={"skews"})).skews == ()
+
+
+class Unlikely(Visit):
+    """Of what no skew can be told."""
+
+    class Config(Visit.Config):
+        metadata: ClassVar = {"partition": "run_date", "skew": {"x": 0.1, "shop": 20}}
+
+
+def visits(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame: ...
+
+
+def test_what_cannot_be_watched_is_refused():
+    with pytest.raises(DeclarationError) as error:
+        table(Unlikely)(visits)
+    assert str(error.value) == (
+        "visits: skew of x, which is no column of it that can be a key; skew of shop beyond 20, "
+        "which is no share between 0 and 1"
+    )
+
+
+class Watched(OrderLine):
+    """A line of the orders, whose customers are watched."""
+
+    class Config:
+        metadata: ClassVar = {"skew": {"customer_id": 0.2}}
+
+
+class Mistaken(OrderLine):
+    """A line with a mistake."""
+
+    class Config:
+        metadata: ClassVar = {"skew": {"customer": 0.2}}
+
+
+ORDERS_OF = {"key": ["order_id"], "event_time": "order_ts", "version_time": "ingestion_ts"}
+
+
+def test_the_staging_of_a_source_is_watched():
+    source = Source("watched", Watched, **ORDERS_OF)
+    assert skews_of(source.staged) == {"customer_id": 0.2}
+    assert skews_of(source.raw) == skews_of(source.late) == {}
+    with pytest.raises(DeclarationError, match="source watched: skew of customer, which is no col"):
+        Source("watched", Mistaken, **ORDERS_OF)
+
+
+def test_from_the_rows_to_the_plan(engine, spark, tmp_path):
+    """Of 40 orders of a day, 24 are of one customer and 8 of none."""
+    place = "backfill_assets_tests.skewed_tables:TABLES"
+    watched = Pipeline(engine, tmp_path, tables=place)
+    for n, hot in ((1, 24), (2, 1)):
+        of = ["c"] * hot + [None] * 8 + [f"c{i}" for i in range(32 - hot)]
+        watched.land(n, [order(f"o-{n}-{i}", n, "1.00", to) for i, to in enumerate(of)])
+    watched.run(1, 2, ["raw_orders", "raw_orders_rejected", "stg_orders", "taken"])
+    published = read_ledgers(watched.settings)["taken"].latest
+    most = {of: record.days[of].numbers for of, record in published.items()}
+    assert most == {day(n): {"most rows of one customer_id": m} for n, m in ((1, 24), (2, 1))}
+    plan = planned(watched, f"{day(1)}...{day(2)}", tables=("order_counts",))
+    assert dict(in_numbers(plan))["skew"] == (
+        f"taken.customer_id: 60% of the rows of {day(1)} have one key, 20% have none; above 50%"
+    )
+    only = planned(watched, str(day(2)), tables=("order_counts",))
+    assert only.skews == ()
