@@ -93,11 +93,17 @@ def switch_over(
             CANARY if target.canary else SWITCH_OVER,
         )
         yield table, done
+    _end(settings, target)
 
-    def ended(now: Target, of: str = target.switch_id) -> Target:
-        return now.model_copy(update={"switching": False}) if now.switch_id == of else now
 
-    targets.change(settings, name, ended)
+def _end(settings: Settings, target: Target) -> None:
+    """Take note that a switch-over has ended, and of the versions that belong together since."""
+
+    def ended(now: Target) -> Target:
+        mine = now.switch_id == target.switch_id
+        return now.model_copy(update={"switching": False}) if mine else now
+
+    targets.change(settings, target.name, ended)
     ledgers, policy = read_ledgers(settings), Policy.of(settings)
     today = datetime.now(settings.zone).date()
     if not target.canary and not any(backlog(ledgers, policy, today).open.values()):

@@ -22,7 +22,8 @@ from backfill_assets.publish.candidates import Built, Candidate, Input, Plan, Sn
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.quality.checks import failure_text
 from backfill_assets.tables.catalog import declared
-from backfill_assets.tables.table import WHOLE_DAYS, DeclarationError, Table
+from backfill_assets.tables.partitioning import WHOLE_DAYS
+from backfill_assets.tables.table import DeclarationError, Table
 
 #: The metadata of an asset that has its pandera model.
 MODEL = "backfill_assets/model"

@@ -26,6 +26,7 @@ from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import Known, Reach
 from backfill_assets.tables.columns import Bounds
 from backfill_assets.tables.drifts import notices_of
+from backfill_assets.tables.partitioning import wrong_partition
 from backfill_assets.tables.references import WithoutDays
 from backfill_assets.tables.rules import Forbidden, Rule, bounds_of, rules_in, wrong_bounds
 from backfill_assets.tables.schemas import schema_version, with_defaults, wrong_schema
@@ -157,7 +158,7 @@ class Table:
     def __post_init__(self) -> None:
         metadata: Mapping[str, Any] = self.model.Config.metadata or {}
         columns = self.columns
-        wrong = [*_wrong_partition(self.model, metadata), *wrong_bounds(columns)]
+        wrong = [*wrong_partition(self.model, metadata), *wrong_bounds(columns)]
         if wrong := [*wrong, *wrong_schema(metadata, columns)]:
             raise DeclarationError(f"{self.name}: {'; '.join(wrong)}")
         object.__setattr__(self, "partition", metadata["partition"])
@@ -326,27 +327,6 @@ class Table:
         for column in schema.columns.values():
             column.nullable, column.checks = True, []
         return schema
-
-
-#: Why a table has one partition column, and that is a day; and what to do about others.
-WHOLE_DAYS = (
-    "A run publishes whole days: one commit replaces a day of a table, for all regions, shops and "
-    "hours of it. Partition it by day alone, and put the others into the model's key"
-)
-
-
-def _wrong_partition(model: type[pa.DataFrameModel], metadata: Mapping[str, Any]) -> list[str]:
-    """What keeps a table from being partitioned as its model says, in a sentence; or nothing."""
-    named = metadata.get("partition")
-    if not isinstance(named, str):
-        return [f'the model\'s metadata has "partition": {named!r}, not one column. {WHOLE_DAYS}']
-    column = model.to_schema().columns.get(named)
-    if column is None:
-        return [f'the model has no column {named}, which its metadata has as "partition"']
-    if not isinstance(column.dtype.type, T.DateType):
-        kind = column.dtype.type.simpleString()
-        return [f"the partition column {named} is a {kind}, not a date. {WHOLE_DAYS}"]
-    return []
 
 
 def decided_by(tables: Iterable[Table]) -> tuple[str, ...]:

@@ -1,0 +1,29 @@
+"""What a table may be partitioned by: whole days, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+
+#: Why a table has one partition column, and that is a day; and what to do about others.
+WHOLE_DAYS = (
+    "A run publishes whole days: one commit replaces a day of a table, for all regions, shops and "
+    "hours of it. Partition it by day alone, and put the others into the model's key"
+)
+
+
+def wrong_partition(model: type[pa.DataFrameModel], metadata: Mapping[str, Any]) -> list[str]:
+    """What keeps a table from being partitioned as its model says, in a sentence; or nothing."""
+    named = metadata.get("partition")
+    if not isinstance(named, str):
+        return [f'the model\'s metadata has "partition": {named!r}, not one column. {WHOLE_DAYS}']
+    column = model.to_schema().columns.get(named)
+    if column is None:
+        return [f'the model has no column {named}, which its metadata has as "partition"']
+    if not isinstance(column.dtype.type, T.DateType):
+        kind = column.dtype.type.simpleString()
+        return [f"the partition column {named} is a {kind}, not a date. {WHOLE_DAYS}"]
+    return []
