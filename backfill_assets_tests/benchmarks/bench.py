@@ -40,6 +40,7 @@ from backfill_assets_tests.benchmarks.bench_backfills import (
     history,
     merging,
 )
+from backfill_assets_tests.benchmarks.bench_even import even
 from backfill_assets_tests.benchmarks.bench_events import events
 from backfill_assets_tests.benchmarks.bench_history import long_history
 from backfill_assets_tests.benchmarks.bench_jobs import (
@@ -81,6 +82,7 @@ PARTS = (
     "scale",
     "state",
     "targets",
+    "even",
 )
 
 
@@ -225,6 +227,7 @@ def main() -> None:
         "scale": lambda at: scale(engine, at, given.history),
         "state": lambda at: state(engine, at, given.state_days, given.customers),
         "targets": lambda at: shadows(engine, at, given.state_days),
+        "even": lambda at: even(engine, at, 42, 10_000),
     }
     try:
         for name, work in {**alone, **together}.items():

@@ -1,0 +1,58 @@
+"""The part of `make bench` about even stages: wall times of runs where one day is much larger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.engine.spark import Engine
+from backfill_assets_tests.benchmarks.bench_jobs import result, timed
+from backfill_assets_tests.pipeline import START, Pipeline, order, planned
+
+#: How many times the lines of another day the large one has, and the most days of a run.
+_TIMES, _MOST = 20, 7
+
+
+def even(engine: Engine, root: Path, days: int, lines: int) -> None:
+    """Runs of equal numbers of days against those of `--chunk-days auto`, one after another.
+
+    Args:
+        engine: with a session.
+        root: a folder for all of it.
+        days: that land.
+        lines: of each but one.
+    """
+    print(f"\n{days} days x {lines:,} lines, one of them x {_TIMES}", flush=True)
+    window = Window(START, START + days * DAY)
+    settings = {"start": START, "end": window.end, "window_days": 0, "partitions_per_run": _MOST}
+    warm = Pipeline(engine, root / "warm", **settings)
+    for n in range(1, days + 1):
+        count = lines * (_TIMES if n == days * 9 // 10 else 1)
+        warm.land(n, [order(f"o{n}-{k}", n, customer=f"c{k}") for k in range(count)])
+    stages = {
+        "equal": window.split(_MOST),
+        "auto": [of for _, of in planned(warm, str(window)).stages],
+    }
+    warm.run(window.start, window.start + DAY)
+    for name, windows in stages.items():
+        print(f"    {name}: {', '.join(str(len(of)) for of in windows)} days", flush=True)
+        at = Pipeline(engine, root / name, land=False, landing=str(warm.landing), **settings)
+        _told(name, _runs(at, [run for stage in windows for run in stage.split(_MOST)]))
+
+
+def _runs(pipeline: Pipeline, runs: Sequence[Window]) -> list[float]:
+    """The seconds of each run."""
+    return [timed(f"{of}", lambda of=of: pipeline.run(of.start, of.end - DAY)) for of in runs]
+
+
+def _told(name: str, seconds: Sequence[float]) -> None:
+    usual = mean(seconds)
+    apart = max(abs(of / usual - 1) for of in seconds)
+    result(
+        f"{len(seconds)} runs, {name}",
+        f"{min(seconds):.1f} to {max(seconds):.1f} s, within {apart:.0%} of their mean; "
+        f"{sum(seconds):.0f} s in all",
+        "30 %" if name == "auto" else "-",
+    )
