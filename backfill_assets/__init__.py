@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from backfill_assets.tables.rules import forbids, no_leaks
     from backfill_assets.tables.schemas import added
     from backfill_assets.tables.sources import Source
+    from backfill_assets.tables.spreading import spread_join
 
 #: By name, the module that has it. Nothing is imported before it is asked for: the package's own
 #: modules are imported by way of this one, and some of them need no Spark.
@@ -64,6 +65,7 @@ _PLACES = {
     "STAGED": "orders.tables",
     "load_settings": "settings",
     "Source": "tables.sources",
+    "spread_join": "tables.spreading",
     "Answers": "tables.lookups",
     "Lookup": "tables.lookups",
     "Quota": "tables.lookups",
@@ -107,6 +109,7 @@ __all__ = [
     "load_settings",
     "no_leaks",
     "nullable",
+    "spread_join",
     "table",
     "version_of",
 ]

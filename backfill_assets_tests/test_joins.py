@@ -89,10 +89,13 @@ def test_of_versions_of_a_moment_the_one_that_was_known_last_and_then_the_greate
     assert joined(spark, rows, []) == {"r": None}
 
 
-def test_it_is_what_looking_at_all_pairs_finds(spark):
+@pytest.mark.parametrize("hot", [None, 0.2])
+def test_it_is_what_looking_at_all_pairs_finds(spark, hot):
+    """Also where the rows of the hot keys, a and c, are spread over several tasks."""
     chance = random.Random(5)
+    keys = [*"aaabcc", None]
     rows = [
-        (f"r{n}", chance.choice("abc"), "x", hour(chance.randrange(9)), hour(chance.randrange(9)))
+        (f"r{n}", chance.choice(keys), "x", hour(chance.randrange(9)), hour(chance.randrange(9)))
         for n in range(60)
     ]
     versions = [
@@ -104,7 +107,7 @@ def test_it_is_what_looking_at_all_pairs_finds(spark):
         there = [v for v in versions if v[0] == row[1] and v[2] <= row[3] and v[3] <= row[4]]
         return max(there, key=lambda v: v[2:])[4] if there else None
 
-    assert joined(spark, rows, versions) == {row[0]: of(row) for row in rows}
+    assert joined(spark, rows, versions, hot=hot) == {row[0]: of(row) for row in rows}
 
 
 @pytest.mark.parametrize("left_out", ["known", "cutoff"])

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from backfill_assets.tables.spreading import spread_join
+
 #: No column of a table has a name like this.
 _VERSIONS, _VERSION = "_versions", "_version"
 
@@ -20,6 +22,7 @@ def as_of(
     valid_from: str,
     known: str,
     cutoff: str | Column,
+    hot: float | None = None,
 ) -> DataFrame:
     """Rows, each with the version of its key that held at its moment, as far as it was known.
 
@@ -43,6 +46,8 @@ def as_of(
         valid_from: column of the versions: since when it holds.
         known: column of the versions: since when it is known.
         cutoff: column of the rows, or an expression over them: what became known later is left out.
+        hot: share of the rows (0 to 1) beyond which the rows of a key are spread over several
+            tasks, as `spread_join` does it; none for tables where no key is hot.
 
     Returns:
         The columns of the rows, and those of the versions that are not of the key.
@@ -65,10 +70,12 @@ def as_of(
     def counts(version: Column) -> Column:
         return (version[valid_from] <= F.col(at)) & (version[known] <= until)
 
-    return (
-        rows.join(by_key, keys, "left")
-        .withColumn(_VERSION, F.array_max(F.filter(_VERSIONS, counts)))
-        .select(*rows.columns, *(F.col(_VERSION)[name].alias(name) for name in others))
+    if hot is None:
+        joined = rows.join(by_key, keys, "left")
+    else:
+        joined = spread_join(rows, by_key, keys, hot=hot)
+    return joined.withColumn(_VERSION, F.array_max(F.filter(_VERSIONS, counts))).select(
+        *rows.columns, *(F.col(_VERSION)[name].alias(name) for name in others)
     )
 
 

@@ -118,7 +118,8 @@ class Source:
         name: of the landing folder; the names of the tables end in it.
         lines: the pandera model of a line. Types: string, long, boolean, date, timestamp, decimal.
             A field that may be null is declared by `nullable`; a line without another one is
-            rejected. What is nested in a line is kept as JSON text in a string field.
+            rejected. What is nested in a line is kept as JSON text in a string field. Its `Config`
+            may name columns of the staging that are watched for skew, see `tables.skews`.
         key: the fields that name what a line is a version of.
         event_time: the timestamp field that tells the event day, in the business time zone.
         version_time: the timestamp field that tells when the source took this version.

@@ -56,6 +56,7 @@ from backfill_assets_tests.benchmarks.bench_listing import looking_through, many
 from backfill_assets_tests.benchmarks.bench_profile import heavy_days, profile, small_days
 from backfill_assets_tests.benchmarks.bench_scale import scale
 from backfill_assets_tests.benchmarks.bench_served import chunked, one_day, planned
+from backfill_assets_tests.benchmarks.bench_skew import skewed
 from backfill_assets_tests.benchmarks.bench_state import DAYS, state
 from backfill_assets_tests.benchmarks.bench_targets import shadows
 from backfill_assets_tests.connect_server import connect_server
@@ -83,6 +84,7 @@ PARTS = (
     "state",
     "targets",
     "even",
+    "skew",
 )
 
 
@@ -195,6 +197,7 @@ def main() -> None:
         "--state-days", type=int, default=DAYS, help="days of the parts state and targets"
     )
     parser.add_argument("--customers", type=int, default=10_000, help="those of the part state")
+    parser.add_argument("--rows", type=int, default=10_000_000, help="those of the part skew")
     parser.add_argument("--part", choices=PARTS)
     parser.add_argument("--attach", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -228,6 +231,7 @@ def main() -> None:
         "state": lambda at: state(engine, at, given.state_days, given.customers),
         "targets": lambda at: shadows(engine, at, given.state_days),
         "even": lambda at: even(engine, at, 42, 10_000),
+        "skew": lambda at: skewed(engine, at, given.rows),
     }
     try:
         for name, work in {**alone, **together}.items():
