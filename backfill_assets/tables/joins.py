@@ -58,13 +58,7 @@ def as_of(
     keys = [key] if isinstance(key, str) else [*key]
     others = [name for name in versions.columns if name not in keys]
     _check(rows, versions, keys, at, {valid_from, known})
-    # The order of a struct is that of its fields: so they stand by what decides.
-    order = list(dict.fromkeys((valid_from, known, *others)))
-    by_key = (
-        versions.dropna(subset=keys)
-        .groupBy(*keys)
-        .agg(F.collect_list(F.struct(*order)).alias(_VERSIONS))
-    )
+    by_key = _by_key(versions, keys, (valid_from, known, *others))
     until = F.col(cutoff) if isinstance(cutoff, str) else cutoff
 
     def counts(version: Column) -> Column:
@@ -76,6 +70,14 @@ def as_of(
         joined = spread_join(rows, by_key, keys, hot=hot)
     return joined.withColumn(_VERSION, F.array_max(F.filter(_VERSIONS, counts))).select(
         *rows.columns, *(F.col(_VERSION)[name].alias(name) for name in others)
+    )
+
+
+def _by_key(versions: DataFrame, keys: Sequence[str], order: Sequence[str]) -> DataFrame:
+    """The versions of each key in one row, each as a struct whose first columns decide."""
+    struct = F.struct(*dict.fromkeys(order))
+    return (
+        versions.dropna(subset=[*keys]).groupBy(*keys).agg(F.collect_list(struct).alias(_VERSIONS))
     )
 
 
