@@ -46,8 +46,8 @@ def as_of(
         valid_from: column of the versions: since when it holds.
         known: column of the versions: since when it is known.
         cutoff: column of the rows, or an expression over them: what became known later is left out.
-        hot: share of the rows (0 to 1) beyond which the rows of a key are spread over several
-            tasks, as `spread_join` does it; none for tables where no key is hot.
+        hot: share of the rows with a key (0 to 1) beyond which the rows of one are spread over
+            several tasks, as `spread_join` does it; none for tables where no key is hot.
 
     Returns:
         The columns of the rows, and those of the versions that are not of the key.
