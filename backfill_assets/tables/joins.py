@@ -46,8 +46,7 @@ def as_of(
         valid_from: column of the versions: since when it holds.
         known: column of the versions: since when it is known.
         cutoff: column of the rows, or an expression over them: what became known later is left out.
-        hot: share of the rows (0 to 1) beyond which the rows of a key are spread over several
-            tasks, as `spread_join` does it; none for tables where no key is hot.
+        hot: share of the rows (0 to 1) beyond which those of a key are spread, see `spread_join`.
 
     Returns:
         The columns of the rows, and those of the versions that are not of the key.
@@ -64,10 +63,7 @@ def as_of(
     def counts(version: Column) -> Column:
         return (version[valid_from] <= F.col(at)) & (version[known] <= until)
 
-    if hot is None:
-        joined = rows.join(by_key, keys, "left")
-    else:
-        joined = spread_join(rows, by_key, keys, hot=hot)
+    joined = spread_join(rows, by_key, keys, hot=hot) if hot else rows.join(by_key, keys, "left")
     return joined.withColumn(_VERSION, F.array_max(F.filter(_VERSIONS, counts))).select(
         *rows.columns, *(F.col(_VERSION)[name].alias(name) for name in others)
     )

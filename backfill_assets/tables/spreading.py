@@ -31,16 +31,16 @@ def spread_join(
     `tasks`, and what the other frame has of these keys is there once for each number. Rows without
     a key match nothing: they get a number too.
 
-    Which keys are hot is counted by Spark when the join runs: `rows` are read once more for it. So
-    this is for joins that were measured to wait for one task. Of a hot key, the other frame should
-    have few rows.
+    Which keys are hot is counted by Spark when the join runs. So `rows` are read once more, and
+    must be the same each time, or a row may miss its match. Use it for joins that were measured to
+    wait for one task. Of a hot key, the other frame should have few rows.
 
     Args:
         rows: the frame with the hot keys.
         other: the other frame.
         key: columns that both have, of the same types.
         how: the join.
-        hot: share of the rows (0 to 1) beyond which a key is hot.
+        hot: share of the rows with a key (0 to 1) beyond which a key is hot.
         tasks: over how many tasks the rows of a hot key are spread.
 
     Raises:
