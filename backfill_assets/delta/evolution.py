@@ -114,6 +114,7 @@ def way(table: Table, metadata: Metadata, made_from: Sequence[str] | None) -> st
     return (
         "Only columns that may be null are added by themselves. Put back the code that wrote the "
         f"table; or give the model schema_version {there + 1} and run backfill-assets migrate "
-        f"{table.name} --plan, which tells what can be changed in place; or move the table's "
-        f"folder away and materialize all days of {table.name}: they are rebuilt from {source}."
+        f"{table.name} --plan, which tells what can be changed in place; or give the table up, "
+        f"move its folder away and materialize all days of {table.name}: they are rebuilt from "
+        f"{source}."
     )

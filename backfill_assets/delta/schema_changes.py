@@ -16,13 +16,11 @@ import pyspark.sql.types as T
 from backfill_assets.calendar.partitions import spelled
 from backfill_assets.delta.evolution import DROPPED, SCHEMA_VERSION, dropped, version_of
 from backfill_assets.delta.ledgers import Ledger, Metadata
-from backfill_assets.tables.schemas import Gap, gap_of, renamed_from
+from backfill_assets.tables.schemas import Gap, gap_of, renamed_from, widens
 from backfill_assets.tables.table import Table
 
 #: The property with the days that a column has a default on, as JSON by column.
 GAPS = "backfill_assets.gaps"
-#: Whole numbers, the narrower first.
-_WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 
 
 @dataclass(frozen=True)
@@ -259,13 +257,3 @@ def loose_rules(found: Migration) -> Iterator[str]:
         words = {word.lower() for word in re.findall(r"\w+", rule)}
         if name.startswith(begin) and words & {of.lower() for of in found.loose}:
             yield name.removeprefix(begin)
-
-
-def widens(old: T.DataType, new: T.DataType) -> bool:
-    """Whether a type holds all values of another as they are."""
-    if isinstance(old, T.DecimalType) and isinstance(new, T.DecimalType):
-        whole = new.precision - new.scale >= old.precision - old.scale
-        return whole and new.scale >= old.scale
-    if type(old) in _WHOLE and type(new) in _WHOLE:
-        return _WHOLE.index(type(old)) < _WHOLE.index(type(new))
-    return isinstance(old, T.FloatType) and isinstance(new, T.DoubleType)
