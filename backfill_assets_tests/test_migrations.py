@@ -382,7 +382,12 @@ def test_what_a_model_says_wrongly(version, column, said):
 
 
 def test_a_name_that_was_dropped_does_not_bring_the_old_values_back(url, pipeline, spark):
+    # A table of a release without schema versions.
+    spark.sql(f"ALTER TABLE delta.`{url}` UNSET TBLPROPERTIES ('{SCHEMA_VERSION}')")
+    assert SCHEMA_VERSION not in DeltaTable(url).metadata().configuration
+    refuse(read_ledger(url, BEFORE), url)
     list(migrate(writer(pipeline, DROPPED)))
+    assert DeltaTable(url).metadata().configuration[SCHEMA_VERSION] == "2"
     again = table_of(2)
     with pytest.raises(SchemaError, match="note was dropped, and its old values are in the data"):
         refuse(read_ledger(url, again), url)

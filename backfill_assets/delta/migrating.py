@@ -184,7 +184,9 @@ def _prepare(url: str, found: Migration) -> bool:
 
 
 def _same_days(writer: Writer, before: Ledger, now: Ledger) -> bool:
-    """Whether the days hold the same data files as of two versions."""
+    """Whether the days hold the same data files as of two versions; no if nobody can tell."""
+    if now.rows is None:  # deletion vectors take rows away from files that stay
+        return False
     wanted = (before.version or 0, now.version or 0)
     first, second = (
         set(data_files(writer.url, writer.table, before.stored, version)["path"].to_pylist())
@@ -200,7 +202,8 @@ def _rewrite(writer: Writer, found: Migration, staged: _Staged) -> None:
     held: dict[date, set[str]] = {}
     for file in data_files(writer.url, table, found.days, version).to_pylist():
         held.setdefault(file["day"], set()).add(file["path"])
-    old = [day for day, paths in staged.held.items() if held.get(day) != paths]
+    same = ledger.rows is not None  # deletion vectors take rows away from files that stay
+    old = [day for day, paths in staged.held.items() if not same or held.get(day) != paths]
     _remove(writer, staged, old)
     todo = sorted(held.keys() - staged.held.keys())
     rows = writer.spark.read.format("delta").option("versionAsOf", version).load(writer.url)

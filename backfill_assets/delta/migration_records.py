@@ -38,7 +38,7 @@ def record_of(found: Migration, measured: Mapping[date, Measured], now: Ledger) 
     # Whose rows a day holds stays as it was: an undo sees through the migration.
     as_of = {str(now.version): packed(found.days)} if found.days else {}
     return {
-        "run_id": f"migration-{uuid4().hex[:12]}",
+        "run_id": f"migrate-{uuid4().hex[:12]}",
         "reason": reason,
         "asset": ledger.table.name,
         "code_version": _one(record.code_version for record in records.values()),
