@@ -21,12 +21,19 @@ from backfill_assets.delta import migrating
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.creation import schema_of
 from backfill_assets.delta.evolution import DROPPED as DROPPED_PROPERTY
-from backfill_assets.delta.evolution import SCHEMA_VERSION, refuse, version_of
+from backfill_assets.delta.evolution import (
+    GAPS,
+    SCHEMA_VERSION,
+    differences,
+    properties_of,
+    refuse,
+    version_of,
+)
 from backfill_assets.delta.ledgers import Ledger, Metadata, Stored
 from backfill_assets.delta.migrating import look, migrate
 from backfill_assets.delta.other_engine import read_test
 from backfill_assets.delta.reading import read_ledger
-from backfill_assets.delta.schema_changes import GAPS, Migration, migration_of
+from backfill_assets.delta.schema_changes import Migration, migration_of
 from backfill_assets.orders.facts import FACT
 from backfill_assets.publish.candidates import Built, Candidate, Outcome, Plan
 from backfill_assets.tables.columns import nullable
@@ -327,6 +334,17 @@ def test_a_required_column_needs_a_log_without_nulls():
         found = migration_of(ledger, {"note": nulls})
         assert [text for text in found.refused if said in text and str(day(2)) in text]
     assert migration_of(ledger, {"note": {}}).refused == []
+
+
+def test_a_default_is_a_migration_even_if_the_column_may_be_null():
+    same = table_of(1, channel=(T.StringType, added("shop", day(2), "Where from.")))
+    ledger = ledger_of(same, BEFORE)
+    assert ledger.metadata is not None
+    assert differences(same, ledger.metadata) == ["column channel has another gap, or default"]
+    # A table that is created with it has written no day without it.
+    assert differences(same, Metadata(same.struct, ("run_date",), properties_of(same))) == []
+    none = table_of(1, channel=(T.StringType, added(None, day(2), "Where from.")))
+    assert differences(none, ledger.metadata) == []
 
 
 def test_code_of_an_older_version_changes_nothing():

@@ -65,6 +65,11 @@ def gap_of(column: Any) -> Gap | None:
     return (column.metadata or {}).get(_GAP)
 
 
+def gaps_of(columns: Mapping[str, Any]) -> dict[str, Gap]:
+    """By column, the days before its source had it."""
+    return {name: gap for name, column in columns.items() if (gap := gap_of(column))}
+
+
 def renamed_from(column: Any) -> str | None:
     """The name that a pandera column had before; none if its metadata has no `renamed_from`."""
     return (column.metadata or {}).get(_RENAMED)
