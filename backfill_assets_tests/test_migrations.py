@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -15,18 +18,27 @@ from deltalake import DeltaTable
 from pandera.pyspark import Field
 
 from backfill_assets.delta import migrating
-from backfill_assets.delta.commits import Writer
+from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.creation import schema_of
-from backfill_assets.delta.evolution import SCHEMA_VERSION, refuse
+from backfill_assets.delta.evolution import DROPPED as DROPPED_PROPERTY
+from backfill_assets.delta.evolution import (
+    GAPS,
+    SCHEMA_VERSION,
+    differences,
+    properties_of,
+    refuse,
+    version_of,
+)
+from backfill_assets.delta.ledgers import Ledger, Metadata, Stored
 from backfill_assets.delta.migrating import look, migrate
 from backfill_assets.delta.other_engine import read_test
 from backfill_assets.delta.reading import read_ledger
-from backfill_assets.delta.schema_changes import Migration
+from backfill_assets.delta.schema_changes import Migration, migration_of
 from backfill_assets.orders.facts import FACT
 from backfill_assets.publish.candidates import Built, Candidate, Outcome, Plan
 from backfill_assets.tables.columns import nullable
-from backfill_assets.tables.schemas import added
-from backfill_assets.tables.table import SchemaError, Table
+from backfill_assets.tables.schemas import added, as_they_are, widens
+from backfill_assets.tables.table import DeclarationError, SchemaError, Table
 from backfill_assets_tests.invented_logs import days
 from backfill_assets_tests.pipeline import Pipeline, day
 from backfill_assets_tests.publishing import RECORD, window
@@ -39,7 +51,7 @@ def table_of(version: int = 1, **columns: Any) -> Table:
 
     Args:
         version: of the schema.
-        columns: (type, field) by name, `old_to_new` style names not needed.
+        columns: (type, field) by name; with another name before them, the column has that name.
     """
     own: dict[str, Any] = {
         "run_date": (T.DateType, Field(description="The day.")),
@@ -110,13 +122,13 @@ ROWS = [
 ]
 
 
-def publish(pipeline: Pipeline, spark, table: Table, rows: list[tuple], run: str = "r1"):
+def publish(pipeline: Pipeline, spark, table: Table, rows: list[tuple], made_of: str = "this"):
     found = spark.createDataFrame(rows, table.struct)
     dates = sorted({row[0] for row in rows})
-    plan = Plan(dict.fromkeys(dates, "made of this"), lambda _: Built(found, {}))
+    plan = Plan(dict.fromkeys(dates, made_of), lambda _: Built(found, {}))
     over = window(dates[0].day, dates[-1].day)
     done = pipeline.io_manager.publish(
-        Candidate(table, lambda _: plan), over, {**RECORD, "run_id": run}
+        Candidate(table, lambda _: plan), over, {**RECORD, "run_id": made_of}
     )
     return [one.outcome for one in done]
 
@@ -231,8 +243,10 @@ def test_readers_see_the_table_as_it_was_or_as_it_is(name, url, pipeline, spark,
     assert DeltaTable(url).metadata().configuration[SCHEMA_VERSION] == "2"
     assert (look(url, table) or Migration(read_ledger(url, table))).changes == []
     # Old versions are read as before; each version has one of the two.
-    for at in range(version, DeltaTable(url).version() + 1):
-        assert seen(spark, url, at) in (before, after)
+    assert seen(spark, url, version) == before
+    for at in range(version + 1, DeltaTable(url).version()):
+        rows = DeltaTable(url, version=at).to_pyarrow_table().to_pylist()
+        assert sorted(rows, key=str) in (before, after)
     kept = files & set(DeltaTable(url).file_uris())
     assert len(kept) == 3 - rewritten
 
@@ -248,3 +262,250 @@ def test_readers_see_the_table_as_it_was_or_as_it_is(name, url, pipeline, spark,
         refuse(read_ledger(url, BEFORE), url)
     with pytest.raises(SchemaError, match="Nothing was written"):
         publish(pipeline, spark, BEFORE, ROWS)
+
+
+# --- what is to change, from the model and the log ------------------------------------------------
+
+
+def ledger_of(table: Table, there: Table, **properties: str) -> Ledger:
+    """A ledger of days 1 to 3 of a table that is there."""
+    struct = T.StructType.fromJson(json.loads(schema_of(there).to_json()))
+    held = {day(n): Stored(1, 100) for n in (1, 2, 3)}
+    metadata = Metadata(struct, (there.partition,), properties)
+    return Ledger(table, 7, stored=held, metadata=metadata)
+
+
+def test_nothing_is_to_change_in_a_table_without_a_version():
+    found = migration_of(ledger_of(BEFORE, BEFORE), {})
+    assert (found.changes, found.refused) == ([], [])
+    assert version_of(Metadata(BEFORE.struct, ("run_date",))) == 1
+
+
+def test_the_plan_tells_which_days_are_rewritten():
+    both = table_of(
+        2,
+        orders=(T.LongType, Field(ge=1, description="Orders.")),
+        note=None,
+        share=(T.FloatType, Field(description="The share.")),
+        channel=(T.StringType, added("shop", day(2), "Where from.")),
+    )
+    assert texts(migration_of(ledger_of(both, BEFORE), {})) == [
+        ("column orders is widened from int to bigint", "3 days are rewritten"),
+        ("column share has another description", "metadata only"),
+        ("column channel is added; it is null where nobody fills it", "metadata only"),
+        (
+            "column note is dropped; its values stay in data files until their days are written "
+            "again",
+            "metadata only",
+        ),
+        (f"column channel is 'shop' before {day(2)}", "1 days are rewritten"),
+        ("the schema has version 2, not 1", "metadata only"),
+    ]
+
+
+REFUSED = {
+    "narrower": (
+        table_of(2, orders=(T.ShortType, Field(ge=1, description="Orders."))),
+        "column orders would change from int to smallint",
+    ),
+    "another kind": (
+        table_of(2, paid=(T.DoubleType, Field(description="Paid."))),
+        r"column paid would change from decimal\(10,2\) to double",
+    ),
+    "new and required": (
+        table_of(2, city=(T.StringType, Field(description="City."))),
+        "column city is new and required",
+    ),
+    "no other version": (table_of(1, note=None), "give it 2"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name):
+    table, said = REFUSED[name]
+    found = migration_of(ledger_of(table, BEFORE), {})
+    with pytest.raises(SchemaError, match=f"cannot be migrated: .*{said}.*Nothing was written"):
+        migrating.refuse(found)
+
+
+def test_a_required_column_needs_a_log_without_nulls():
+    ledger = ledger_of(STRICTER, BEFORE)
+    for nulls, said in (({day(2): 5}, "5 in all"), ({day(2): None}, "the log does not tell")):
+        found = migration_of(ledger, {"note": nulls})
+        assert [text for text in found.refused if said in text and str(day(2)) in text]
+    assert migration_of(ledger, {"note": {}}).refused == []
+
+
+def test_a_default_is_a_migration_even_if_the_column_may_be_null():
+    same = table_of(1, channel=(T.StringType, added("shop", day(2), "Where from.")))
+    ledger = ledger_of(same, BEFORE)
+    assert ledger.metadata is not None
+    assert differences(same, ledger.metadata) == ["column channel has another gap, or default"]
+    # A table that is created with it has written no day without it.
+    assert differences(same, Metadata(same.struct, ("run_date",), properties_of(same))) == []
+    none = table_of(1, channel=(T.StringType, added(None, day(2), "Where from.")))
+    assert differences(none, ledger.metadata) == []
+
+
+def test_code_of_an_older_version_changes_nothing():
+    found = migration_of(ledger_of(BEFORE, BEFORE, **{SCHEMA_VERSION: "3"}), {})
+    assert found.refused == [
+        "the table's schema has version 3, and this code has 1: install the code that has it"
+    ]
+    assert found.changes == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "holds"),
+    [
+        (T.IntegerType(), T.LongType(), True),
+        (T.LongType(), T.IntegerType(), False),
+        (T.FloatType(), T.DoubleType(), True),
+        (T.DoubleType(), T.FloatType(), False),
+        (T.IntegerType(), T.DoubleType(), False),
+        (T.DecimalType(10, 2), T.DecimalType(12, 2), True),
+        (T.DecimalType(10, 2), T.DecimalType(12, 4), True),
+        (T.DecimalType(10, 2), T.DecimalType(11, 4), False),
+        (T.DecimalType(10, 2), T.DecimalType(12, 1), False),
+        (T.DateType(), T.TimestampType(), False),
+    ],
+)
+def test_which_types_hold_all_values_of_another(old, new, holds):
+    assert widens(old, new) is holds
+
+
+def test_files_from_before_are_taken_as_they_are_only_if_they_hold_the_rows_of_now():
+    for table in (BEFORE, LOOSER, STRICTER):
+        assert as_they_are(BEFORE.struct, table.columns)
+    for table in (RENAMED, WIDENED, DROPPED, GAP):
+        assert not as_they_are(BEFORE.struct, table.columns)
+    assert as_they_are(DROPPED.struct, BEFORE.columns), "a column that came later, and is null"
+
+
+@pytest.mark.parametrize(
+    ("version", "column", "said"),
+    [
+        (0, Field(description=""), '"schema_version" is 0'),
+        (True, Field(description=""), '"schema_version" is True'),
+        (2, Field(description="", metadata={"renamed_from": "orders"}), "the model still has"),
+        (2, Field(description="", metadata={"renamed_from": "customer"}), "not the name"),
+    ],
+)
+def test_what_a_model_says_wrongly(version, column, said):
+    with pytest.raises(DeclarationError, match=said):
+        table_of(version, customer=(T.StringType, column))
+
+
+# --- with Spark -----------------------------------------------------------------------------------
+
+
+def test_a_name_that_was_dropped_does_not_bring_the_old_values_back(url, pipeline, spark):
+    # A table of a release without schema versions.
+    spark.sql(f"ALTER TABLE delta.`{url}` UNSET TBLPROPERTIES ('{SCHEMA_VERSION}')")
+    assert SCHEMA_VERSION not in DeltaTable(url).metadata().configuration
+    refuse(read_ledger(url, BEFORE), url)
+    list(migrate(writer(pipeline, DROPPED)))
+    assert DeltaTable(url).metadata().configuration[SCHEMA_VERSION] == "2"
+    again = table_of(2)
+    with pytest.raises(SchemaError, match="note was dropped, and its old values are in the data"):
+        refuse(read_ledger(url, again), url)
+    assert publish(pipeline, spark, DROPPED, [(*row[:5],) for row in ROWS[3:]], "that")
+    third = table_of(3)
+    (first, *_) = texts(look(url, third))
+    text = "column note is there again, without its values from before it was dropped"
+    assert first == (text, "3 days are rewritten")
+    list(migrate(writer(pipeline, third)))
+    assert {row["note"] for row in seen(spark, url)} == {None}
+    assert json.loads(DeltaTable(url).metadata().configuration[DROPPED_PROPERTY]) == []
+
+
+def test_days_that_others_write_meanwhile_are_rewritten_again(url, pipeline, spark, monkeypatch):
+    checked, ran = migrating._checked, []
+
+    def slow(*given: Any) -> Any:
+        found = checked(*given)
+        if not ran:
+            ran.append(publish(pipeline, spark, BEFORE, [(day(3), "d", 9, *ROWS[3][3:])], "that"))
+        return found
+
+    monkeypatch.setattr(migrating, "_checked", slow)
+    said = list(migrate(writer(pipeline, RENAMED)))
+    assert ran == [[Outcome.WRITTEN]]
+    assert sum("another run committed first" in text for text in said) == 1
+    rows = {(row["run_date"].day, row["customer"], row["remark"]) for row in seen(spark, url)}
+    assert rows == {(1, "a", "x"), (1, "b", "y"), (2, "a", "z"), (3, "d", "w")}
+    # No file is left of the first time.
+    assert len([*Path(url).glob("run_date=*/*.parquet")]) == 3 + 1 + 3
+
+
+def test_files_that_hold_something_else_are_not_committed(url, pipeline, spark, monkeypatch):
+    before = seen(spark, url)
+    honest = migrating.measure
+    asked = iter("ab")  # the new files and the old rows, one after the other
+
+    def measured(frame: Any, table: Table) -> dict:
+        mark = next(asked)
+        found = honest(frame, table).items()
+        return {of: replace(one, digest=f"{mark}{one.digest}") for of, one in found}
+
+    monkeypatch.setattr(migrating, "measure", measured)
+    with pytest.raises(PublishError, match=r"the new data files hold .* columns and days are as"):
+        list(migrate(writer(pipeline, RENAMED)))
+    assert seen(spark, url) == before
+
+
+def test_the_record_keeps_what_the_days_were_made_of(url, pipeline, spark):
+    before = read_ledger(url, BEFORE)
+    list(migrate(writer(pipeline, RENAMED)))
+    ledger = read_ledger(url, RENAMED)
+    for of in (day(1), day(2), day(3)):
+        now, was = ledger.current_record(of), before.current_record(of)
+        assert now is not None
+        assert was is not None
+        assert (now.fingerprint, now.digest, now.rows) == (was.fingerprint, was.digest, was.rows)
+        assert ledger.latest[of].code_version == before.latest[of].code_version
+    version = ledger.version
+    # What is made as it was is not even computed.
+    assert publish(pipeline, spark, RENAMED, ROWS) == [Outcome.IDENTICAL] * 3
+    assert read_ledger(url, RENAMED).content(day(1)) == before.content(day(1))
+    assert DeltaTable(url).version() == version
+
+
+def test_a_day_of_a_gap_that_is_made_again_gets_the_default(url, pipeline, spark):
+    list(migrate(writer(pipeline, GAP)))
+    rows = [(day(2), "a", 8, Decimal("3.30"), 0.75, "z", None), (day(3), *ROWS[3][1:], None)]
+    publish(pipeline, spark, GAP, rows, "that")
+    seen_now = {(row["run_date"].day, row["orders"], row["channel"]) for row in seen(spark, url)}
+    assert seen_now >= {(2, 8, "shop"), (3, 4, None)}
+    said = {column.name: column.description for column in GAP.column_schema.columns}
+    assert f"since {day(3)}; on the days before it is 'shop'" in said["channel"]
+    gaps = json.loads(DeltaTable(url).metadata().configuration[GAPS])
+    assert gaps == {"channel": {"since": str(day(3)), "default": "shop"}}
+
+
+@pytest.mark.slow
+def test_three_years_of_days(pipeline, spark):
+    """How long it takes: `pytest -m slow -s -k three_years` prints it."""
+    all_days = [day(n) for n in range(1, 1096)]
+    rows = [(of, "a", n, Decimal(n), 0.5, f"note {n}") for n, of in enumerate(all_days, start=1)]
+    frame = spark.createDataFrame(rows, BEFORE.struct)
+    plan = Plan(dict.fromkeys(all_days, "this"), lambda _: Built(frame, {}))
+    pipeline.io_manager.publish(Candidate(BEFORE, lambda _: plan), window(1, 1095), RECORD)
+    url = pipeline.io_manager.url(BEFORE)
+    files = set(DeltaTable(url).file_uris())
+    looser = table_of(2, note=None)
+    began = time.monotonic()
+    list(migrate(writer(pipeline, looser)))
+    metadata_only = time.monotonic() - began
+    assert set(DeltaTable(url).file_uris()) == files
+    version = DeltaTable(url).version()
+    wider = table_of(3, note=None, orders=(T.LongType, Field(ge=1, description="Orders.")))
+    began = time.monotonic()
+    said = list(migrate(writer(pipeline, wider)))
+    rewriting = time.monotonic() - began
+    print(f"\n1,095 days: metadata only {metadata_only:.1f} s, rewriting {rewriting:.1f} s")
+    assert "column orders is widened from int to bigint (1095 days are rewritten)" in said
+    found = DeltaTable(url).to_pyarrow_table()
+    assert sorted(found["orders"].to_pylist()) == list(range(1, 1096))
+    assert len(read_ledger(url, wider).published) == 1095
+    assert DeltaTable(url).version() == version + 2, "the change, and the version of the schema"

@@ -73,7 +73,7 @@ def create(session: Session, url: str, table: Table, properties: Mapping[str, st
             schema_of(table),
             mode="ignore",
             partition_by=[table.partition],
-            configuration={**properties, evolution.SCHEMA_VERSION: str(table.schema_version)},
+            configuration={**properties, **evolution.properties_of(table)},
             storage_options=storage_options(url),
             raise_if_key_not_exists=False,
         )

@@ -12,12 +12,39 @@ from collections.abc import Sequence
 import pyspark.sql.types as T
 
 from backfill_assets.delta.ledgers import Ledger, Metadata
+from backfill_assets.tables.schemas import gaps_of
 from backfill_assets.tables.table import SchemaError, Table
 
 #: The property with the version of a table's schema; a table without it has version 1.
 SCHEMA_VERSION = "backfill_assets.schemaVersion"
 #: The property with the names of columns that were dropped and that data files may still have.
 DROPPED = "backfill_assets.droppedColumns"
+
+#: The property with the gaps of columns, and what they hold there, as JSON by column.
+GAPS = "backfill_assets.gaps"
+
+
+def gaps_as_json(table: Table) -> str:
+    """The gaps of the model as the property has them."""
+    found = {}
+    for name, gap in gaps_of(table.columns).items():
+        held = None if gap.default is None else str(gap.default)
+        found[name] = {"since": str(gap.since), "default": held}
+    return json.dumps(found)
+
+
+def properties_of(table: Table) -> dict[str, str]:
+    """What a table that is created says of its schema."""
+    gaps = gaps_as_json(table)
+    return {SCHEMA_VERSION: str(table.schema_version), **({GAPS: gaps} if gaps != "{}" else {})}
+
+
+def unfilled(table: Table, metadata: Metadata) -> list[str]:
+    """The columns with a default on days before their source had them that days have not got."""
+    there = json.loads(metadata.properties.get(GAPS, "{}"))
+    wanted = json.loads(gaps_as_json(table))
+    filled = {name: gap for name, gap in wanted.items() if gap["default"] is not None}
+    return [name for name, gap in filled.items() if gap != there.get(name)]
 
 
 def version_of(metadata: Metadata) -> int:
@@ -68,6 +95,7 @@ def differences(table: Table, metadata: Metadata) -> list[str]:
             not there[name].nullable or f"delta.constraints.{name}_required" in metadata.properties
         ):
             said.append(f"column {name} is required there, and may be null in the model")
+    said += [f"column {name} has another gap, or default" for name in unfilled(table, metadata)]
     return said + [f"column {name} is not in the model" for name in there if name not in wanted]
 
 
@@ -114,6 +142,7 @@ def way(table: Table, metadata: Metadata, made_from: Sequence[str] | None) -> st
     return (
         "Only columns that may be null are added by themselves. Put back the code that wrote the "
         f"table; or give the model schema_version {there + 1} and run backfill-assets migrate "
-        f"{table.name} --plan, which tells what can be changed in place; or move the table's "
-        f"folder away and materialize all days of {table.name}: they are rebuilt from {source}."
+        f"{table.name} --plan, which tells what can be changed in place; or give the table up, "
+        f"move its folder away and materialize all days of {table.name}: they are rebuilt from "
+        f"{source}."
     )

@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, PostCommitHookProperties, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.partitions import any_of, windows
 from backfill_assets.delta.commits import PublishError, Writer, gist
@@ -41,7 +40,7 @@ from backfill_assets.delta.schema_changes import (
 from backfill_assets.delta.snapshots import data_files, literal
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.quality.audit import Measured, empty_day, measure
-from backfill_assets.tables.schemas import default_of, gap_of, renamed_from
+from backfill_assets.tables.schemas import renamed_from
 from backfill_assets.tables.table import SchemaError, Table
 
 #: Days that Spark rewrites at a time.
@@ -185,7 +184,9 @@ def _prepare(url: str, found: Migration) -> bool:
 
 
 def _same_days(writer: Writer, before: Ledger, now: Ledger) -> bool:
-    """Whether the days hold the same data files as of two versions."""
+    """Whether the days hold the same data files as of two versions; no if nobody can tell."""
+    if now.rows is None:  # deletion vectors take rows away from files that stay
+        return False
     wanted = (before.version or 0, now.version or 0)
     first, second = (
         set(data_files(writer.url, writer.table, before.stored, version)["path"].to_pylist())
@@ -201,33 +202,18 @@ def _rewrite(writer: Writer, found: Migration, staged: _Staged) -> None:
     held: dict[date, set[str]] = {}
     for file in data_files(writer.url, table, found.days, version).to_pylist():
         held.setdefault(file["day"], set()).add(file["path"])
-    old = [day for day, paths in staged.held.items() if held.get(day) != paths]
+    same = ledger.rows is not None  # deletion vectors take rows away from files that stay
+    old = [day for day, paths in staged.held.items() if not same or held.get(day) != paths]
     _remove(writer, staged, old)
     todo = sorted(held.keys() - staged.held.keys())
     rows = writer.spark.read.format("delta").option("versionAsOf", version).load(writer.url)
     for at in range(0, len(todo), CHUNK_DAYS):
         days = todo[at : at + CHUNK_DAYS]
-        frame = changed(found, rows.where(any_of(windows(days), table.partition)))
+        frame = table.filled(rows.where(any_of(windows(days), table.partition)))
         files = writer.write(frame, days, scattered=True)
         staged.files |= files
         staged.held |= {day: frozenset(held[day]) for day in days}
         staged.measured |= _checked(writer, frame, files, days, ledger)
-
-
-def changed(found: Migration, rows: DataFrame) -> DataFrame:
-    """Rows of the table in the columns of its model."""
-    table = found.ledger.table
-
-    def column(name: str, of: Any) -> Column:
-        source, kind = found.sources[name], of.dtype.type
-        value = F.lit(None).cast(kind) if source is None else F.col(f"`{source}`").cast(kind)
-        gap = gap_of(of)
-        if gap is None or gap.default is None:
-            return value.alias(name)
-        partition = found.sources[table.partition] or table.partition
-        return default_of(value, partition, gap, kind).alias(name)
-
-    return rows.select(*(column(name, of) for name, of in table.columns.items()))
 
 
 def _checked(

@@ -1,4 +1,4 @@
-"""What the commit of a migration says of the days that it rewrites, as it was said before."""
+"""What the commit of a migration says of its days: what their records said, under the change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from backfill_assets.quality.audit import Measured
 
 
 def record_of(found: Migration, measured: Mapping[date, Measured], now: Ledger) -> dict[str, Any]:
-    """What the commit of a migration says of itself: rewritten days, as their records have them.
+    """What the commit of a migration says: of the rewritten days, what their records said.
 
     Days that others have changed since they were published stay so: nobody vouches for them. Where
     days were made by different code, the commit names none, and they are made again when a run
@@ -35,8 +35,10 @@ def record_of(found: Migration, measured: Mapping[date, Measured], now: Ledger) 
     made_under = Counter(record.made_under(day) for day, record in records.items())
     config = made_under.most_common(1)[0][0] if made_under else ""
     reason = "; ".join(change.text for change in found.changes)
+    # Whose rows a day holds stays as it was: an undo sees through the migration.
+    as_of = {str(now.version): packed(found.days)} if found.days else {}
     return {
-        "run_id": f"migration-{uuid4().hex[:12]}",
+        "run_id": f"migrate-{uuid4().hex[:12]}",
         "reason": reason,
         "asset": ledger.table.name,
         "code_version": _one(record.code_version for record in records.values()),
@@ -51,7 +53,7 @@ def record_of(found: Migration, measured: Mapping[date, Measured], now: Ledger) 
         },
         "because": {"schema change": packed(days)},
         "final": packed(ledger.final & set(days)),
-        "said": msgspec.to_builtins(_details(records)),
+        "said": msgspec.to_builtins(msgspec.structs.replace(_details(records), as_of=as_of)),
     }
 
 

@@ -71,7 +71,8 @@ class Details(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         late: by log day, the number of late lines, and their amount as text.
         kind: `SWITCH_OVER`, `CANARY` or `RETIREMENT`; empty for what a run or an undo published.
         undoes: the backfill that it undoes.
-        as_of: of an undo, by version of the table, the days that it put back to that version.
+        as_of: of an undo and a migration, by version of the table, the days that hold the rows of
+            that version since.
         references: by name, what the tables without days held that its days were made of.
         spreads: by day and column that is watched, the rows in each bin; see `quality.drift`.
     """

@@ -14,15 +14,18 @@ from datetime import date
 import pyspark.sql.types as T
 
 from backfill_assets.calendar.partitions import spelled
-from backfill_assets.delta.evolution import DROPPED, SCHEMA_VERSION, dropped, version_of
+from backfill_assets.delta.evolution import (
+    DROPPED,
+    GAPS,
+    SCHEMA_VERSION,
+    dropped,
+    gaps_as_json,
+    unfilled,
+    version_of,
+)
 from backfill_assets.delta.ledgers import Ledger, Metadata
-from backfill_assets.tables.schemas import Gap, gap_of, renamed_from
+from backfill_assets.tables.schemas import gaps_of, renamed_from, widens
 from backfill_assets.tables.table import Table
-
-#: The property with the days that a column has a default on, as JSON by column.
-GAPS = "backfill_assets.gaps"
-#: Whole numbers, the narrower first.
-_WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 
 
 @dataclass(frozen=True)
@@ -211,23 +214,10 @@ def _dropped(found: Migration, table: Table, there: Mapping[str, T.StructField])
 
 def _gaps(found: Migration, table: Table, metadata: Metadata) -> None:
     """The days that a default is to be written on."""
-    written = json.loads(metadata.properties.get(GAPS, "{}"))
-    for name, gap in gaps(table).items():
-        if gap.default is None or written.get(name) == as_json(gap):
-            continue
+    for name in unfilled(table, metadata):
+        gap = gaps_of(table.columns)[name]
         days = frozenset(day for day in found.ledger.stored if day < gap.since)
         found.changes.append(Change(f"column {name} is {gap.default!r} before {gap.since}", days))
-
-
-def gaps(table: Table) -> dict[str, Gap]:
-    """By column, the days before its source had it."""
-    return {name: gap for name, column in table.columns.items() if (gap := gap_of(column))}
-
-
-def as_json(gap: Gap) -> dict[str, str | None]:
-    """A gap as the table's property has it."""
-    held = None if gap.default is None else str(gap.default)
-    return {"since": str(gap.since), "default": held}
 
 
 def properties_after(found: Migration) -> dict[str, str]:
@@ -238,7 +228,7 @@ def properties_after(found: Migration) -> dict[str, str]:
     return {
         SCHEMA_VERSION: str(table.schema_version),
         DROPPED: json.dumps(sorted(left - table.columns.keys())),
-        GAPS: json.dumps({name: as_json(gap) for name, gap in gaps(table).items()}),
+        GAPS: gaps_as_json(table),
     }
 
 
@@ -259,13 +249,3 @@ def loose_rules(found: Migration) -> Iterator[str]:
         words = {word.lower() for word in re.findall(r"\w+", rule)}
         if name.startswith(begin) and words & {of.lower() for of in found.loose}:
             yield name.removeprefix(begin)
-
-
-def widens(old: T.DataType, new: T.DataType) -> bool:
-    """Whether a type holds all values of another as they are."""
-    if isinstance(old, T.DecimalType) and isinstance(new, T.DecimalType):
-        whole = new.precision - new.scale >= old.precision - old.scale
-        return whole and new.scale >= old.scale
-    if type(old) in _WHOLE and type(new) in _WHOLE:
-        return _WHOLE.index(type(old)) < _WHOLE.index(type(new))
-    return isinstance(old, T.FloatType) and isinstance(new, T.DoubleType)

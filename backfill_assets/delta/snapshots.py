@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyspark.sql.types as T
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame, SparkSession
@@ -22,8 +23,9 @@ from pyspark.sql import DataFrame, SparkSession
 from backfill_assets.calendar.partitions import any_of, windows
 from backfill_assets.delta.data_files import DataFiles
 from backfill_assets.delta.forks import added_files, located
-from backfill_assets.delta.logs import delta_log
+from backfill_assets.delta.logs import delta_log, metadata_of
 from backfill_assets.engine.frames import frame_of
+from backfill_assets.tables.schemas import as_they_are
 from backfill_assets.tables.table import Table
 
 #: Spark looks for each file that it is given. With more than these, Delta's state costs less.
@@ -41,7 +43,8 @@ def files_as_of(
     """The data files of days as of a version, as a commit to the table is to name them.
 
     Days with a file of which no commit tells any more, or not how many rows it has, or that has
-    rows taken away by a deletion vector, are left out.
+    rows taken away by a deletion vector, are left out. So are all if the columns were others, as
+    the files do not hold the rows of now then.
 
     Args:
         url: where the table lives, or a fork of it.
@@ -51,7 +54,10 @@ def files_as_of(
         since: a version after which most of the files came: these commits are looked at first.
     """
     held: dict[date, list[str]] = defaultdict(list)
-    for file in data_files(url, table, days, version).to_pylist():
+    log = delta_log(url, version).load()
+    if not as_they_are(metadata_of(log).struct, table.columns):
+        return {}
+    for file in _files(log, table, days).to_pylist():
         held[file["day"]].append(located(url, file["path"]))
     wanted = {place for of in held.values() for place in of}
     added = added_files(url, since)
@@ -124,6 +130,11 @@ def literal(path: str) -> str:
     return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
 
 
+def _same_types(there: T.StructType, table: Table) -> bool:
+    types = {column.name: column.dataType.simpleString() for column in there}
+    return all(types.get(of.name) == of.dataType.simpleString() for of in table.struct)
+
+
 def _root(
     url: str, log: DeltaTable, table: Table, files: Iterable[Mapping[str, Any]]
 ) -> str | None:
@@ -132,8 +143,9 @@ def _root(
     None if there is no such folder: rows may be deleted without a new file, columns renamed or not
     there yet, and paths may be of any form: all that is for Delta to know.
     """
-    there = {field.name for field in log.schema().fields}
-    if log.protocol().min_reader_version > 1 or not there.issuperset(table.columns):
+    there = metadata_of(log).struct
+    whole = set(there.names).issuperset(table.columns) and _same_types(there, table)
+    if log.protocol().min_reader_version > 1 or not whole:
         return None
     found = set()
     for file in files:

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
+import pyspark.sql.types as T
 from pandera.pyspark import Field
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+#: Whole numbers, the narrower first.
+_WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 #: In the metadata of a model, and of a column.
 _VERSION, _RENAMED, _GAP = "schema_version", "renamed_from", "gap"
 
@@ -62,6 +65,11 @@ def gap_of(column: Any) -> Gap | None:
     return (column.metadata or {}).get(_GAP)
 
 
+def gaps_of(columns: Mapping[str, Any]) -> dict[str, Gap]:
+    """By column, the days before its source had it."""
+    return {name: gap for name, column in columns.items() if (gap := gap_of(column))}
+
+
 def renamed_from(column: Any) -> str | None:
     """The name that a pandera column had before; none if its metadata has no `renamed_from`."""
     return (column.metadata or {}).get(_RENAMED)
@@ -106,3 +114,55 @@ def default_of(column: Column, partition: str, gap: Gap, kind: Any) -> Column:
     """A column with its default where it is null on a day of its gap."""
     before = F.col(partition) < F.lit(gap.since)
     return F.when(before, F.coalesce(column, F.lit(gap.default).cast(kind))).otherwise(column)
+
+
+def in_columns(frame: DataFrame, partition: str, columns: Mapping[str, Any]) -> DataFrame:
+    """Rows from before schema changes in the columns of now.
+
+    What was renamed has its name, what was widened its type; a column that may be null and was not
+    there is null, or its default on the days of its gap.
+
+    Args:
+        frame: the rows.
+        partition: the partition column.
+        columns: the pandera columns by name.
+    """
+    there = {column.name: column.dataType for column in frame.schema}
+
+    def of(name: str, column: Any) -> Column:
+        kind, old = column.dtype.type, renamed_from(column)
+        source = name if name in there or old not in there else old
+        if source not in there:
+            return F.lit(None).cast(kind) if column.nullable else F.col(name)
+        found = F.col(f"`{source}`")
+        return found.cast(kind) if widens(there[source], kind) else found
+
+    rows = frame.select(*(of(name, column).alias(name) for name, column in columns.items()))
+    return with_defaults(rows, partition, columns)
+
+
+def as_they_are(there: T.StructType, columns: Mapping[str, Any]) -> bool:
+    """Whether data files of a table's columns hold what they are to hold under those of a model.
+
+    Args:
+        there: the columns of the table as of then.
+        columns: the pandera columns by name.
+    """
+    types = {column.name: column.dataType.simpleString() for column in there}
+    for name, column in columns.items():
+        if name in types:
+            if types[name] != column.dtype.type.simpleString():
+                return False
+        elif not column.nullable or renamed_from(column) in types or gap_of(column):
+            return False
+    return types.keys() <= columns.keys()
+
+
+def widens(old: T.DataType, new: T.DataType) -> bool:
+    """Whether a type holds all values of another as they are."""
+    if isinstance(old, T.DecimalType) and isinstance(new, T.DecimalType):
+        whole = new.precision - new.scale >= old.precision - old.scale
+        return whole and new.scale >= old.scale
+    if type(old) in _WHOLE and type(new) in _WHOLE:
+        return _WHOLE.index(type(old)) < _WHOLE.index(type(new))
+    return isinstance(old, T.FloatType) and isinstance(new, T.DoubleType)

@@ -18,7 +18,6 @@ import pandera.pyspark as pa
 import pyspark.sql.types as T
 from pandera.config import ValidationDepth, config_context
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from backfill_assets.calendar.cadences import Cadence
 from backfill_assets.calendar.partitions import unpacked
@@ -29,7 +28,12 @@ from backfill_assets.tables.drifts import notices_of
 from backfill_assets.tables.partitioning import wrong_partition
 from backfill_assets.tables.references import WithoutDays
 from backfill_assets.tables.rules import Forbidden, Rule, bounds_of, rules_in, wrong_bounds
-from backfill_assets.tables.schemas import schema_version, with_defaults, wrong_schema
+from backfill_assets.tables.schemas import (
+    in_columns,
+    schema_version,
+    with_defaults,
+    wrong_schema,
+)
 
 if TYPE_CHECKING:
     from backfill_assets.delta.ledgers import Ledger
@@ -299,17 +303,9 @@ class Table:
     def filled(self, frame: DataFrame) -> DataFrame:
         """Rows as they were written, in the table's columns of now.
 
-        Those that may be null are null where the frame is from before they were added.
+        A frame from before a schema change is read under it; see `schemas.in_columns`.
         """
-        there = set(frame.columns)
-        return frame.select(
-            *(
-                F.lit(None).cast(column.dataType).alias(column.name)
-                if column.nullable and column.name not in there
-                else F.col(column.name)
-                for column in self.struct
-            )
-        )
+        return in_columns(frame, self.partition, self.columns)
 
     def _wrong_types(self, frame: DataFrame) -> dict[str, str]:
         found = {f.name: f.dataType for f in frame.schema}

@@ -1,0 +1,71 @@
+"""The page on schema changes is followed command by command; what it shows is what is printed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from backfill_assets.cli import main
+from backfill_assets.engine.spark import Engine
+from backfill_assets.settings import PREFIX
+from backfill_assets_tests.pages import documented
+from backfill_assets_tests.pipeline import Pipeline, day, order, undo
+from backfill_assets_tests.places import PROJECT
+
+STEPS = [text for text in documented("docs/schema-changes.md", "text") if text.startswith("$ ")]
+BEFORE = "backfill_assets_tests.migrating_tables:TABLES"
+AFTER = "backfill_assets_tests.migrating_tables_after:TABLES"
+LAYERS = ["raw_orders", "raw_orders_rejected", "stg_orders", "notes"]
+
+
+@pytest.fixture
+def production(engine, spark, tmp_path, monkeypatch) -> Pipeline:
+    found = Pipeline(engine, tmp_path, tables=BEFORE, window_days=1)
+    for n in range(1, 4):
+        found.land(n, [order(f"{n}-{k}", n) for k in range(n)])
+    found.run(1, 3, LAYERS, tags={"dagster/backfill": "first"})
+    found.land(2, [order("2-9", 2, customer="late")], "part-1.jsonl")
+    found.run(1, 3, LAYERS, tags={"dagster/backfill": "second"})
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    monkeypatch.chdir(PROJECT)
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    for name in ("landing", "warehouse", "start", "end", "window_days"):
+        monkeypatch.setenv(f"{PREFIX}{name.upper()}", str(getattr(found.settings, name)))
+    monkeypatch.setenv(f"{PREFIX}TABLES", AFTER)
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    monkeypatch.setattr(Engine, "of", lambda _: engine)
+    return found
+
+
+def test_the_steps_do_what_the_page_says(production, engine, tmp_path, capsys):
+    after = Pipeline(engine, tmp_path, land=False, tables=AFTER, window_days=1)
+    after.instance = production.instance
+    refused = after.run(1, 3, ["notes"], fails=True)
+    assert "backfill-assets migrate notes --plan" in after.failure(refused)
+    versions = []
+    for step in STEPS:
+        command, *shown = step.splitlines()
+        name, *words = shlex.split(command.removeprefix("$ "))
+        assert name == "backfill-assets"
+        assert main(words) == 0, capsys.readouterr()
+        said = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+        for line in shown:
+            pattern = re.escape(line).replace(re.escape("..."), ".*").replace("\\ ", " +")
+            assert any(re.fullmatch(pattern, of) for of in said), (line, said)
+        versions.append(after.log("notes").version())
+    assert versions[0] < versions[1]
+    rows = {(row["run_date"], row["orders"], row["remark"]) for row in after.rows("notes")}
+    assert {of for of, *_ in rows} == {day(n) for n in (1, 2, 3)}
+    assert all(remark.startswith("note of ") for *_, remark in rows)
+    assert main(["migrate"]) == 0
+    assert "nothing to migrate" in capsys.readouterr().out
+    # A backfill from before is undone with what was made of it: the old rows, in the new columns.
+    assert "late" in {row["customer_id"] for row in after.rows("notes")}
+    undo(after, "second")
+    undone = after.rows("notes")
+    assert {row["run_date"] for row in undone} == {day(1), day(2), day(3)}
+    assert "late" not in {row["customer_id"] for row in undone}
+    assert {row["remark"] for row in undone} == {f"note of {row['customer_id']}" for row in undone}
