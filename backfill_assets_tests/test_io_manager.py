@@ -165,7 +165,7 @@ def test_a_creation_that_was_killed_before_its_constraints_gets_them(pipeline, s
     def dies(*_, **__):
         raise Killed
 
-    monkeypatch.setattr(creation, "_add_constraints", dies)
+    monkeypatch.setattr(creation, "add_constraints", dies)
     with pytest.raises(Killed):
         publish(pipeline, fact_rows(spark, [(1, "a", 1)]), window(1, 1))
     monkeypatch.undo()
