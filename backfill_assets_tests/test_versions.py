@@ -21,7 +21,7 @@ from backfill_assets.backfills.verification import verify
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.dagster_ext.internals import BaseAssetGraph
 from backfill_assets.definitions import build_defs
-from backfill_assets.delta import targets
+from backfill_assets.delta import target_forks
 from backfill_assets.delta.history import history, life
 from backfill_assets.delta.maintained import Maintained
 from backfill_assets.delta.maintenance import maintain
@@ -162,13 +162,13 @@ def test_files_that_a_target_may_need_stay(deployed):
     before = deployed("TABLES", day(3))
     before.land(1, [order("1", 1)])
     before.run(1, 1, [*LAYERS, *MADE])
-    described = targets.described(before.settings, "v9", ["spent"], Window(day(1), day(2)))
-    targets.make(before.settings, described)
+    described = target_forks.described(before.settings, "v9", ["spent"], Window(day(1), day(2)))
+    target_forks.make(before.settings, described)
     after = deployed("RETIRED", GONE)
     (note,) = maintained(after, GONE)["spent"].notes
     assert "no file was taken away, as the target(s) v9 may still need it" in note
     assert seen(after, "spent") == {day(1): 1}
-    targets.drop(after.settings, "v9")
+    target_forks.drop(after.settings, "v9")
     maintained(after, GONE)
     assert after.rows("spent") == []
 

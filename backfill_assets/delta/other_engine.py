@@ -98,8 +98,9 @@ def _unlike(
         nulls, were = rows[name].null_count, said.nulls.get(name, 0)
         if nulls != were:
             yield f"{nulls} null(s) in {name} where {were} were published"
-    for name in said.totals.keys() & set(columns):
-        total = said.totals[name]
+    for name, total in said.totals.items():
+        if name not in columns:
+            continue
         found = pc.sum(rows[name]).as_py() or 0
         if Decimal(found) != Decimal(total):
             yield f"{name} adds up to {found} where {total} was published"

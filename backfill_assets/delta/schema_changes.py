@@ -202,7 +202,9 @@ def _nullability(
 def _dropped(found: Migration, table: Table, there: Mapping[str, T.StructField]) -> None:
     """The columns that the model has no longer."""
     used = {*filter(None, found.sources.values())}
-    for name in there.keys() - table.columns.keys() - used:
+    for name in there:
+        if name in table.columns or name in used:
+            continue
         days = len(found.ledger.stored)
         text = f"column {name} is dropped"
         if days:
