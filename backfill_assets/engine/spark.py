@@ -60,6 +60,11 @@ _PATIENCE = 15.0
 _MOST_CLOSED = 1000
 
 
+def first_line(error: Exception) -> str:
+    """Why Spark takes no expression, without the plan that it prints below."""
+    return next(filter(None, map(str.strip, str(error).splitlines())), "no expression")
+
+
 class Engine(LazyPySparkResource):
     """dagster-pyspark's lazy session, after a look at what usually prevents one.
 

@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.calendar.policy import Policy
+from backfill_assets.engine.spark import first_line
 from backfill_assets.imports.manifests import How, ImportRefusedError
 from backfill_assets.landing.text import json_fields
 from backfill_assets.tables.sources import Source
@@ -106,8 +107,7 @@ def _kind(rows: DataFrame, expression: str) -> tuple[T.DataType, str]:
     try:
         return rows.select(F.expr(expression)).schema[0].dataType, ""
     except (AnalysisException, ParseException) as error:
-        why = next(filter(None, map(str.strip, str(error).splitlines())), "no expression")
-        return T.NullType(), f"{expression} cannot be computed: {why}"
+        return T.NullType(), f"{expression} cannot be computed: {first_line(error)}"
 
 
 def _unfit(source: Source, name: str, kind: T.DataType) -> str:

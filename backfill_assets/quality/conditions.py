@@ -8,6 +8,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from backfill_assets.engine.spark import first_line
 from backfill_assets.tables.counts import counts_of
 from backfill_assets.tables.table import DeclarationError, Table
 
@@ -51,5 +52,5 @@ def _why(frame: DataFrame, *conditions: str) -> str:
         # As it is counted: what is no truth value is refused as well.
         _ = frame.agg(*(F.count_if(F.expr(condition)) for condition in conditions)).schema
     except AnalysisException as error:
-        return next(filter(None, map(str.strip, str(error).splitlines())), "no expression")
+        return first_line(error)
     return ""
