@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 
+import pytest
+
+from backfill_assets.cli import main
 from backfill_assets_tests.places import PROJECT
 
 #: The text of README and of all other pages by their path, README first.
@@ -22,3 +26,15 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def documented(page: str, language: str) -> list[str]:
     """The blocks of a page in a language."""
     return [body for found, body in BLOCK.findall(PAGES[page]) if found == language]
+
+
+def follow(step: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run a command as a page has it; what it prints has the lines that the page shows."""
+    command, *shown = step.splitlines()
+    name, *words = shlex.split(command.removeprefix("$ "))
+    assert name == "backfill-assets"
+    assert main(words) == 0, capsys.readouterr()
+    said = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    for line in shown:
+        pattern = re.escape(line).replace(re.escape("..."), ".*").replace("\\ ", " +")
+        assert any(re.fullmatch(pattern, of) for of in said), (line, said)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import shlex
-
 import pytest
 
 from backfill_assets.cli import main
 from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import PREFIX
-from backfill_assets_tests.pages import documented
+from backfill_assets_tests.pages import documented, follow
 from backfill_assets_tests.pipeline import Pipeline, day, order, undo
 from backfill_assets_tests.places import PROJECT
 
@@ -47,14 +44,7 @@ def test_the_steps_do_what_the_page_says(production, engine, tmp_path, capsys):
     assert "backfill-assets migrate notes --plan" in after.failure(refused)
     versions = []
     for step in STEPS:
-        command, *shown = step.splitlines()
-        name, *words = shlex.split(command.removeprefix("$ "))
-        assert name == "backfill-assets"
-        assert main(words) == 0, capsys.readouterr()
-        said = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-        for line in shown:
-            pattern = re.escape(line).replace(re.escape("..."), ".*").replace("\\ ", " +")
-            assert any(re.fullmatch(pattern, of) for of in said), (line, said)
+        follow(step, capsys)
         versions.append(after.log("notes").version())
     assert versions[0] < versions[1]
     rows = {(row["run_date"], row["orders"], row["remark"]) for row in after.rows("notes")}

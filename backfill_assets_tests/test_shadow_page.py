@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from backfill_assets.cli import main
 from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import PREFIX
 from backfill_assets_tests.beside import AFTER, ALL, BEFORE, SCORES, seen
-from backfill_assets_tests.pages import documented
+from backfill_assets_tests.pages import documented, follow
 from backfill_assets_tests.pipeline import Pipeline, order
 from backfill_assets_tests.places import PROJECT
 
@@ -48,14 +47,7 @@ def test_the_steps_do_what_the_page_says(production, capsys):
     before = production.digests()
     looks = []
     for step in STEPS:
-        command, *shown = step.splitlines()
-        name, *words = shlex.split(command.removeprefix("$ "))
-        assert name == "backfill-assets"
-        assert main(words) == 0, capsys.readouterr()
-        said = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-        for line in shown:
-            pattern = re.escape(line).replace(re.escape("..."), ".*").replace("\\ ", " +")
-            assert any(re.fullmatch(pattern, of) for of in said), (line, said)
+        follow(step, capsys)
         looks.append(seen(production))
     assert looks == [
         *[{n: n for n in range(1, 6)}] * 4,
