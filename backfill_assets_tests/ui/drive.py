@@ -1,7 +1,7 @@
 """Launch two backfills through the pages of a running Dagster webserver, and check what came of it.
 
 Buttons are clicked and pages are looked at in Debian's chromium; what happened is then asked of
-GraphQL, not of the pages. Needs `selenium`, which the project itself does not depend on:
+GraphQL, not of the pages:
 
     python -m backfill_assets_tests.ui.drive --url http://127.0.0.1:3000 --shots docs/ui
 
@@ -15,7 +15,6 @@ import argparse
 import json
 import re
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -28,13 +27,13 @@ from urllib.parse import quote
 
 from selenium import webdriver
 from selenium.common.exceptions import TimeoutException, WebDriverException
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
 from backfill_assets_tests.graphql import RefusedQueryError, ask
+from backfill_assets_tests.ui.browser import chromium
 
 ALL = ("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders", "fact_daily_orders")
 LOCATION = "backfill_assets.definitions"
@@ -43,10 +42,6 @@ STAGED_ON = ("stg_orders", "fact_daily_orders")
 ABOUT_TABLES = ("days", "final_days", "one_code")
 #: Whatever a page shows comes within so many seconds, also beside somebody else's Spark.
 PATIENCE = 120
-_FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-    "--no-first-run", "--disable-sync", "--window-size=1600,1000",
-)  # fmt: skip
 
 _JOB_RUNS = """query ($job: String!) { runsOrError(filter: {pipelineName: $job}, limit: 20) {
   ... on Runs { results { runId status } } } }"""
@@ -335,17 +330,9 @@ class Pages:
 
 @contextmanager
 def browsing(server: Server, shots: Path) -> Iterator[Pages]:
-    """A browser with a profile of its own, closed in the end."""
-    with tempfile.TemporaryDirectory() as profile:
-        options = webdriver.ChromeOptions()
-        options.binary_location = "/usr/bin/chromium"
-        for flag in (*_FLAGS, f"--user-data-dir={profile}"):
-            options.add_argument(flag)
-        browser = webdriver.Chrome(options, Service("/usr/bin/chromedriver"))
-        try:
-            yield Pages(browser, server, shots)
-        finally:
-            browser.quit()
+    """The server's pages in a browser, closed in the end."""
+    with chromium() as browser:
+        yield Pages(browser, server, shots)
 
 
 def verify(server: Server, backfill: str, assets: Sequence[str], days: Days) -> str:

@@ -1,0 +1,61 @@
+"""The pages of the documentation in a browser: each is light, whole, local and readable."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+from selenium.webdriver import Chrome
+
+from backfill_assets_tests.places import PROJECT
+
+PAGES = sorted(page.stem for page in (PROJECT / "docs").glob("*.md"))
+#: What a page may weigh with all that it asks for, in bytes as they are sent (compressed).
+MOST = 500_000
+WIDTH = 420
+
+
+def _asked(browser: Chrome) -> dict[str, int]:
+    """What was asked of the network since the last look, with the bytes that came."""
+    urls: dict[str, str] = {}
+    sizes: dict[str, int] = {}
+    for entry in browser.get_log("performance"):
+        event = json.loads(entry["message"])["message"]
+        told = event["params"]
+        if event["method"] == "Network.requestWillBeSent":
+            urls[told["requestId"]] = told["request"]["url"]
+        elif event["method"] == "Network.loadingFinished":
+            sizes[told["requestId"]] = int(told["encodedDataLength"])
+    return {url: sizes.get(request, 0) for request, url in urls.items()}
+
+
+@pytest.fixture
+def narrow(browser: Chrome) -> Iterator[Chrome]:
+    """The browser as wide as a phone, in the dark."""
+    shape = {"width": WIDTH, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", shape)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
+    browser.execute_cdp_cmd("Network.setCacheDisabled", {"cacheDisabled": True})
+    yield browser
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    browser.execute_cdp_cmd("Network.setCacheDisabled", {"cacheDisabled": False})
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_small_local_and_fits_a_phone(narrow: Chrome, site: str, page: str) -> None:
+    narrow.get_log("performance")
+    narrow.get_log("browser")
+    narrow.get(f"{site}/{page}.html")
+    asked = {url: size for url, size in _asked(narrow).items() if not url.startswith("data:")}
+    assert {urlsplit(url).netloc for url in asked} == {urlsplit(site).netloc}
+    assert sum(asked.values()) <= MOST, asked
+    assert narrow.execute_script("return document.documentElement.scrollWidth") <= WIDTH
+    shade = narrow.execute_script("return getComputedStyle(document.body).backgroundColor")
+    red, green, blue = map(int, shade.removeprefix("rgb(").rstrip(")").split(",")[:3])
+    assert max(red, green, blue) < 100, f"the page is light in the dark: {shade}"
+    told = [entry["message"] for entry in narrow.get_log("browser") if entry["level"] == "SEVERE"]
+    assert told == []
