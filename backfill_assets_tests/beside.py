@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dagster as dg
+from pyspark.sql import SparkSession
 
+from backfill_assets.backfills.comparing import Comparison, compare
 from backfill_assets.backfills.plans import Parameters
 from backfill_assets.backfills.shadow import Stage, build, prepare
 from backfill_assets.delta import targets
-from backfill_assets.delta.targets import Target
+from backfill_assets.delta.targets import Bounds, Target
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, io_manager_of, order
 
 BEFORE, AFTER = (f"backfill_assets_tests.target_tables{which}:TABLES" for which in ("", "_after"))
@@ -32,6 +34,11 @@ def shadow(
     target = prepare(io, pipeline.settings, name, asked)
     stages = list(build(io, pipeline.settings, assets, target, asked))
     return targets.find(pipeline.settings, name), stages
+
+
+def compared(pipeline: Pipeline, spark: SparkSession, bounds: Bounds | None = None) -> Comparison:
+    graph, target = pipeline.repository.asset_graph, targets.find(pipeline.settings, "v2")
+    return compare(pipeline.settings, spark, graph, target, pipeline.code, bounds)
 
 
 def switch(

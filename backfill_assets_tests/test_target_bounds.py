@@ -9,11 +9,20 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from backfill_assets.backfills.comparing import compare
 from backfill_assets.backfills.target_bounds import require
 from backfill_assets.delta import targets
 from backfill_assets.delta.targets import Bounds, Target
-from backfill_assets_tests.beside import AFTER, ALL, BEFORE, SCORES, landed, seen, shadow, switch
+from backfill_assets_tests.beside import (
+    AFTER,
+    ALL,
+    BEFORE,
+    SCORES,
+    compared,
+    landed,
+    seen,
+    shadow,
+    switch,
+)
 from backfill_assets_tests.pipeline import Pipeline, day, order, undo
 
 New = Callable[..., Pipeline]
@@ -47,11 +56,6 @@ def required(pipeline: Pipeline, bounds: Bounds | None) -> Target:
     return require(pipeline.settings, targets.find(pipeline.settings, "v2"), bounds)
 
 
-def compared(pipeline: Pipeline, spark, bounds: Bounds | None = None) -> list[str]:
-    target = targets.find(pipeline.settings, "v2")
-    return compare(pipeline.settings, spark, target, bounds).problems
-
-
 def refused(pipeline: Pipeline) -> str:
     said = pipeline.failure(switch(pipeline, fails=True))
     assert "Nothing was written" in said
@@ -65,15 +69,15 @@ def test_nothing_is_switched_over_without_a_passed_comparison(production, after,
     said = refused(after)
     assert "must pass a comparison with --most-drift 0.25 first: there was none" in said
     # One with other bounds is another one.
-    assert compared(after, spark, ANY) == []
+    assert compared(after, spark, ANY).problems == []
     assert "the last one had other bounds" in refused(after)
-    (problem,) = [of for of in compared(after, spark) if of.startswith(f"{SCORES}.")]
+    (problem,) = [of for of in compared(after, spark).problems if of.startswith(f"{SCORES}.")]
     assert "scores.score has drifted by" in problem
     assert problem in refused(after)
     assert seen(production) == OLD
     # Other bounds, which it keeps; and those of a canary hold for the rest.
     required(after, ANY)
-    assert compared(after, spark) == []
+    assert compared(after, spark).problems == []
     switch(after, days=str(day(6)))
     switch(after)
     assert seen(production) == TENFOLD
@@ -85,18 +89,18 @@ def test_nothing_is_switched_over_without_a_passed_comparison(production, after,
 def test_a_comparison_of_something_else_does_not_count(production, after, spark):
     shadow(after, f"{day(2)}...{day(6)}")
     required(after, ANY)
-    assert compared(after, spark) == []
+    assert compared(after, spark).problems == []
     # The target was built on.
     shadow(after, WHOLE)
     assert "the target was built on since the last one" in refused(after)
-    assert compared(after, spark) == []
+    assert compared(after, spark).problems == []
     # Production has other rows of a day that the target made, and the target has caught up.
     production.land(6, [order("6-late", 6, "1.00", at="11:00")], "late.jsonl")
     production.run(6, 6, ALL)
     assert "not as it would be made now" in refused(after)
     shadow(after, WHOLE)
     assert "the target was built on since the last one" in refused(after)
-    assert compared(after, spark) == []
+    assert compared(after, spark).problems == []
     switch(after)
     assert seen(production) == {**TENFOLD, 6: 70}
 
@@ -104,12 +108,12 @@ def test_a_comparison_of_something_else_does_not_count(production, after, spark)
 def test_a_day_that_production_has_published_since_is_compared_again(production, after, spark):
     shadow(after, WHOLE)
     required(after, ANY)
-    assert compared(after, spark) == []
+    assert compared(after, spark).problems == []
     # By another code than that of before: the rows that were compared are no more.
     production.run(3, 3, (SCORES,), tags={"backfill_assets/rewrite": "true"})
     assert f"production has published {SCORES} [{day(3)}] since the last one" in refused(after)
     shadow(after, WHOLE)
-    assert compared(after, spark) == []
+    assert compared(after, spark).problems == []
     switch(after)
     assert seen(production) == TENFOLD
 
@@ -126,13 +130,13 @@ def test_none_is_required_any_more(production, after):
 def test_more_rows_than_a_bound_allows(production, after, spark):
     # The day has one customer by the code of both, and lines of another since.
     shadow(after, WHOLE)
-    assert compared(after, spark, Bounds(most_rows=0)) == []
+    assert compared(after, spark, Bounds(most_rows=0)).problems == []
     production.land(2, [order("2-more", 2, customer="c2", at="11:00")], "more.jsonl")
     production.run(2, 2, ("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders"))
     shadow(after, WHOLE)
-    problems = compared(after, spark, Bounds(most_rows=0.1))
+    problems = compared(after, spark, Bounds(most_rows=0.1)).problems
     assert "scores has +16.7% rows, more than 10.0% either way" in problems
-    assert compared(after, spark, Bounds(most_rows=5)) == []
+    assert compared(after, spark, Bounds(most_rows=5)).problems == []
 
 
 def test_the_job_takes_bounds(after, spark):

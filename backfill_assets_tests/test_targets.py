@@ -15,7 +15,6 @@ import pytest
 from deltalake import write_deltalake
 
 from backfill_assets.backfills import undertakings
-from backfill_assets.backfills.comparing import compare
 from backfill_assets.backfills.plans import Parameters
 from backfill_assets.backfills.target_days import behind
 from backfill_assets.calendar.policy import Policy
@@ -25,6 +24,7 @@ from backfill_assets.delta.maintenance import maintain
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.delta.targets import TargetError
 from backfill_assets.delta.versions import versions_that_belong_together
+from backfill_assets.publish.candidates import Outcome
 from backfill_assets.staleness.backlog import backlog
 from backfill_assets_tests.beside import (
     AFTER,
@@ -34,6 +34,7 @@ from backfill_assets_tests.beside import (
     RANKS,
     SCORES,
     STATE,
+    compared,
     landed,
     seen,
     shadow,
@@ -97,7 +98,7 @@ def test_a_target_from_end_to_end(production, new, spark):
     assert production.digests() == before
     assert not after.materialized(SCORES)
     # Of what was not asked for, the days are built that read a day that was.
-    found = compare(after.settings, spark, target)
+    found = compared(after, spark)
     assert not found.problems
     assert {r.table.name: r.summary for r in found.reports} == {
         SCORES: "scores: 3 changed",
@@ -120,6 +121,31 @@ def test_a_target_from_end_to_end(production, new, spark):
     undo(after, "v2")
     assert seen(production) == {n: n for n in range(1, 7)}
     assert production.digests() == before
+
+
+def test_a_day_that_does_not_pass_ends_the_build(production, new, spark):
+    production.land(7, [order("7-0", 7, customer=None)])
+    production.land(8, [order("8-0", 8)])
+    production.run(7, 8)
+    after = new()
+    _, stages = shadow(after, f"{day(5)}...{day(8)}", chunk_days=3)
+    # The last stage is not begun.
+    assert [(stage.name, bool(stage.why)) for stage in stages] == [("001", True)]
+    assert stages[0].counts[SCORES] == {Outcome.WRITTEN: 2, Outcome.FAILED: 1}
+    assert f"{SCORES}[{day(7)}]  nulls: 1 null(s) in customer_id" in stages[0].why
+    assert "build the same into the target again" in stages[0].why
+    # A comparison of what is not whole does not pass.
+    missing = f"{SCORES} [{day(7)}...{day(8)}] is not built (never published)"
+    assert missing in compared(after, spark).problems
+    told = after.failure(switch(after, fails=True))
+    assert "target v2 is not switched over" in told
+    production.land(7, [order("7-0", 7, ingested=f"{day(7)}T11:00:00Z")])
+    production.run(7, 7)
+    _, stages = shadow(after, f"{day(5)}...{day(8)}", chunk_days=3)
+    assert [stage.why for stage in stages] == ["", ""]
+    assert not compared(after, spark).problems
+    switch(after)
+    assert seen(production) == {1: 1, 2: 2, 3: 3, 4: 4, 5: 50, 6: 60, 7: 10, 8: 10}
 
 
 def test_the_same_as_the_backfill_in_place(production, new, loaded, tmp_path):
@@ -202,8 +228,8 @@ def test_what_lands_meanwhile_is_caught_up_or_the_target_is_refused(production, 
     assert "target v2 is not switched over" in told
     assert f"scores [{day(6)}] (new input: stg_orders)" in told
     assert seen(production)[1] == 1
-    target, _ = shadow(after, f"{day(1)}...{day(7)}")
-    assert not compare(after.settings, spark, target).problems
+    shadow(after, f"{day(1)}...{day(7)}")
+    assert not compared(after, spark).problems
     switch(after)
     assert seen(production) == {1: 10, 2: 20, 3: 30, 4: 40, 5: 50, 6: 70, 7: 10}
 

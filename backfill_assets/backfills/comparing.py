@@ -11,11 +11,13 @@ from backfill_assets.backfills.layers import across_layers
 from backfill_assets.backfills.reconciliation import reconcile
 from backfill_assets.backfills.reports import Difference, Report, Versions
 from backfill_assets.backfills.target_bounds import beyond, keep_verdict, rows_moved
-from backfill_assets.backfills.target_days import made
+from backfill_assets.backfills.target_days import made, unbuilt
 from backfill_assets.calendar.partitions import spelled
+from backfill_assets.dagster_ext.internals import BaseAssetGraph
 from backfill_assets.delta.targets import Bounds, Target
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.codes import Code
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,12 @@ class Comparison:
 
 
 def compare(
-    settings: Settings, spark: SparkSession, target: Target, bounds: Bounds | None = None
+    settings: Settings,
+    spark: SparkSession,
+    graph: BaseAssetGraph,
+    target: Target,
+    code: Code,
+    bounds: Bounds | None = None,
 ) -> Comparison:
     """Compare the days that a target has made with those of production as the target sees it.
 
@@ -42,7 +49,9 @@ def compare(
     Args:
         settings: the deployment's settings.
         spark: the session.
+        graph: the assets.
         target: the target.
+        code: the code.
         bounds: what it must keep to; what a switch-over of it requires, if none are given.
 
     Raises:
@@ -50,7 +59,7 @@ def compare(
         TargetError: the target is gone.
     """
     bounds = bounds or target.required or Bounds()
-    found = Comparison()
+    found = Comparison(problems=list(unbuilt(settings, graph, target, code)))
     ledgers = target.ledgers(settings)
     for name in target.tables:
         ledger, pin = ledgers[name], target.pins[name]

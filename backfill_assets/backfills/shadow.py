@@ -16,7 +16,13 @@ import dagster as dg
 from pydantic import PrivateAttr
 
 from backfill_assets.backfills.plans import Parameters
-from backfill_assets.backfills.target_days import adoptable, days_of, refuse_foreign, tables_for
+from backfill_assets.backfills.target_days import (
+    adoptable,
+    behind,
+    days_of,
+    refuse_foreign,
+    tables_for,
+)
 from backfill_assets.calendar.partitions import DAY, Window, packed
 from backfill_assets.dagster_ext.internals import AssetGraph
 from backfill_assets.dagster_ext.run_failures import reason
@@ -30,8 +36,10 @@ from backfill_assets.publish.adoption import adopt
 from backfill_assets.publish.candidates import Candidate, Done, Outcome
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.run_tags import REASON_TAG
+from backfill_assets.quality.checks import failure_text
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.codes import Code
 from backfill_assets.tables.table import Table
 
 
@@ -232,6 +240,8 @@ def build(
                     run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
                     raise_on_error=False,
                 )
+                if failed := _missed(settings, graph, target, shadow, result.run_id):
+                    why.append(failure_text(failed, "build the same into the target again"))
                 if not result.success:
                     why.append(reason(instance, result.run_id))
             if targets.find(settings, target.name).generation != target.generation:
@@ -242,6 +252,22 @@ def build(
             yield _stage(name, window, shadow.done[before:], "\n".join(why))
             if why:
                 return
+
+
+def _missed(
+    settings: Settings, graph: AssetGraph, target: Target, shadow: ShadowIOManager, run_id: str
+) -> dict[str, dict[date, str]]:
+    """By table, the days that a run did not publish, but for those that nobody can make yet."""
+    failed = {name: of for name, of in shadow.failed(run_id).items() if of}
+    if not failed:
+        return {}
+    code = Code(shadow.code_version, tables=shadow.code_versions)
+    left = behind(settings, graph, target, code, pinned=True)
+    kept = {
+        name: {day: why for day, why in of.items() if day in left.get(name, ())}
+        for name, of in failed.items()
+    }
+    return {name: of for name, of in kept.items() if of}
 
 
 def _parts(

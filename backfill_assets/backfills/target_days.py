@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime
 
 from backfill_assets.backfills.fates import Fate, fates_of
@@ -80,8 +80,10 @@ def behind(
     target: Target,
     code: Code,
     only: Window | None = None,
+    *,
+    pinned: bool = False,
 ) -> dict[str, dict[date, Fate]]:
-    """The days of a target that are not as this code would make them of production as it is now.
+    """The days of a target that are not as this code would make them of production.
 
     Args:
         settings: the deployment's settings.
@@ -89,8 +91,9 @@ def behind(
         target: the target.
         code: the code.
         only: only these days are asked for.
+        pinned: of production as the target sees it, and not as it is now.
     """
-    ledgers = target.ledgers(settings, pinned=False)
+    ledgers = target.ledgers(settings, pinned=pinned)
     days = days_of(settings, graph, target, only)
     asked = Parameters(days=str(only or target.windows[-1]), tables=target.tables)
     found: dict[str, dict[date, Fate]] = {}
@@ -108,6 +111,14 @@ def behind(
         if left:
             found[name] = left
     return found
+
+
+def unbuilt(settings: Settings, graph: BaseAssetGraph, target: Target, code: Code) -> Iterator[str]:
+    """The days that a target was asked for, and has not made: of each table, in a sentence."""
+    for name, of in behind(settings, graph, target, code, pinned=True).items():
+        if left := of.keys() - made(target, target.ledger(settings, name)):
+            why = ", ".join(sorted({of[day].why for day in left}))
+            yield f"{name} [{spelled(left)}] is not built ({why})"
 
 
 def made(target: Target, ledger: Ledger) -> set[date]:

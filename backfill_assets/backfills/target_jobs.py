@@ -117,7 +117,7 @@ def _stages(stages: list[Stage]) -> dg.MarkdownMetadataValue:
     return dg.MetadataValue.md("\n".join(lines))
 
 
-def _comparing(settings: Settings) -> dg.JobDefinition:
+def _comparing(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobDefinition:
     """The job that compares a target with production."""
 
     @dg.op(required_resource_keys={"engine"}, out=dg.Out(dg.Nothing))
@@ -127,7 +127,8 @@ def _comparing(settings: Settings) -> dg.JobDefinition:
             if config.require is not None:
                 wanted = config.bounds or target.required or Bounds()
                 target = require(settings, target, wanted if config.require else None)
-            found = compare(settings, context.resources.engine.spark_session, target, config.bounds)
+            spark = context.resources.engine.spark_session
+            found = compare(settings, spark, graph, target, code, config.bounds)
         except TargetError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         metadata = _pages(found)
@@ -230,6 +231,7 @@ def build(
         assets: those of the deployment.
         code: that of the tables.
     """
-    switching = _switching(settings, AssetGraph.from_assets(list(assets)), code)
-    jobs = [_building(settings, assets), _comparing(settings), switching]
+    graph = AssetGraph.from_assets(list(assets))
+    switching = _switching(settings, graph, code)
+    jobs = [_building(settings, assets), _comparing(settings, graph, code), switching]
     return jobs, _finishing(settings, switching)

@@ -233,8 +233,10 @@ def compare(
     from backfill_assets.backfills.reports import as_grid
     from backfill_assets.backfills.reports import as_json as reports_as_json
     from backfill_assets.backfills.target_bounds import require as required
+    from backfill_assets.cli.plans import graph
     from backfill_assets.delta.targets import Bounds
     from backfill_assets.engine.spark import Engine
+    from backfill_assets.tables.codes import running_code
 
     settings = load_settings()
     it = _found(settings, target)
@@ -242,7 +244,8 @@ def compare(
     bounds = given if str(given) else it.required or given
     if require is not None:
         it = required(settings, it, bounds if require else None)
-    found = compared(settings, Engine.of(settings).spark_session, it, bounds)
+    spark = Engine.of(settings).spark_session
+    found = compared(settings, spark, graph(settings), it, running_code(settings), bounds)
     if as_json:
         out.json({"problems": found.problems, **reports_as_json(found.reports)})
     else:

@@ -126,11 +126,15 @@ def plotted(value: int | Decimal) -> Any:
     return near if Decimal(str(near := float(value))) == value else str(value)
 
 
-def failure_text(failed: Mapping[str, Mapping[date, str]]) -> str:
+def failure_text(
+    failed: Mapping[str, Mapping[date, str]],
+    again: str = "materialize the assets again for just these days",
+) -> str:
     """What a person needs at 3 a.m.: which days, why, what state the tables are in, what to do.
 
     Args:
         failed: by table, the days that were not published, each with the reason.
+        again: what to do once the input is mended.
     """
     lines = [
         f"  {name}[{day}]  {why}"
@@ -141,6 +145,5 @@ def failure_text(failed: Mapping[str, Mapping[date, str]]) -> str:
         "Some days failed the audit and were not published; what was readable there before still "
         "is. All other days of this run are published, in all tables that the run was for.\n"
         + "\n".join(lines)
-        + "\nMend the input that is named first, then materialize the assets again for just these "
-        "days."
+        + f"\nMend the input that is named first, then {again}."
     )
