@@ -11,7 +11,8 @@ from selenium.webdriver import Chrome
 
 from backfill_assets_tests.places import PROJECT
 
-PAGES = sorted(page.stem for page in (PROJECT / "docs").glob("*.md"))
+DOCS = PROJECT / "docs"
+PAGES = sorted(str(page.relative_to(DOCS).with_suffix("")) for page in DOCS.rglob("*.md"))
 #: What a page may weigh with all that it asks for, in bytes as they are sent (compressed).
 MOST = 500_000
 WIDTH = 420
