@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
 import pytest
 from selenium.webdriver import Chrome, Keys
 
+from backfill_assets.calendar.partitions import DAY
+from backfill_assets.calendar.policy import Policy
+from backfill_assets.orders.tables import RAW
+from backfill_assets.staleness.finality import closings
+from backfill_assets_tests.invented_logs import ledger
+from backfill_assets_tests.invented_logs import loaded as commit
 from backfill_assets_tests.lab_pages import figures
+from backfill_assets_tests.model import known_now, run_model, version_key
+from backfill_assets_tests.pipeline import START, day
 from backfill_assets_tests.ui.simulators import Keyboard, rules
 
 
@@ -164,3 +181,254 @@ def test_append_or_replace_by_keyboard(browser, site):
     page.press("Reset")
     assert page.said.startswith("Readers see 0 rows")
     assert "An append" not in page.text
+
+
+# --- event day and arrival day --------------------------------------------------------------------
+
+WINDOW = "window-rules.js"
+#: Orders of the lab `event-time`: event day, arrival day.
+_OF_THE_LAB = """
+const lines = [[1, 1], [2, 2], [1, 3]].map(([event, logged], at) =>
+  ({ id: `o-${at}`, event, logged, amount: 10, version: [logged] }));
+"""
+
+
+def test_the_window_agrees_with_the_lab_of_the_event_time(guide):
+    played = rules(
+        guide,
+        WINDOW,
+        f"""{_OF_THE_LAB}
+        const revenue = (sums) => Object.values(sums).map((of) => of.revenue);
+        const monday = (window) =>
+          m.sums(m.staged(lines, window).filter((line) => line.event === 1), "event")[1];
+        const clock = [2, 2 + 366].map((today) => m.ofLastTwoDays(lines, 2, today).length);
+        return [revenue(m.sums(lines, "logged")), revenue(m.sums(lines, "event")),
+          [0, 1, 2, 7].map((window) => [monday(window).orders, monday(window).revenue]), clock];
+        """,
+    )
+    by_arrival, by_event, windows, clock = (looks for _, looks in figures("event-time"))
+    assert [who for who, _ in windows] == [f"{n} days" for n in (0, 1, 2, 7)]
+    assert played == [
+        [told["revenue"] for _, told in by_arrival],
+        [told["revenue"] for _, told in by_event],
+        [[told["orders"], told["revenue"]] for _, told in windows],
+        [told["orders"] for _, told in clock],
+    ]
+
+
+@pytest.mark.parametrize(("corrects", "first"), [(True, 0), (False, 2)])
+def test_the_window_agrees_with_the_lab_of_late_lines(guide, corrects, first):
+    played = rules(
+        guide,
+        WINDOW,
+        """
+        const days = [[1, 1], [2, 2], [3, 3], [4, 4], [1, 5]];
+        const lines = days.map(([event, logged], at) =>
+          ({ id: `o-${at}`, event, logged, amount: 10, version: [logged] }));
+        return [5, 6].map((today) => {
+          const of = m.tables(lines, { window: 2, today, corrects: g[0] });
+          const seen = [of.facts, of.current, of.corrections].map((sums) => sums[1])
+            .map((sums) => [sums?.orders ?? 0, sums?.revenue ?? 0]);
+          return [...seen, [of.late.length], of.check];
+        });
+        """,
+        corrects,
+    )
+    for told, (_, looks) in zip(played, figures("late")[first : first + 2], strict=True):
+        *tables, check = told
+        facts, current, corrections, late = (of for who, of in looks if "check" not in who)
+        assert tables == [
+            *([of["orders of day 1"], of["revenue"]] for of in (facts, current, corrections)),
+            [late["lines"]],
+        ]
+        assert check == "".join(str(of["text"]) for who, of in looks if "check" in who)
+    assert played[1][-1]
+
+
+@dataclass
+class Case:
+    """Invented lines, as they land, and from which day one looks at them.
+
+    Attributes:
+        lines: arrival day and line.
+        window: the window, in days.
+        today: the number of the day on which one looks.
+    """
+
+    lines: list[tuple[int, dict[str, Any]]]
+    window: int
+    today: int
+
+
+def _cases(count: int) -> Iterable[Case]:
+    invent = random.Random(21)
+    for _ in range(count):
+        lines = []
+        for _ in range(invent.randint(1, 14)):
+            event = invent.randint(1, 9)
+            arrival = event + invent.choice([0, 0, 0, 1, 2, 3, 5, 9])
+            happened, told = (invent.choice(["00", "09", "23"]) for _ in range(2))
+            line = {
+                "order_id": invent.choice("abcd"),
+                "customer_id": invent.choice(["c-1", None]),
+                "order_ts": f"{day(event)}T{happened}:00:00Z",
+                "amount": invent.choice(["10.00", "12.50", "-3.25"]),
+                # A folder may have lines of the first hours of the next day.
+                "ingestion_ts": f"{day(arrival + invent.choice([0, 0, 1]))}T{told}:30:00Z",
+            }
+            lines.append((arrival, line))
+        yield Case(lines, invent.choice([0, 1, 2, 3, 7]), invent.randint(3, 20))
+
+
+def _landed(landing: Path, case: Case) -> Path:
+    for number, (arrival, line) in enumerate(case.lines):
+        folder = landing / "orders" / f"arrival_date={day(arrival)}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"part-{number:02}.jsonl").write_text(json.dumps(line))
+    return landing
+
+
+def _number(of: date) -> int:
+    return (of - START).days + 1
+
+
+def _sums(found: dict[tuple[date, str], tuple[int, Decimal]]) -> dict[str, list[float]]:
+    """Orders and revenue by the number of the day."""
+    of_days: dict[str, list[float]] = {}
+    for (of, _), (orders, revenue) in found.items():
+        sums = of_days.setdefault(str(_number(of)), [0, 0])
+        sums[0] += orders
+        sums[1] += float(revenue)
+    return of_days
+
+
+def test_the_window_agrees_with_the_model_and_the_policy(guide, tmp_path):
+    """The tables of invented lines, as a second reading of the design has them."""
+    given, expected = [], []
+    for number, case in enumerate(_cases(60)):
+        landing = _landed(tmp_path / str(number), case)
+        model = run_model(
+            landing, start=START, end=day(40), window_days=case.window, timezone="UTC"
+        )
+        given.append(
+            {
+                "window": case.window,
+                "today": case.today,
+                "lines": [
+                    {
+                        "id": row["order_id"],
+                        "event": _number(row["order_ts"].date()),
+                        "logged": _number(row["log_date"]),
+                        "amount": float(row["amount"]),
+                        "version": _comparable(row),
+                    }
+                    for row in model.raw
+                ],
+            }
+        )
+        calendar = {"start": START, "end": day(case.today), "timezone": "UTC"}
+        known = run_model(landing, window_days=case.window, **calendar)
+        expected.append(
+            {
+                "facts": _sums(known.fact),
+                "late": len(known.late),
+                **{
+                    name: _sums(
+                        known_now(known.raw, window_days=case.window, drop=drop, **calendar)
+                    )
+                    for name, drop in (("corrected", False), ("dropped", True))
+                },
+            }
+        )
+    found = rules(
+        guide,
+        WINDOW,
+        """
+        const listed = (sums) => Object.fromEntries(
+          Object.entries(sums).map(([day, of]) => [day, [of.orders, of.revenue]]));
+        return g[0].map(({ lines, window, today }) => {
+          const [kept, dropped] = [true, false].map((corrects) =>
+            m.tables(lines, { window, today, corrects }));
+          for (const { facts, current, corrections } of [kept, dropped]) {
+            for (const day of Object.keys({ ...facts, ...current })) {
+              for (const name of ["orders", "revenue"]) {
+                const of = (sums) => sums[day]?.[name] ?? 0;
+                if (of(facts) + of(corrections) !== of(current)) throw new Error(`${day} ${name}`);
+              }
+            }
+          }
+          return { facts: listed(kept.facts), late: kept.late.length,
+            corrected: listed(kept.current), dropped: listed(dropped.current) };
+        });
+        """,
+        given,
+    )
+    assert found == expected
+    assert sum(of["late"] for of in expected) > 50
+    assert sum(of["corrected"] != of["facts"] for of in expected) > 20
+    assert any(of["dropped"] != of["facts"] for of in expected)
+
+
+def _comparable(row: dict[str, Any]) -> list[float]:
+    """What versions are compared by, as numbers."""
+    version_time, log_date, order_ts, ingestion_ts, amount, (known, _) = version_key(row)
+    times = [moment.timestamp() for moment in (version_time, order_ts, ingestion_ts)]
+    return [times[0], _number(log_date), *times[1:], float(amount), known]
+
+
+def test_a_day_of_the_window_is_final_when_the_code_says_so(guide):
+    given, expected = [], []
+    for window in range(8):
+        policy = Policy(START, None, window, lag_days=1, corrects=True, only_touched=True)
+        for today in range(1, 20):
+            logged = policy.logged(day(today))
+            raw = ledger(RAW, *(commit(_number(of), [of]) for of in logged))
+            final = {of for of in closings(raw, policy) if of >= START}
+            states = {of: "final" if of in final else "open" for of in logged}
+            touched, read = policy.may_touch(day(today)), policy.log_days(day(today))
+            given.append([window, today])
+            expected.append(
+                [
+                    [states.get(day(n), "to come") for n in range(1, 22)],
+                    [_number(of.start) for of in (touched, read)],
+                    [_number(of.end - DAY) for of in (touched, read)],
+                ]
+            )
+    found = rules(
+        guide,
+        WINDOW,
+        """return g[0].map(([window, today]) => {
+          const spans = [m.mayTouch(today, window), m.logDays(today, window)];
+          const states = Array.from({ length: 21 }, (_, at) => m.state(at + 1, window, today));
+          return [states, spans.map(([first]) => first), spans.map(([, last]) => last)];
+        });""",
+        given,
+    )
+    assert found == expected
+
+
+def test_the_window_by_keyboard(browser, site):
+    page = Keyboard(browser, f"{site}/guide/window.html")
+    assert page.said.startswith(
+        "Window of 7 day(s), today is day 12: days 1 to 4 are final, days 5 to 8 are open. Lines: "
+        "5 staged, 2 superseded, 1 late, 0 not loaded yet. Check late_lines: WARN: 1 line(s)"
+    )
+    assert "E ✎" in page.text
+    page.press("Window (days)", *[Keys.ARROW_LEFT] * 7)
+    assert "Window of 0 day(s)" in page.said
+    assert "Lines: 4 staged, 0 superseded, 4 late" in page.said
+    page.choose("Late lines", "they are dropped")
+    assert "ERROR: 4 line(s) worth 45.00" in page.said
+    page.press("Today is day", *[Keys.ARROW_LEFT] * 9)
+    assert "today is day 3: days 1 to 2 are final, no day is open." in page.said
+    run = "The run of day 2, run today (day {}): by the day of the run it takes 2 line(s). By "
+    assert run.format(3) + "CURRENT_DATE it takes 1." in page.text
+    page.press("Today is day", Keys.END)
+    assert run.format(18) + "CURRENT_DATE it takes 0." in page.text
+    page.press("Reset", Keys.ENTER)
+    page.press("Arrival day", Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_DOWN)
+    page.press("Add")
+    assert page.said.startswith("This line was not added:")
+    page.press("Arrival day", Keys.ARROW_UP)
+    page.press("Add")
+    assert "Lines: 6 staged" in page.said
