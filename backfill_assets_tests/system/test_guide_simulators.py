@@ -14,10 +14,14 @@ from typing import Any
 import pytest
 from selenium.webdriver import Chrome, Keys
 
-from backfill_assets.calendar.partitions import DAY
+from backfill_assets.backfills.planning import target_days
+from backfill_assets.calendar.partitions import DAY, Days, Window
 from backfill_assets.calendar.policy import Policy
-from backfill_assets.orders.tables import RAW
+from backfill_assets.definitions import build_defs
+from backfill_assets.orders.tables import RAW, TABLES
+from backfill_assets.settings import load_settings
 from backfill_assets.staleness.finality import closings
+from backfill_assets.tables.graph import Graph
 from backfill_assets_tests.invented_logs import ledger
 from backfill_assets_tests.invented_logs import loaded as commit
 from backfill_assets_tests.lab_pages import figures
@@ -276,7 +280,8 @@ def _cases(count: int) -> Iterable[Case]:
                 # A folder may have lines of the first hours of the next day.
                 "ingestion_ts": f"{day(arrival + invent.choice([0, 0, 1]))}T{told}:30:00Z",
             }
-            lines.append((arrival, line))
+            # Some lines are there twice.
+            lines += [(arrival, line)] * invent.choice([1, 1, 1, 2])
         yield Case(lines, invent.choice([0, 1, 2, 3, 7]), invent.randint(3, 20))
 
 
@@ -432,3 +437,138 @@ def test_the_window_by_keyboard(browser, site):
     page.press("Arrival day", Keys.ARROW_UP)
     page.press("Add")
     assert "Lines: 6 staged" in page.said
+
+
+# --- the grid of a backfill -----------------------------------------------------------------------
+
+GRID = "backfill-grid-rules.js"
+CALENDAR = Window(START, day(17))
+
+
+def _numbers(of: Iterable[date]) -> list[int]:
+    return sorted(_number(one) for one in of if one in CALENDAR)
+
+
+def test_what_follows_in_the_grid_is_what_the_graph_says(guide, tmp_path):
+    settings = load_settings(start=START, end=CALENDAR.end, warehouse=str(tmp_path))
+    tables = dict(rules(guide, GRID, "return Object.entries(m.TABLES)"))
+    graph = Graph.of(TABLES.values(), Policy.of(settings))
+    reaches = {}
+    for name, of in tables.items():
+        inputs = graph.inputs[name]
+        assert [one.source.name for one in inputs] == ([of["of"]] if of else [])
+        for one in inputs:
+            assert (one.reach.before, one.reach.after) == (of["before"], of["after"])
+            reaches[name] = one.reach
+    # Whatever is asked for, gaps included.
+    invent = random.Random(4)
+    asked, expected = [], []
+    for _ in range(200):
+        first = invent.choice([*tables])
+        days = {day(n) for n in range(1, 17) if invent.random() < 0.2} or {day(16)}
+        found = {first: days}
+        for name in [*tables][[*tables].index(first) + 1 :]:
+            changed = reaches[name].changed(found[tables[name]["of"]], ledger(RAW))
+            found[name] = {of for of in changed if of in CALENDAR}
+            of_input = Days.of(found[tables[name]["of"]])
+            assert found[name] == {of for of in reaches[name].touched(of_input) if of in CALENDAR}
+        asked.append([first, _numbers(days)])
+        expected.append({name: _numbers(of) for name, of in found.items()})
+    follows = "return g[0].map(([first, days]) => m.follows(first, days))"
+    assert rules(guide, GRID, follows, asked) == expected
+    # And as a plan of ours has it: the days that Dagster is asked for.
+    assets = build_defs(settings).get_repository_def().asset_graph
+    asked, expected = [], []
+    for first in tables:
+        names = [*tables][[*tables].index(first) :]
+        for start, length in ((1, 1), (4, 1), (9, 3), (16, 1), (1, 16)):
+            window = Window(day(start), day(start + length))
+            asked.append([first, _numbers(window)])
+            planned = target_days(assets, names, window)
+            expected.append({name: _numbers(of) for name, of in planned.items()})
+    assert rules(guide, GRID, follows, asked) == expected
+
+
+def test_a_range_of_the_grid_is_cut_as_ours_are(guide):
+    asked = [(n, most) for n in (1, 7, 16) for most in (0, 1, 3, 7)]
+    assert rules(
+        guide,
+        GRID,
+        """return g[0].map(([last, most]) =>
+          m.chunks(Array.from({ length: last }, (_, at) => at + 1), most));""",
+        asked,
+    ) == [
+        [_numbers(part) for part in Window(START, day(n + 1)).split(most or None)]
+        for n, most in asked
+    ]
+
+
+def test_what_the_grid_is_asked_for_makes_days_right(guide):
+    """Of many situations: all days, in runs of any size, wherever a run fails and goes on."""
+    told = rules(
+        guide,
+        GRID,
+        """
+        const days = Array.from({ length: m.LAST }, (_, at) => at + 1);
+        const seeds = Array.from({ length: 60 }, (_, at) => ["several", at]);
+        const named = Object.keys(m.SITUATIONS).map((name) => [name, 0]);
+        return [...named, ...seeds].map(([name, seed]) => {
+          const world = m.situation(name, seed);
+          const wrong = m.left(world);
+          const at = (name) => m.runs(name, days, [0, 1, 3, 7][seed % 4]);
+          const plan = at("raw_orders");
+          const first = m.backfill(world, plan, { failing: seed % plan.length });
+          const kept = m.left(first.world).length;
+          const second = m.backfill(first.world, plan, { from: first.next });
+          const again = m.backfill(second.world, plan);
+          const script = m.backfill(second.world, plan, { always: true });
+          const facts = m.backfill(world, at("fact_daily_orders"));
+          const built = [...first.became.computed, ...second.became.computed];
+          return {
+            name, wrong: wrong.length, kept, left: m.left(second.world).length,
+            built: built.length, needless: m.needless({ computed: built }),
+            again: again.became.computed.length, script: m.needless(script.became),
+            facts: m.left(facts.world).length,
+          };
+        });
+        """,
+    )
+    for of in told:
+        assert of["left"] == of["needless"] == of["again"] == 0, of
+        assert of["wrong"] == of["built"] >= 1, of
+        assert of["kept"] <= of["wrong"]
+        assert of["script"] == 3 * 16
+        # Facts alone help only where the facts alone are wrong.
+        assert (of["facts"] == 0) is (of["name"] == "code"), of
+
+
+def test_the_grid_by_keyboard(browser, site):
+    page = Keyboard(browser, f"{site}/guide/backfill-grid.html")
+    assert page.said == "7 days are wrong, late or empty."
+    page.press("raw_orders day 1: filled, asked for", *[Keys.ARROW_RIGHT] * 8, Keys.SPACE)
+    assert page.said == (
+        "Asked for: raw_orders, day 9. What follows: stg_orders, days 2 to 9; fact_daily_orders, "
+        "days 2 to 9. 7 day(s) computed, 10 identical in 2 run(s)."
+    )
+    page.send(Keys.ARROW_RIGHT, Keys.ENTER)
+    assert page.said.startswith("Asked for: raw_orders, days 9 to 10.")
+    page.choose("Days in a run", "3")
+    page.press("Run that fails (0: none)", Keys.ARROW_UP, Keys.ARROW_UP)
+    page.press("Launch")
+    score = "Built needlessly: 0. Left wrong, late or empty:"
+    assert page.said == f"Run 2 failed: 1 day(s) computed, 1 identical. {score} 6."
+    page.press("Go on with the failed run", Keys.ENTER)
+    assert page.said == f"Success: 6 day(s) computed, 12 identical. {score} 0."
+    page.press("Build identical days too")
+    page.press("Launch")
+    assert "Built needlessly: 20." in page.said
+    page.choose("What happened", "three days that were not loaded")
+    page.choose("Begin with", "fact_daily_orders")
+    page.press("Last day", Keys.DELETE, "16")
+    page.press("Launch")
+    assert "3 without their input" in page.said
+    assert "A day cannot be built without its own day of the input." in page.text
+    page.press("Another situation")
+    assert "Several things happened at once." in page.text
+    page.press("Reset")
+    assert "Launch 1" not in page.text
