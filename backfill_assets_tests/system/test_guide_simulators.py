@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import functions
 from selenium.webdriver import Chrome, Keys
 
 from backfill_assets.backfills.planning import target_days
@@ -437,6 +439,97 @@ def test_the_window_by_keyboard(browser, site):
     page.press("Arrival day", Keys.ARROW_UP)
     page.press("Add")
     assert "Lines: 6 staged" in page.said
+
+
+# --- workers under skew ---------------------------------------------------------------------------
+
+SKEW = "skew-sim-rules.js"
+#: Of the rows of the page: what the stage of each form looks like, on some workers.
+_STAGES = """
+const customers = Array.from({ length: 1000 }, (_, at) => `c-${at}`);
+const rows = (hot, nulls) => m.orders({ rows: 40000, files: 8, customers: 1000, hot, nulls });
+const look = (form, files, tasks, workers) => {
+  const of = m.stage(form, files, customers, tasks);
+  const busy = of.tasks.filter((task) => task.rows);
+  const sum = (name) => busy.reduce((whole, task) => whole + task[name], 0);
+  const { time, even } = m.scheduled(of.tasks, workers);
+  return {
+    tasks: busy.length, largest: Math.max(...busy.map((task) => task.rows)), rows: sum("rows"),
+    hot: busy.filter((task) => task.hot).length, nulls: busy.filter((task) => task.nulls).length,
+    scans: of.scans, copies: of.copies, time, even,
+  };
+};
+"""
+
+
+def test_rows_go_to_the_tasks_that_sparks_hash_says(guide):
+    """As Spark's documentation of the hash has it: of a column, and of two."""
+    shown = dict.fromkeys(re.findall(r"\|ABC\|DEF\| *(-?\d+)\|", functions.hash.__doc__ or ""))
+    assert len(shown) == 2
+    assert [
+        str(n)
+        for n in rules(
+            guide,
+            SKEW,
+            """const first = m.hashOfText("ABC");
+        return [first, m.hashOfText("DEF", first)];""",
+        )
+    ] == [*shown]
+
+
+def test_workers_under_skew_follow_the_rules_of_the_page_on_skew(guide):
+    told = rules(
+        guide,
+        SKEW,
+        f"""{_STAGES}
+        const forms = (files, tasks, workers) => Object.fromEntries(
+          Object.keys(m.FORMS).map((form) => [form, look(form, files, tasks, workers)]));
+        return [forms(rows(60, 20), 8, 4), forms(rows(0, 0), 8, 4), forms(rows(60, 20), 8, 16)];
+        """,
+    )
+    skewed, even, more = told
+    orders = {form: of for form, of in skewed.items() if form != "sums"}
+    assert {of["rows"] for of in orders.values()} == {40_000}
+    # All rows of a key come into one task, and all without one: more workers do not help.
+    assert skewed["plain"]["hot"] == skewed["plain"]["nulls"] == 1
+    assert skewed["plain"]["largest"] >= 24_000
+    assert more["plain"]["time"] == skewed["plain"]["time"]
+    # Adaptive execution splits a join by the files, and not `as_of`.
+    assert skewed["adaptive"]["hot"] == skewed["adaptive"]["nulls"] == 8
+    assert skewed["adaptive"]["copies"] > 0
+    assert skewed["as_of"] == skewed["plain"]
+    # Isolated nulls leave the hot key, salt spreads both; either reads the orders twice.
+    assert skewed["nulls"]["nulls"] == 8
+    assert skewed["nulls"]["largest"] == skewed["plain"]["largest"]
+    assert skewed["salted"]["hot"] > 3
+    assert skewed["salted"]["nulls"] > 3
+    assert skewed["salted"]["largest"] < skewed["plain"]["largest"] / 2
+    assert [skewed[of]["scans"] for of in ("plain", "nulls", "salted")] == [1, 2, 2]
+    assert skewed["salted"]["copies"] == 15
+    # Sums cost nothing: each file has one row of a key. And without skew all forms are even.
+    assert skewed["sums"]["largest"] < 1.3 * skewed["sums"]["rows"] / 8
+    assert all(of["time"] < 1.3 * of["even"] for of in even.values())
+    assert all(even[of]["copies"] == 0 for of in ("adaptive", "salted"))
+
+
+def test_workers_under_skew_by_keyboard(browser, site):
+    page = Keyboard(browser, f"{site}/guide/skew-sim.html")
+    assert page.said.startswith("join, plain: the longest of 4 worker(s) takes ")
+    assert "2.5 times the even share." in page.said
+    page.press("Workers", *[Keys.ARROW_RIGHT] * 4)
+    assert "the longest of 8 worker(s)" in page.said
+    assert "4.9 times the even share." in page.said
+    page.choose("Query", "as_of, salted")
+    assert "Orders are read 2 time(s), 15 row(s) of customers are copied." in page.said
+    page.press("Rows of one customer (%)", Keys.END)
+    page.press("Rows of no customer (%)", Keys.HOME)
+    assert "worker 1" in page.text
+    # Both shares make at most the whole.
+    page.press("Rows of no customer (%)", Keys.END)
+    page.reach("Rows of one customer (%)")
+    assert browser.execute_script("return document.activeElement.value") == "10"
+    page.press("Reset")
+    assert "2.5 times the even share." in page.said
 
 
 # --- the grid of a backfill -----------------------------------------------------------------------
