@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from backfill_assets_tests.invented_logs import ledger
 from backfill_assets_tests.invented_logs import loaded as commit
 from backfill_assets_tests.lab_pages import figures
 from backfill_assets_tests.model import known_now, run_model, version_key
+from backfill_assets_tests.pages import PAGES
 from backfill_assets_tests.pipeline import START, day
 from backfill_assets_tests.ui.simulators import Keyboard, rules
 
@@ -251,6 +253,36 @@ def test_the_window_agrees_with_the_lab_of_late_lines(guide, corrects, first):
     assert played[1][-1]
 
 
+def test_the_window_has_one_order_as_its_page_has_it(guide):
+    """An order of January 5 with two later versions, after the load of each."""
+    text = PAGES["docs/one-order.md"]
+    lines = re.findall(r"^\| (\d+\.\d+) \| \S+ \| 2024-01-(\d+) \| 2024-01-(\d+) \|", text, re.M)[
+        :3
+    ]
+    rows = re.findall(r"^\| 2024-01-(\d+) \|((?: (?:[\d.]+|none) \|){5})$", text, re.M)
+    assert len(lines) == len(rows) == 3
+    found = rules(
+        guide,
+        WINDOW,
+        """
+        const lines = g[0].map(([amount, logged, event]) => ({
+          id: "o-1001",
+          event: Number(event), logged: Number(logged), amount: Number(amount),
+          version: [Number(logged)],
+        }));
+        return g[1].map((day) => {
+          const of = m.tables(lines, { window: 7, today: Number(day) + 1, corrects: true });
+          const late = of.late.reduce((sum, line) => sum + line.amount, 0);
+          const sums = [of.facts, of.facts, of.current, of.corrections].map((of) => of[5]?.revenue);
+          return [...sums, late].map((amount) => amount ? amount.toFixed(2) : "none");
+        });
+        """,
+        lines,
+        [day for day, _ in rows],
+    )
+    assert found == [re.findall(r"[\d.]+|none", row) for _, row in rows]
+
+
 @dataclass
 class Case:
     """Invented lines, as they land, and from which day one looks at them.
@@ -384,29 +416,30 @@ def _comparable(row: dict[str, Any]) -> list[float]:
 
 
 def test_a_day_of_the_window_is_final_when_the_code_says_so(guide):
+    """Also where the folder of an arrival day has not come."""
     given, expected = [], []
-    for window in range(8):
+    for window, today, missing in product(range(8), range(1, 20), (0, 3, 11)):
         policy = Policy(START, None, window, lag_days=1, corrects=True, only_touched=True)
-        for today in range(1, 20):
-            logged = policy.logged(day(today))
-            raw = ledger(RAW, *(commit(_number(of), [of]) for of in logged))
-            final = {of for of in closings(raw, policy) if of >= START}
-            states = {of: "final" if of in final else "open" for of in logged}
-            touched, read = policy.may_touch(day(today)), policy.log_days(day(today))
-            given.append([window, today])
-            expected.append(
-                [
-                    [states.get(day(n), "to come") for n in range(1, 22)],
-                    [_number(of.start) for of in (touched, read)],
-                    [_number(of.end - DAY) for of in (touched, read)],
-                ]
-            )
+        logged = policy.logged(day(today))
+        raw = ledger(RAW, *(commit(n, [of]) for of in logged if (n := _number(of)) != missing))
+        final = {of for of in closings(raw, policy) if of >= START}
+        states = {of: "final" if of in final else "open" for of in logged}
+        touched, read = policy.may_touch(day(today)), policy.log_days(day(today))
+        given.append([window, today, missing])
+        expected.append(
+            [
+                [states.get(day(n), "to come") for n in range(1, 22)],
+                [_number(of.start) for of in (touched, read)],
+                [_number(of.end - DAY) for of in (touched, read)],
+            ]
+        )
     found = rules(
         guide,
         WINDOW,
-        """return g[0].map(([window, today]) => {
+        """return g[0].map(([window, today, missing]) => {
           const spans = [m.mayTouch(today, window), m.logDays(today, window)];
-          const states = Array.from({ length: 21 }, (_, at) => m.state(at + 1, window, today));
+          const days = Array.from({ length: 21 }, (_, at) => at + 1);
+          const states = days.map((day) => m.state(day, window, today, missing));
           return [states, spans.map(([first]) => first), spans.map(([, last]) => last)];
         });""",
         given,
@@ -417,8 +450,8 @@ def test_a_day_of_the_window_is_final_when_the_code_says_so(guide):
 def test_the_window_by_keyboard(browser, site):
     page = Keyboard(browser, f"{site}/guide/window.html")
     assert page.said.startswith(
-        "Window of 7 day(s), today is day 12: days 1 to 4 are final, days 5 to 8 are open. Lines: "
-        "5 staged, 2 superseded, 1 late, 0 not loaded yet. Check late_lines: WARN: 1 line(s)"
+        "Window of 7 day(s), today is day 12. Final days: 1 to 4. Open days: 5 to 8. Lines: 5 "
+        "staged, 2 superseded, 1 late, 0 not loaded yet. Check late_lines: WARN: 1 line(s)"
     )
     assert "E ✎" in page.text
     page.press("Window (days)", *[Keys.ARROW_LEFT] * 7)
@@ -427,11 +460,15 @@ def test_the_window_by_keyboard(browser, site):
     page.choose("Late lines", "they are dropped")
     assert "ERROR: 4 line(s) worth 45.00" in page.said
     page.press("Today is day", *[Keys.ARROW_LEFT] * 9)
-    assert "today is day 3: days 1 to 2 are final, no day is open." in page.said
+    assert "today is day 3. Final days: 1 to 2. Open days: none." in page.said
     run = "The run of day 2, run today (day {}): by the day of the run it takes 2 line(s). By "
     assert run.format(3) + "CURRENT_DATE it takes 1." in page.text
     page.press("Today is day", Keys.END)
     assert run.format(18) + "CURRENT_DATE it takes 0." in page.text
+    page.press("Reset", Keys.ENTER)
+    page.choose("Late lines", "they become corrections")
+    page.press("Arrival day that has not landed (0: none)", *[Keys.ARROW_UP] * 3)
+    assert "Final days: 4. Open days: 1 to 3, 5 to 8. Lines: 4 staged, 1 superseded" in page.said
     page.press("Reset", Keys.ENTER)
     page.press("Arrival day", Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_DOWN)
     page.press("Add")

@@ -54,7 +54,7 @@ function page(root) {
       ]),
     ));
     places[1].replaceChildren(table(
-      "All forms", ["query", "time of the stage", ": even share", "largest task", "tasks with rows", "scans of orders", "copied"],
+      "All forms", ["query", "time", ": even share", "largest task", "tasks with rows", "scans", "copied"],
       Object.entries(found).map(([name, of]) => [
         FORMS[name], spelled(of.time), (of.time / of.even).toFixed(1), spelled(of.largest), String(of.busy),
         String(of.scans), spelled(of.copies),

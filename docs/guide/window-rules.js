@@ -1,7 +1,8 @@
 // Rules of "event day and arrival day": which lines a day takes, until when, and what tables say. No drawing.
 //
 // A line is { id, event, logged, amount, version }: days are whole numbers, and versions of an order are
-// compared as lists of numbers. `today` is the day on which one looks: log days before it are loaded.
+// compared as lists of numbers. `today` is the day on which one looks: log days before it are loaded, but
+// for one that may be `missing`, as its folder has not landed; 0 if none is.
 
 /** The log days that decide an event day, first and last. */
 export const logDays = (event, window) => [event, event + window];
@@ -13,13 +14,15 @@ export const mayTouch = (logged, window) => [logged - window, logged];
 export const inTime = (line, window) => line.logged <= line.event + window;
 
 /** A day is `final` when all log days of its window are loaded, and `to come` until it is over. */
-export function state(event, window, today) {
+export function state(event, window, today, missing = 0) {
   if (event >= today) return "to come";
-  return logDays(event, window)[1] < today ? "final" : "open";
+  const [first, last] = logDays(event, window);
+  return last < today && !(missing >= first && missing <= last) ? "final" : "open";
 }
 
 /** The lines that are loaded by a day. */
-export const loaded = (lines, today) => lines.filter((line) => line.logged < today);
+export const loaded = (lines, today, missing = 0) =>
+  lines.filter((line) => line.logged < today && line.logged !== missing);
 
 function less(some, others) {
   const place = some.findIndex((value, at) => value !== others[at]);
@@ -71,9 +74,9 @@ export function sums(lines, day) {
   return found;
 }
 
-/** What the tables hold when log days before `today` are loaded. */
-export function tables(lines, { window, today, corrects }) {
-  const known = loaded(lines, today);
+/** What the tables hold. */
+export function tables(lines, { window, today, corrects, missing = 0 }) {
+  const known = loaded(lines, today, missing);
   const [facts, current] = [staged(known, window), counted(known, window, corrects)].map((of) => sums(of, "event"));
   const late = known.filter((line) => !inTime(line, window));
   const corrections = {};
@@ -96,10 +99,11 @@ function check(late, corrects) {
 }
 
 /** What became of a line: `not loaded yet`, `staged`, `superseded`, `late: a correction`, `late: dropped`. */
-export function fate(line, lines, { window, today, corrects }) {
-  if (line.logged >= today) return "not loaded yet";
+export function fate(line, lines, { window, today, corrects, missing = 0 }) {
+  const known = loaded(lines, today, missing);
+  if (!known.includes(line)) return "not loaded yet";
   if (!inTime(line, window)) return corrects ? "late: a correction" : "late: dropped";
-  return staged(loaded(lines, today), window).includes(line) ? "staged" : "superseded";
+  return staged(known, window).includes(line) ? "staged" : "superseded";
 }
 
 /** A transform that takes the orders of the last two days before a day, from log days up to `run`. */

@@ -5,7 +5,7 @@ import { fate, inTime, ofLastTwoDays, state, sums, loaded, tables } from "./wind
 
 const [EVENTS, ARRIVALS] = [8, 16];
 const LATE = { correct: "they become corrections", drop: "they are dropped" };
-const FIRST = { window: 7, today: 12, corrects: true, run: 2 };
+const FIRST = { window: 7, today: 12, corrects: true, missing: 0, run: 2 };
 const LINES = [
   ["A", 1, 1, 10], ["B", 2, 2, 10], ["C", 1, 3, 10], ["D", 3, 3, 10],
   ["F", 5, 5, 10], ["D", 3, 6, 15], ["F", 6, 8, 10], ["E", 2, 11, 10],
@@ -29,6 +29,8 @@ function page(root) {
   const window_ = slider("Window (days)", [0, 7, FIRST.window], (value) => change({ window: value }));
   const today = slider("Today is day", [2, ARRIVALS + 2, FIRST.today], (value) => change({ today: value }));
   const late = choice("Late lines", LATE, (value) => change({ corrects: value === "correct" }));
+  const missing = number("Arrival day that has not landed (0: none)", [0, ARRIVALS, 0], (value) =>
+    change({ missing: value }));
   const run = number("The run is of day", [1, ARRIVALS, FIRST.run], (value) => change({ run: value }));
   const fields = {
     id: element("input", { id: "order", value: "G", size: 3, maxlength: 3 }),
@@ -62,15 +64,18 @@ function page(root) {
     window_.set(FIRST.window);
     today.set(FIRST.today);
     late.select.selectedIndex = 0;
+    missing.input.value = FIRST.missing;
     run.input.value = FIRST.run;
     draw();
   }
 
+  /** The days of a state, as ranges. */
   function spelled(which) {
-    const found = days(EVENTS).filter((day) => state(day, asked.window, asked.today) === which);
-    if (!found.length) return `no day is ${which}`;
-    const [first, last] = [found[0], found.at(-1)];
-    return first === last ? `day ${first} is ${which}` : `days ${first} to ${last} are ${which}`;
+    const found = days(EVENTS).filter((day) => state(day, asked.window, asked.today, asked.missing) === which);
+    const starts = found.filter((day) => !found.includes(day - 1));
+    const ends = found.filter((day) => !found.includes(day + 1));
+    const ranges = starts.map((first, at) => (first === ends[at] ? `${first}` : `${first} to ${ends[at]}`));
+    return ranges.join(", ") || "none";
   }
 
   function draw() {
@@ -78,8 +83,8 @@ function page(root) {
     const fates = lines.map((of) => fate(of, lines, asked));
     const count = (which) => fates.filter((of) => of.startsWith(which)).length;
     said.textContent =
-      `Window of ${asked.window} day(s), today is day ${asked.today}: ${spelled("final")}, ` +
-      `${spelled("open")}. Lines: ${count("staged")} staged, ${count("superseded")} superseded, ` +
+      `Window of ${asked.window} day(s), today is day ${asked.today}. Final days: ${spelled("final")}. ` +
+      `Open days: ${spelled("open")}. Lines: ${count("staged")} staged, ${count("superseded")} superseded, ` +
       `${count("late")} late, ${count("not")} not loaded yet.${now.check ? ` Check late_lines: ${now.check}.` : ""}`;
     drawGrid(fates);
     drawDays(now);
@@ -103,9 +108,9 @@ function page(root) {
     const empty = (event, logged) => (logged < event ? "" : inTime({ event, logged }, asked.window) ? "○" : "–");
     places.grid.replaceChildren(table(
       "Event days (down) and arrival days (across)",
-      ["event", ...days(ARRIVALS).map((day) => (day < asked.today ? String(day) : `(${day})`))],
+      ["event", ...days(ARRIVALS).map((day) => (day < asked.today && day !== asked.missing ? String(day) : `(${day})`))],
       days(EVENTS).map((event) => [
-        `day ${event}, ${state(event, asked.window, asked.today)}`,
+        `day ${event}, ${state(event, asked.window, asked.today, asked.missing)}`,
         ...days(ARRIVALS).map((logged) => [
           at(event, logged) || empty(event, logged),
           logged >= event && inTime({ event, logged }, asked.window) ? "inside" : "outside",
@@ -115,19 +120,19 @@ function page(root) {
   }
 
   function drawDays(now) {
-    const arrived = sums(loaded(lines, asked.today), "logged");
+    const arrived = sums(loaded(lines, asked.today, asked.missing), "logged");
     places.days.replaceChildren(table(
       "Orders and revenue by day",
       ["day", "state", "by arrival day", "facts (by event day)", "corrections", "current"],
       days(ARRIVALS).map((day) => [
-        `day ${day}`, state(day, asked.window, asked.today), money(arrived[day]),
+        `day ${day}`, state(day, asked.window, asked.today, asked.missing), money(arrived[day]),
         money(now.facts[day]), money(now.corrections[day]), money(now.current[day]),
       ]),
     ));
   }
 
   root.append(
-    window_.box, today.box, late.box, said, places.grid,
+    window_.box, today.box, missing.box, late.box, said, places.grid,
     element("p", {}, "○ in the window, – beyond it, (day) not loaded yet; ✓ staged, ↷ superseded, ✎ late and a " +
       "correction, ✗ late and dropped, … not loaded yet"),
     places.days,
