@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, datetime, time, timezone
 
 import dagster as dg
 
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.labs.lab import START, Lab, Line, Pipeline
+from backfill_assets.monitoring.incidents import incidents
+from backfill_assets.monitoring.look import situation
+from backfill_assets.monitoring.outbox import Incident
 from backfill_assets.tables.catalog import tables_of
 
 _WINDOW_DAYS = 2
@@ -39,6 +42,8 @@ def late(lab: Lab) -> None:
                 lab.tell(
                     f"check {check.check_name}", f"{check.severity.value}: {check.description}"
                 )
+        for incident in _incidents(here):
+            lab.tell(f"alert {incident.kind}", incident.detail)
     lab.lesson(
         "a final day stays as it is, so that reports that were sent stay true. A late line is "
         "counted and never lost in silence. If it corrects, readers of the current facts have it."
@@ -62,6 +67,14 @@ def _order(name: str, n: int, at: str = "") -> Line:
 
 def _load(here: Pipeline, first: date, last: date) -> dg.ExecuteInProcessResult:
     return here.run(Window(first, last + DAY), [*tables_of(here.settings)])
+
+
+def _incidents(here: Pipeline) -> list[Incident]:
+    """What a person is told of the late lines, on the day after the last."""
+    noon = datetime.combine(_day(6), time(12), tzinfo=timezone.utc)
+    with dg.DagsterInstance.ephemeral() as instance:
+        found = incidents(situation(here.settings, instance, noon))
+    return [of for of in found if of.subject == _LATE]
 
 
 def _look(lab: Lab, here: Pipeline) -> None:
