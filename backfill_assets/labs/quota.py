@@ -27,7 +27,7 @@ _DAYS = Window(START, START + 3 * DAY)
 _ORDERS, _CUSTOMERS = 40, 8
 #: Of the quota of the day.
 _LEFT = 200
-_LOADED = ("raw_orders", "raw_orders_rejected", "stg_orders", order_places.name)
+_LOADED = ("raw_orders", "stg_orders", order_places.name)
 #: Of the plan, whose rows nobody loads.
 _PLANNED = Window(START, START + 20 * DAY)
 _ROWS = 500_000

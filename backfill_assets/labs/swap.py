@@ -19,7 +19,7 @@ from backfill_assets.tables.codes import running_code
 
 _DAYS = Window(START, START + 4 * DAY)
 _TABLE, _TARGET = "daily_revenue", "v2"
-_LOADED = ("raw_orders", "raw_orders_rejected", "stg_orders", _TABLE)
+_LOADED = ("raw_orders", "stg_orders", _TABLE)
 _BEFORE, _AFTER = (f"backfill_assets.labs.swap_{which}:TABLES" for which in ("before", "after"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Annotated
 
 from pyspark.sql import DataFrame
@@ -15,7 +16,8 @@ from backfill_assets.labs.swap_before import Revenue
 def daily_revenue(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
     """The amounts without taxes."""
     day = F.col("for_day").alias("run_date")
-    return orders.groupBy(day).agg((F.sum("amount") / 1.2).cast("decimal(18,2)").alias("revenue"))
+    without = F.sum("amount") / F.lit(Decimal("1.2"))
+    return orders.groupBy(day).agg(without.cast("decimal(18,2)").alias("revenue"))
 
 
 TABLES = [*ORDERS, daily_revenue]
