@@ -42,19 +42,19 @@ function page(root) {
     const now = found[asked.form];
     const times = (now.time / now.even).toFixed(1);
     said.textContent =
-      `${FORMS[asked.form]}: the longest of ${asked.workers} worker(s) takes ${spelled(now.time)}, ${times} times the ` +
+      `${FORMS[asked.form]}: the longest of ${asked.workers} worker(s) takes the time of ${spelled(now.time)} rows, ${times} times the ` +
       `even share. Largest task: ${spelled(now.largest)} rows. Orders are read ${now.scans} time(s), ` +
       `${spelled(now.copies)} row(s) of customers are copied.`;
     const longest = now.workers.findIndex((worker) => worker.time === now.time);
     places[0].replaceChildren(table(
-      `Workers: ${FORMS[asked.form]}`, ["worker", "tasks", "time", ""],
+      `Workers: ${FORMS[asked.form]}`, ["worker", "tasks", "time (rows)", ""],
       now.workers.map((worker, at) => [
         `worker ${at + 1}${at === longest ? " (longest)" : ""}`, String(worker.tasks.length), spelled(worker.time),
         element("span", { class: at === longest ? "bar longest" : "bar", style: `width: ${(120 * worker.time) / now.time}px` }),
       ]),
     ));
     places[1].replaceChildren(table(
-      "All forms", ["query", "time", ": even share", "largest task", "tasks with rows", "scans", "copied"],
+      "All forms", ["query", "time (rows)", ": even share", "largest task", "tasks with rows", "scans", "copied"],
       Object.entries(found).map(([name, of]) => [
         FORMS[name], spelled(of.time), (of.time / of.even).toFixed(1), spelled(of.largest), String(of.busy),
         String(of.scans), spelled(of.copies),
