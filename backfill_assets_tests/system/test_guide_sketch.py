@@ -300,12 +300,12 @@ def by_pointer(page: Chrome) -> None:
     # Below the bar on top of the page, which would take the pointer.
     palette = there(page, "#sketch .palette")
     page.execute_script("scrollBy(0, arguments[0].getBoundingClientRect().top - 100)", palette)
-    scale = drawing.rect["width"] / 820
+    scale = drawing.rect["width"] / 840
 
     def drop(kind: str, x: int, y: int) -> None:
         button = page.find_element(By.CSS_SELECTOR, f"#sketch [data-add='{kind}']")
         # Offsets are from the middle of the drawing.
-        across, down = round((x - 410) * scale), round((y - 220) * scale)
+        across, down = round((x - 420) * scale), round((y - 220) * scale)
         chain = ActionChains(page, duration=0).click_and_hold(button)
         chain.move_to_element_with_offset(drawing, across, down).release().perform()
 

@@ -1,4 +1,4 @@
-// What shows a claim: the text of a `Shown by:` line as links.
+// Texts of data files as elements: code between backticks, and what shows a claim as links.
 
 import { element } from "./guide.js";
 
@@ -32,4 +32,9 @@ export function shown(by) {
   const parts = by.split(";").map((told) => piece(told.trim()));
   const joined = parts.flatMap((part, at) => (at ? ["; ", part] : [part]));
   return element("p", { class: "shown" }, "Shown by: ", ...joined, ".");
+}
+
+/** A text in which what stands between backticks is code. */
+export function worded(text) {
+  return text.split("`").map((part, at) => (at % 2 ? element("code", {}, part) : part));
 }

@@ -42,8 +42,8 @@ export const KINDS = {
   script: { name: "load script", is: "a second script, for repairs", at: [80, 300] },
 };
 
-/** The drawing is so wide and high; a piece is so wide and high, around its place. */
-export const SIZE = { width: 820, height: 440, piece: [130, 46] };
+/** The drawing is so wide and high; a piece is so wide and high, around its place, less its circle. */
+export const SIZE = { width: 840, height: 440, piece: [130, 46] };
 
 export const EMPTY = { pieces: {}, edges: [] };
 
@@ -53,8 +53,8 @@ const within = (least, value, most) => Math.max(least, Math.min(most, Math.round
 export function place(x, y) {
   const [wide, high] = SIZE.piece;
   return {
-    x: within(wide / 2, x, SIZE.width - wide / 2),
-    y: within(high / 2, y, SIZE.height - high / 2),
+    x: within(wide / 2 + 2, x, SIZE.width - wide / 2 - 12),
+    y: within(high / 2 + 2, y, SIZE.height - high / 2 - 2),
   };
 }
 
