@@ -256,6 +256,33 @@ def test_each_finding_has_words_and_each_words_a_sketch(browser: Chrome, site: s
     assert [name for name in WORDS if f'"{name}"' not in text] == []
 
 
+def test_any_sketch_is_graded(browser: Chrome, site: str) -> None:
+    """A thousand sketches of any pieces and edges: each finding has words, about pieces of it."""
+    code = """(() => {
+        let state = 1;
+        const random = (most) => (state = (state * 48271) % 2147483647) % most;
+        const kinds = args[0];
+        return Array.from({ length: 1000 }, () => {
+            const some = kinds.filter(() => random(3));
+            const pieces = Object.fromEntries(some.map((kind) => [kind, { x: 0, y: 0 }]));
+            const edges = some.flatMap((from) =>
+                some.filter((to) => to !== from && !random(4)).map((to) => [from, to]));
+            return [some, of.graded({ pieces, edges })];
+        });
+    })()"""
+    browser.get(f"{site}/guide/sketch.html")
+    kinds = [*PIECES, "script", "rejected", "lateness"]
+    seen = set()
+    for there_are, found in called(browser, site, "sketch-rules.js", code, kinds):
+        names = [one["finding"] for one in found]
+        assert len({*names}) == len(names)
+        assert all({*one["about"]} <= {*there_are} for one in found)
+        # No choice is made in any of them.
+        assert ("open-choice" in names) == ("target" in there_are)
+        seen |= {*names}
+    assert seen == WORDS.keys() - {"target-by-arrival", "target-appends", "raw-overwritten"}
+
+
 def test_what_is_begun_with_is_wrong_in_one_way_and_the_solution_is_right(page: Chrome) -> None:
     begin = Select(page.find_element(By.ID, "sketch-begin"))
     starts = [option.get_attribute("value") for option in begin.options][1:]
@@ -386,7 +413,10 @@ def test_links_of_labs_and_pages_lead_somewhere(browser: Chrome, site: str) -> N
     browser.get(f"{site}/guide/sketch.html")
     labs = called(browser, site, "shown.js", "Object.keys(of.LABS)")
     assert len(labs) >= 8
-    shown = [*(of["shown_by"] for of in WORDS.values()), *(f"lab `{name}`" for name in labs)]
+    shown = [of["shown_by"] for of in WORDS.values()]
+    # Who has a finding has something to read.
+    assert all("](" in of or "lab `" in of for of in shown)
+    shown += [f"lab `{name}`" for name in labs]
     links = links_of(browser, site, shown)
     assert len({*links}) > len(labs)
     assert leading_nowhere(browser, links) == []
