@@ -74,7 +74,7 @@ def test_links_of_the_quiz_lead_somewhere(browser: Chrome, site: str) -> None:
     # Who was wrong has something to read.
     assert all("](" in of or "lab `" in of for of in shown)
     # The links of labs are looked at with the sketch.
-    links = [link for link in links_of(browser, site, shown) if "/labs.html#" not in link]
+    links = [link for link in links_of(browser, shown) if "/labs.html#" not in link]
     assert len({*links}) > 15
     assert leading_nowhere(browser, links) == []
 
@@ -83,9 +83,9 @@ def test_links_of_the_quiz_lead_somewhere(browser: Chrome, site: str) -> None:
 def orders(browser: Chrome, site: str) -> list[list[int]]:
     """For each question, the places of its answers in the file, in the order of the page."""
     browser.get(f"{site}/guide/quiz.html")
-    code = "args[0].map((question) => of.order(question))"
-    found = called(browser, site, "quiz-rules.js", code, QUESTIONS)
-    assert found == called(browser, site, "quiz-rules.js", code, QUESTIONS)
+    code = "return g[0].map((question) => m.order(question))"
+    found = called(browser, "quiz-rules.js", code, QUESTIONS)
+    assert found == called(browser, "quiz-rules.js", code, QUESTIONS)
     return cast("list[list[int]]", found)
 
 
@@ -107,22 +107,22 @@ def test_the_score(browser: Chrome, site: str) -> None:
     first, second = QUESTIONS[0]["id"], QUESTIONS[1]["id"]
     wrong = {**right, second: (right[second] + 1) % 4}
     code = (
-        "args[1].map((given) => { const { answered, right, wrong } = of.score(args[0], given);"
+        "return g[1].map((given) => { const { answered, right, wrong } = m.score(g[0], given);"
         " return [answered, right, wrong.map(({ id }) => id)]; })"
     )
     given = [{}, {first: right[first]}, right, wrong]
-    found = called(browser, site, "quiz-rules.js", code, QUESTIONS, given)
+    found = called(browser, "quiz-rules.js", code, QUESTIONS, given)
     assert found == [[0, 0, []], [1, 1, []], [30, 30, []], [30, 29, [second]]]
     code = (
-        "[[-1, {}], [-1, args[1]], [29, {}], [0, args[2]]]"
-        ".map(([at, given]) => of.next(args[0], given, at))"
+        "return [[-1, {}], [-1, g[1]], [29, {}], [0, g[2]]]"
+        ".map(([at, given]) => m.next(g[0], given, at))"
     )
     some = {of["id"]: 0 for of in QUESTIONS[:5]}
-    assert called(browser, site, "quiz-rules.js", code, QUESTIONS, right, some) == [0, 0, 0, 5]
+    assert called(browser, "quiz-rules.js", code, QUESTIONS, right, some) == [0, 0, 0, 5]
     # What was kept by another version of the page is let go.
-    code = "of.known(args[0], args[1])"
+    code = "return m.known(g[0], g[1])"
     kept = {first: 1, second: 7, "other": 0}
-    assert called(browser, site, "quiz-rules.js", code, QUESTIONS, kept) == {first: 1}
+    assert called(browser, "quiz-rules.js", code, QUESTIONS, kept) == {first: 1}
 
 
 def said(page: Chrome) -> str:

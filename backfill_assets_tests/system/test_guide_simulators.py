@@ -33,7 +33,8 @@ from backfill_assets_tests.lab_pages import figures
 from backfill_assets_tests.model import known_now, run_model, version_key
 from backfill_assets_tests.pages import PAGES
 from backfill_assets_tests.pipeline import START, day
-from backfill_assets_tests.ui.simulators import Keyboard, rules
+from backfill_assets_tests.ui.guide_pages import called
+from backfill_assets_tests.ui.simulators import Simulator
 
 
 @pytest.fixture(scope="module")
@@ -135,11 +136,11 @@ _PLAYED = {
     ],
 )
 def test_append_or_replace_agrees_with_the_labs(guide, lab, names):
-    assert rules(guide, APPEND, _PLAYED[lab]) == seen(lab, *names)
+    assert called(guide, APPEND, _PLAYED[lab]) == seen(lab, *names)
 
 
 def test_append_or_replace_agrees_with_the_lab_that_crashes(guide):
-    first, *others = rules(guide, APPEND, _PLAYED["crash"])
+    first, *others = called(guide, APPEND, _PLAYED["crash"])
     assert first["seen"] == [0, 0, 0, 0]
     assert figures("crash")[0][1] == [("reader", {"text": "there is no table"})]
     steps = [dict(looks) for _, looks in figures("crash")[1:]]
@@ -155,14 +156,14 @@ def test_append_or_replace_agrees_with_the_lab_that_crashes(guide):
 
 
 def test_append_or_replace_by_keyboard(browser, site):
-    page = Keyboard(browser, f"{site}/guide/append-or-replace.html")
+    page = Simulator(browser, f"{site}/guide/append-or-replace.html")
     right = "right: 18 rows, total 180.00."
     assert page.said == f"Readers see 0 rows, total 0.00; {right} Wrong days: 6, of them empty: 6."
-    page.press("Run")
+    page.press_at("Run")
     assert (
         page.said == f"Readers see 18 rows, total 180.00; {right} Wrong days: 0, of them empty: 0."
     )
-    page.press("Run", Keys.ENTER)
+    page.press_at("Run", Keys.ENTER)
     assert page.said.startswith("Readers see 36 rows, total 360.00;")
     assert "An append counts each run." in page.text
     page.choose("Way of writing", "delete, then insert")
@@ -170,19 +171,19 @@ def test_append_or_replace_by_keyboard(browser, site):
     page.choose(
         "Crash of the job (of each day: the third)", "in the middle (between delete and insert)"
     )
-    page.press("Run")
+    page.press_at("Run")
     assert page.said.endswith("Wrong days: 4, of them empty: 1.")
     page.choose("Crash of the job (of each day: the third)", "nowhere")
-    page.press("Go on with the failed job")
+    page.press_at("Go on with the failed job")
     assert page.said.endswith("Wrong days: 0, of them empty: 0.")
     page.choose("Way of writing", "merge by key")
-    page.press("Row without a key on day 4")
-    page.press("Row of shop b on day 3 is no more")
-    page.press("Run")
-    page.press("Run")
+    page.press_at("Row without a key on day 4")
+    page.press_at("Row of shop b on day 3 is no more")
+    page.press_at("Run")
+    page.press_at("Run")
     assert "Wrong days: 2, of them empty: 0." in page.said
     assert "A null key matches none: each MERGE inserts its row again." in page.text
-    page.press("Reset")
+    page.press_at("Reset")
     assert page.said.startswith("Readers see 0 rows")
     assert "An append" not in page.text
 
@@ -198,7 +199,7 @@ const lines = [[1, 1], [2, 2], [1, 3]].map(([event, logged], at) =>
 
 
 def test_the_window_agrees_with_the_lab_of_the_event_time(guide):
-    played = rules(
+    played = called(
         guide,
         WINDOW,
         f"""{_OF_THE_LAB}
@@ -222,7 +223,7 @@ def test_the_window_agrees_with_the_lab_of_the_event_time(guide):
 
 @pytest.mark.parametrize(("corrects", "first"), [(True, 0), (False, 2)])
 def test_the_window_agrees_with_the_lab_of_late_lines(guide, corrects, first):
-    played = rules(
+    played = called(
         guide,
         WINDOW,
         """
@@ -260,7 +261,7 @@ def test_the_window_has_one_order_as_its_page_has_it(guide):
     ]
     rows = re.findall(r"^\| 2024-01-(\d+) \|((?: (?:[\d.]+|none) \|){5})$", text, re.M)
     assert len(lines) == len(rows) == 3
-    found = rules(
+    found = called(
         guide,
         WINDOW,
         """
@@ -378,7 +379,7 @@ def test_the_window_agrees_with_the_model_and_the_policy(guide, tmp_path):
                 },
             }
         )
-    found = rules(
+    found = called(
         guide,
         WINDOW,
         """
@@ -432,7 +433,7 @@ def test_a_day_of_the_window_is_final_when_the_code_says_so(guide):
                 [_number(of.end - DAY) for of in (touched, read)],
             ]
         )
-    found = rules(
+    found = called(
         guide,
         WINDOW,
         """return g[0].map(([window, today, missing]) => {
@@ -447,33 +448,33 @@ def test_a_day_of_the_window_is_final_when_the_code_says_so(guide):
 
 
 def test_the_window_by_keyboard(browser, site):
-    page = Keyboard(browser, f"{site}/guide/window.html")
+    page = Simulator(browser, f"{site}/guide/window.html")
     assert page.said.startswith(
         "Window of 7 day(s), today is day 12. Final days: 1 to 4. Open days: 5 to 8. Lines: 5 "
         "staged, 2 superseded, 1 late, 0 not loaded yet. Check late_lines: WARN: 1 line(s)"
     )
     assert "E ✎" in page.text
-    page.press("Window (days)", *[Keys.ARROW_LEFT] * 7)
+    page.press_at("Window (days)", *[Keys.ARROW_LEFT] * 7)
     assert "Window of 0 day(s)" in page.said
     assert "Lines: 4 staged, 0 superseded, 4 late" in page.said
     page.choose("Late lines", "they are dropped")
     assert "ERROR: 4 line(s) worth 45.00" in page.said
-    page.press("Today is day", *[Keys.ARROW_LEFT] * 9)
+    page.press_at("Today is day", *[Keys.ARROW_LEFT] * 9)
     assert "today is day 3. Final days: 1 to 2. Open days: none." in page.said
     run = "The run of day 2, run today (day {}): by the day of the run it takes 2 line(s). By "
     assert run.format(3) + "CURRENT_DATE it takes 1." in page.text
-    page.press("Today is day", Keys.END)
+    page.press_at("Today is day", Keys.END)
     assert run.format(18) + "CURRENT_DATE it takes 0." in page.text
-    page.press("Reset", Keys.ENTER)
+    page.press_at("Reset", Keys.ENTER)
     page.choose("Late lines", "they become corrections")
-    page.press("Arrival day that has not landed (0: none)", *[Keys.ARROW_UP] * 3)
+    page.press_at("Arrival day that has not landed (0: none)", *[Keys.ARROW_UP] * 3)
     assert "Final days: 4. Open days: 1 to 3, 5 to 8. Lines: 4 staged, 1 superseded" in page.said
-    page.press("Reset", Keys.ENTER)
-    page.press("Arrival day", Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_DOWN)
-    page.press("Add")
+    page.press_at("Reset", Keys.ENTER)
+    page.press_at("Arrival day", Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_DOWN)
+    page.press_at("Add")
     assert page.said.startswith("This line was not added:")
-    page.press("Arrival day", Keys.ARROW_UP)
-    page.press("Add")
+    page.press_at("Arrival day", Keys.ARROW_UP)
+    page.press_at("Add")
     assert "Lines: 6 staged" in page.said
 
 
@@ -504,7 +505,7 @@ def test_rows_go_to_the_tasks_that_sparks_hash_says(guide):
     assert len(shown) == 2
     assert [
         str(n)
-        for n in rules(
+        for n in called(
             guide,
             SKEW,
             """const first = m.hashOfText("ABC");
@@ -514,7 +515,7 @@ def test_rows_go_to_the_tasks_that_sparks_hash_says(guide):
 
 
 def test_workers_under_skew_follow_the_rules_of_the_page_on_skew(guide):
-    told = rules(
+    told = called(
         guide,
         SKEW,
         f"""{_STAGES}
@@ -579,7 +580,7 @@ def _orders_of_the_lab() -> Iterable[list[tuple[str | None, int]]]:
 def test_workers_under_skew_agree_with_the_lab(guide):
     """Rows, tasks and scans are equal. Which number a salted row gets, the rules do not know."""
     files = [*_orders_of_the_lab()]
-    found = rules(
+    found = called(
         guide,
         SKEW,
         f"""{_STAGES}
@@ -606,22 +607,22 @@ def test_workers_under_skew_agree_with_the_lab(guide):
 
 
 def test_workers_under_skew_by_keyboard(browser, site):
-    page = Keyboard(browser, f"{site}/guide/skew-sim.html")
+    page = Simulator(browser, f"{site}/guide/skew-sim.html")
     assert page.said.startswith("join, plain: the longest of 4 worker(s) takes ")
     assert "2.5 times the even share." in page.said
-    page.press("Workers", *[Keys.ARROW_RIGHT] * 4)
+    page.press_at("Workers", *[Keys.ARROW_RIGHT] * 4)
     assert "the longest of 8 worker(s)" in page.said
     assert "4.9 times the even share." in page.said
     page.choose("Query", "as_of, salted")
     assert "Orders are read 2 time(s), 15 row(s) of customers are copied." in page.said
-    page.press("Rows of one customer (%)", Keys.END)
-    page.press("Rows of no customer (%)", Keys.HOME)
+    page.press_at("Rows of one customer (%)", Keys.END)
+    page.press_at("Rows of no customer (%)", Keys.HOME)
     assert "worker 1" in page.text
     # Both shares make at most the whole.
-    page.press("Rows of no customer (%)", Keys.END)
-    page.reach("Rows of one customer (%)")
+    page.press_at("Rows of no customer (%)", Keys.END)
+    page.go_to("Rows of one customer (%)")
     assert browser.execute_script("return document.activeElement.value") == "10"
-    page.press("Reset")
+    page.press_at("Reset")
     assert "2.5 times the even share." in page.said
 
 
@@ -637,7 +638,7 @@ def _numbers(of: Iterable[date]) -> list[int]:
 
 def test_what_follows_in_the_grid_is_what_the_graph_says(guide, tmp_path):
     settings = load_settings(start=START, end=CALENDAR.end, warehouse=str(tmp_path))
-    tables = dict(rules(guide, GRID, "return Object.entries(m.TABLES)"))
+    tables = dict(called(guide, GRID, "return Object.entries(m.TABLES)"))
     graph = Graph.of(TABLES.values(), Policy.of(settings))
     reaches = {}
     for name, of in tables.items():
@@ -661,7 +662,7 @@ def test_what_follows_in_the_grid_is_what_the_graph_says(guide, tmp_path):
         asked.append([first, _numbers(days)])
         expected.append({name: _numbers(of) for name, of in found.items()})
     follows = "return g[0].map(([first, days]) => m.follows(first, days))"
-    assert rules(guide, GRID, follows, asked) == expected
+    assert called(guide, GRID, follows, asked) == expected
     # And as a plan of ours has it: the days that Dagster is asked for.
     assets = build_defs(settings).get_repository_def().asset_graph
     asked, expected = [], []
@@ -672,12 +673,12 @@ def test_what_follows_in_the_grid_is_what_the_graph_says(guide, tmp_path):
             asked.append([first, _numbers(window)])
             planned = target_days(assets, names, window)
             expected.append({name: _numbers(of) for name, of in planned.items()})
-    assert rules(guide, GRID, follows, asked) == expected
+    assert called(guide, GRID, follows, asked) == expected
 
 
 def test_a_range_of_the_grid_is_cut_as_ours_are(guide):
     asked = [(n, most) for n in (1, 7, 16) for most in (0, 1, 3, 7)]
-    assert rules(
+    assert called(
         guide,
         GRID,
         """return g[0].map(([last, most]) =>
@@ -691,7 +692,7 @@ def test_a_range_of_the_grid_is_cut_as_ours_are(guide):
 
 def test_what_the_grid_is_asked_for_makes_days_right(guide):
     """Of many situations: all days, in runs of any size, wherever a run fails and goes on."""
-    told = rules(
+    told = called(
         guide,
         GRID,
         """
@@ -729,9 +730,9 @@ def test_what_the_grid_is_asked_for_makes_days_right(guide):
 
 
 def test_the_grid_by_keyboard(browser, site):
-    page = Keyboard(browser, f"{site}/guide/backfill-grid.html")
+    page = Simulator(browser, f"{site}/guide/backfill-grid.html")
     assert page.said == "7 days are wrong, late or empty."
-    page.press("raw_orders day 1: filled, asked for", *[Keys.ARROW_RIGHT] * 8, Keys.SPACE)
+    page.press_at("raw_orders day 1: filled, asked for", *[Keys.ARROW_RIGHT] * 8, Keys.SPACE)
     assert page.said == (
         "Asked for: raw_orders, day 9. What follows: stg_orders, days 2 to 9; fact_daily_orders, "
         "days 2 to 9. 7 day(s) computed, 10 identical in 2 run(s)."
@@ -739,22 +740,22 @@ def test_the_grid_by_keyboard(browser, site):
     page.send(Keys.ARROW_RIGHT, Keys.ENTER)
     assert page.said.startswith("Asked for: raw_orders, days 9 to 10.")
     page.choose("Days in a run", "3")
-    page.press("Run that fails (0: none)", Keys.ARROW_UP, Keys.ARROW_UP)
-    page.press("Launch")
+    page.press_at("Run that fails (0: none)", Keys.ARROW_UP, Keys.ARROW_UP)
+    page.press_at("Launch")
     score = "Built needlessly: 0. Left wrong, late or empty:"
     assert page.said == f"Run 2 failed: 1 day(s) computed, 1 identical. {score} 6."
-    page.press("Go on with the failed run", Keys.ENTER)
+    page.press_at("Go on with the failed run", Keys.ENTER)
     assert page.said == f"Success: 6 day(s) computed, 12 identical. {score} 0."
-    page.press("Build identical days too")
-    page.press("Launch")
+    page.press_at("Build identical days too")
+    page.press_at("Launch")
     assert "Built needlessly: 20." in page.said
     page.choose("What happened", "three days that were not loaded")
     page.choose("Begin with", "fact_daily_orders")
-    page.press("Last day", Keys.DELETE, "16")
-    page.press("Launch")
+    page.press_at("Last day", Keys.DELETE, "16")
+    page.press_at("Launch")
     assert "3 without their input" in page.said
     assert "A day cannot be built without its own day of the input." in page.text
-    page.press("Another situation")
+    page.press_at("Another situation")
     assert "Several things happened at once." in page.text
-    page.press("Reset")
+    page.press_at("Reset")
     assert "Launch 1" not in page.text

@@ -233,10 +233,10 @@ def grades(browser: Chrome, site: str) -> dict[str, list[Any]]:
     browser.get(f"{site}/guide/sketch.html")
     given = {**WRONG, "right": RIGHT, "own": [own_pipeline()]}
     code = (
-        "Object.fromEntries(Object.entries(args[0])"
-        ".map(([name, all]) => [name, all.map((sketch) => of.graded(sketch))]))"
+        "return Object.fromEntries(Object.entries(g[0])"
+        ".map(([name, all]) => [name, all.map((sketch) => m.graded(sketch))]))"
     )
-    return cast("dict[str, list[Any]]", called(browser, site, "sketch-rules.js", code, given))
+    return cast("dict[str, list[Any]]", called(browser, "sketch-rules.js", code, given))
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -267,22 +267,22 @@ def test_each_finding_has_words_and_each_words_a_sketch(browser: Chrome, site: s
 
 def test_any_sketch_is_graded(browser: Chrome, site: str) -> None:
     """A thousand sketches of any pieces and edges: each finding has words, about pieces of it."""
-    code = """(() => {
+    code = """
         let state = 1;
         const random = (most) => (state = (state * 48271) % 2147483647) % most;
-        const kinds = args[0];
+        const kinds = g[0];
         return Array.from({ length: 1000 }, () => {
             const some = kinds.filter(() => random(3));
             const pieces = Object.fromEntries(some.map((kind) => [kind, { x: 0, y: 0 }]));
             const edges = some.flatMap((from) =>
                 some.filter((to) => to !== from && !random(4)).map((to) => [from, to]));
-            return [some, of.graded({ pieces, edges })];
+            return [some, m.graded({ pieces, edges })];
         });
-    })()"""
+    """
     browser.get(f"{site}/guide/sketch.html")
     kinds = [*PIECES, "script", "rejected", "lateness"]
     seen = set()
-    for there_are, found in called(browser, site, "sketch-rules.js", code, kinds):
+    for there_are, found in called(browser, "sketch-rules.js", code, kinds):
         names = [one["finding"] for one in found]
         assert len({*names}) == len(names)
         assert all({*one["about"]} <= {*there_are} for one in found)
@@ -430,8 +430,8 @@ def test_links_of_findings_and_of_all_labs_lead_somewhere(browser: Chrome, site:
     shown = [of["shown_by"] for of in WORDS.values()]
     # Who has a finding has something to read.
     assert all("](" in of or "lab `" in of for of in shown)
-    labs = links_of(browser, site, [f"lab `{name}`" for name in LABS])
+    labs = links_of(browser, [f"lab `{name}`" for name in LABS])
     assert len({*labs}) == len(LABS)
-    assert leading_nowhere(browser, [*links_of(browser, site, shown), *labs]) == []
+    assert leading_nowhere(browser, [*links_of(browser, shown), *labs]) == []
     nowhere = [f"{site}/labs.html#nothing", f"{site}/nothing.html"]
     assert leading_nowhere(browser, nowhere) == nowhere

@@ -14,22 +14,28 @@ from selenium.webdriver.support.wait import WebDriverWait
 MOST = 150
 
 
-def called(browser: Chrome, site: str, module: str, code: str, *given: object) -> Any:
-    """What JavaScript gives that has a module of the guide as `of`, and what is given as `args`.
+def called(browser: Chrome, module: str, body: str, *given: object) -> Any:
+    """What a module of the guide says.
 
-    The browser looks at a page of the guide.
+    Args:
+        browser: looks at a page of the guide.
+        module: the module.
+        body: of a function in JavaScript, of `m`, the module, and `g`, the list of what is given.
+        given: what JSON can say.
 
     Raises:
-        AssertionError: the module is not there, or the code raises an error.
+        AssertionError: the code raises an error, or the module is not there.
     """
-    script = f"""
-        const [module, args, done] = arguments;
-        import(module).then((of) => {code})
-            .then((value) => done({{ value }}), (error) => done({{ error: String(error) }}));
-    """
-    found = browser.execute_async_script(script, f"{site}/guide/{module}", list(given))
-    assert "error" not in found, found["error"]
-    return found["value"]
+    told = browser.execute_async_script(
+        "const [module, g, done] = arguments;"
+        f"const ask = (m) => {{ {body} }};"
+        "import(new URL(module, location)).then((m) => done({ value: ask(m) }))"
+        ".catch((error) => done({ error: String(error.stack) }));",
+        f"./{module}",
+        given,
+    )
+    assert "error" not in told, told["error"]
+    return told["value"]
 
 
 def there(page: Chrome, selector: str) -> WebElement:
@@ -48,10 +54,10 @@ def fresh(browser: Chrome, address: str, selector: str) -> Chrome:
     return browser
 
 
-def links_of(browser: Chrome, site: str, shown: Iterable[str]) -> list[str]:
+def links_of(browser: Chrome, shown: Iterable[str]) -> list[str]:
     """The addresses that texts of `Shown by:` lead to, as the pages have them."""
-    code = "args[0].flatMap((by) => [...of.shown(by).querySelectorAll('a')].map((a) => a.href))"
-    return cast("list[str]", called(browser, site, "shown.js", code, list(shown)))
+    code = "return g.flatMap((by) => [...m.shown(by).querySelectorAll('a')].map((a) => a.href))"
+    return cast("list[str]", called(browser, "shown.js", code, *shown))
 
 
 def leading_nowhere(browser: Chrome, links: Iterable[str]) -> list[str]:
@@ -79,7 +85,11 @@ class Keyboard:
 
     def __init__(self, page: Chrome) -> None:
         self.page = page
-        page.execute_script("document.querySelector('h1 .headerlink').focus()")
+        self.begin()
+
+    def begin(self) -> None:
+        """Go to the title."""
+        self.page.execute_script("document.querySelector('h1 .headerlink').focus()")
 
     def send(self, *keys: str) -> None:
         """Press keys where the focus is."""
