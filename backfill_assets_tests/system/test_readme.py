@@ -25,7 +25,7 @@ from backfill_assets.orders.tables import TABLES
 from backfill_assets.quality.audit import Severity
 from backfill_assets.settings import PREFIX, Settings
 from backfill_assets_tests import conftest
-from backfill_assets_tests.pages import BLOCK, PAGES, documented
+from backfill_assets_tests.pages import BLOCK, PAGES, anchor_of, documented, sections
 from backfill_assets_tests.places import BIN, PROJECT
 
 ALL = "\n".join(PAGES.values())
@@ -389,8 +389,7 @@ def test_every_table_and_column_is_explained():
 
 
 def anchors(page: str) -> set[str]:
-    titles = re.findall(r"^#+ (.+)$", BLOCK.sub("", PAGES[page]), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
+    return {anchor_of(section.title) for section in sections(PAGES[page])}
 
 
 @pytest.mark.parametrize("page", PAGES)
