@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
+from backfill_assets.labs import running
 from backfill_assets_tests import claims
 from backfill_assets_tests.pages import PAGES, sections
 
@@ -30,6 +32,7 @@ def test_all_that_the_guide_claims_is_shown():
         "`system/test_labs.py::test_a_lab_comes_out_as_its_page_says`",
         "[skew](../skew.md#what-was-measured)",
         "[skew](../skew.md)",
+        "[merge, in the text](../performance.md#merge)",
         "lab `torn`; lab `merge`; [labs](../labs.md#torn-a-reader-that-sees-an-empty-day)",
     ],
 )
@@ -46,7 +49,7 @@ def test_evidence_that_is_there(evidence):
         ("`test_shown_by.py::test_x`", "test_shown_by.py has no test_x"),
         ("[x](../nothing.md)", "there is no page docs/nothing.md"),
         ("[x](../skew.md#nothing)", "docs/skew.md has no section nothing"),
-        ("[x](../faq.md)", "docs/faq.md# has no block, no table and no picture"),
+        ("[x](../faq.md)", "docs/faq.md# has no figure, block or table"),
         ("everybody knows", "'everybody knows' is no lab, no test and no link to a page"),
         ("lab `append`; lab `x`", "there is no lab x"),
     ],
@@ -84,6 +87,22 @@ def test_a_section_has_its_subsections_and_its_blocks():
     b = next(section.body for section in sections(page) if section.title == "B")
     assert "## no heading" in b
     assert b.endswith("Text.\n\n")
+
+
+#: What a page takes of the output of a lab: its name, and from which line to which.
+SNIPPET = re.compile(r'^--8<-- "([\w-]+)\.txt(?::(\d+):(\d+))?"$', re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith(claims.GUIDE)])
+def test_what_is_shown_of_a_lab_is_whole_paragraphs_and_the_lab_is_named(page):
+    for section in sections(PAGES[page]):
+        for name, first, last in SNIPPET.findall(section.body):
+            lines = ["", *running.page(name).splitlines(), ""]
+            if first:
+                begin, end = int(first), int(last)
+                edges = [lines[line] for line in (begin - 1, begin, end, end + 1)]
+                assert [line == "" for line in edges] == [True, False, False, True], (name, edges)
+            assert section.level == 1 or f"lab `{name}`" in section.body
 
 
 def items(data: object) -> dict[str, tuple[str, ...]]:
