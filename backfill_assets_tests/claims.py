@@ -24,6 +24,7 @@ GUIDE = "docs/guide/"
 #: The last line of a section that claims nothing: it only tells what to do, or where to read.
 NO_CLAIM = ("instructions", "links")
 _SHOWN = re.compile(r"^Shown by: (.+?)\.?$", re.MULTILINE)
+_BETWEEN = re.compile(r";|,(?= [`[])")
 _NO_CLAIM = re.compile(rf"^No claim: ({'|'.join(NO_CLAIM)})\.$")
 #: A block, a table, a picture, or the command by which figures in the text were measured.
 _FIGURE = re.compile(r"^(```|\||!\[)|`make bench ARGS=", re.MULTILINE)
@@ -97,7 +98,7 @@ def of_data(name: str, data: Any, where: str = "") -> Iterator[Claim]:
 
 
 def _claim(where: str, told: str, page: str) -> Claim:
-    parts = tuple(part.strip() for part in told.split(";"))
+    parts = tuple(part.strip() for part in _BETWEEN.split(told))
     return Claim(where, parts, tuple(filter(None, (unproven(part, page) for part in parts))))
 
 

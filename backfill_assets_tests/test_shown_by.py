@@ -33,6 +33,7 @@ def test_all_that_the_guide_claims_is_shown():
         "[skew](../skew.md#what-was-measured)",
         "[skew](../skew.md)",
         "[merge, in the text](../performance.md#merge)",
+        "`lab torn`, `lab merge`, [skew, measured](../skew.md)",
         "lab `torn`; lab `merge`; [labs](../labs.md#torn-a-reader-that-sees-an-empty-day)",
     ],
 )
@@ -52,6 +53,7 @@ def test_evidence_that_is_there(evidence):
         ("[x](../faq.md)", "docs/faq.md# has no figure, block or table"),
         ("everybody knows", "'everybody knows' is no lab, no test and no link to a page"),
         ("lab `append`; lab `x`", "there is no lab x"),
+        ("lab `append`, `lab x`", "there is no lab x"),
     ],
 )
 def test_evidence_that_is_not_there(evidence, why):
@@ -103,6 +105,14 @@ def test_what_is_shown_of_a_lab_is_whole_paragraphs_and_the_lab_is_named(page):
                 edges = [lines[line] for line in (begin - 1, begin, end, end + 1)]
                 assert [line == "" for line in edges] == [True, False, False, True], (name, edges)
             assert section.level == 1 or f"lab `{name}`" in section.body
+
+
+def test_the_path_of_a_newcomer_takes_two_hours_and_has_every_lab_once():
+    rows = re.findall(r"^\| (\d+) \| (.+?) \|", PAGES["docs/guide/index.md"], re.MULTILINE)
+    assert sum(int(minutes) for minutes, _ in rows) == 120
+    labs = [lab for _, do in rows for lab in re.findall(r"`backfill-assets lab ([\w-]+)`", do)]
+    assert labs == [name for name in running.LABS if name in labs]
+    assert len(labs) >= 8
 
 
 def items(data: object) -> dict[str, tuple[str, ...]]:
