@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from backfill_assets.labs.running import LABS
+from backfill_assets_tests import glossary
 from backfill_assets_tests.pages import PAGES, Section, anchor_of, sections
 from backfill_assets_tests.places import PROJECT
 
@@ -47,12 +48,15 @@ class Claim:
 
 
 def claims() -> Iterator[Claim]:
-    """All of the guide, pages first."""
+    """All of the guide, pages first, and where the words of the glossary live."""
     for page, text in PAGES.items():
         if page.startswith(GUIDE):
             yield from of_page(page, text)
     for path in sorted((PROJECT / GUIDE).glob("*.json")):
         yield from of_data(f"{GUIDE}{path.name}", json.loads(path.read_text()))
+    for row in glossary.ROWS:
+        lost = tuple(f"there is no {name}" for name in glossary.homeless(row.where))
+        yield Claim(f"{glossary.PAGE}: {row.terms[0]}", (row.where,), lost)
 
 
 def of_page(page: str, text: str) -> Iterator[Claim]:
@@ -166,7 +170,7 @@ def main() -> int:
         for line in claim.wrong:
             print(f"    NOT SHOWN: {line}")
     wrong = sum(bool(claim.wrong) for claim in found)
-    print(f"{len(found)} sections and items, {wrong} not shown")
+    print(f"{len(found)} sections, items and words, {wrong} not shown")
     return min(wrong, 1)
 
 

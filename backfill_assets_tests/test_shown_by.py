@@ -9,6 +9,7 @@ import pytest
 
 from backfill_assets.labs import running
 from backfill_assets_tests import claims
+from backfill_assets_tests.glossary import Row
 from backfill_assets_tests.pages import PAGES, sections
 
 PAGE = "docs/guide/x.md"
@@ -137,6 +138,7 @@ def test_items_of_a_data_file():
 def test_the_list_is_printed(capsys, monkeypatch, tmp_path):
     assert claims.main() == 0
     monkeypatch.setattr(claims, "PROJECT", tmp_path)
+    monkeypatch.setattr(claims.glossary, "ROWS", [Row(("word",), "a meaning", "`lab x`")])
     (tmp_path / "docs/guide").mkdir(parents=True)
     (tmp_path / "docs/guide/x.json").write_text(json.dumps([{"text": "x"}]))
     monkeypatch.setattr(claims, "PAGES", {PAGE: "# A\n\n## B\n\nShown by: lab `append`.\n"})
@@ -147,5 +149,8 @@ def test_the_list_is_printed(capsys, monkeypatch, tmp_path):
         "    lab `append`",
         "docs/guide/x.json: 1",
         "    NOT SHOWN: it has no field `shown_by`",
-        "2 sections and items, 1 not shown",
+        "docs/glossary.md: word",
+        "    `lab x`",
+        "    NOT SHOWN: there is no lab x",
+        "3 sections, items and words, 2 not shown",
     ]
