@@ -10,7 +10,7 @@ import pytest
 from backfill_assets.labs import running
 from backfill_assets_tests import claims
 from backfill_assets_tests.glossary import Row
-from backfill_assets_tests.pages import PAGES, sections
+from backfill_assets_tests.pages import PAGES, anchor_of, sections
 
 PAGE = "docs/guide/x.md"
 
@@ -106,6 +106,23 @@ def test_what_is_shown_of_a_lab_is_whole_paragraphs_and_the_lab_is_named(page):
                 edges = [lines[line] for line in (begin - 1, begin, end, end + 1)]
                 assert [line == "" for line in edges] == [True, False, False, True], (name, edges)
             assert section.level == 1 or f"lab `{name}`" in section.body
+
+
+#: A link to a section of another page, whose words have a figure.
+FIGURES = re.compile(r"\[([^\]]*\d[^\]]*)\]\(\.\./([\w-]+\.md)#([\w-]+)\)")
+NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith(claims.GUIDE)])
+def test_a_figure_in_a_link_is_one_of_the_section_that_it_leads_to(page):
+    for words, path, anchor in FIGURES.findall(PAGES[page]):
+        there = next(of for of in sections(PAGES[f"docs/{path}"]) if anchor_of(of.title) == anchor)
+        measured = NUMBER.findall(f"{there.title} {there.body}")
+        assert [figure for figure in NUMBER.findall(words) if figure not in measured] == [], words
+
+
+def test_the_costs_that_a_lead_reads_are_such_links():
+    assert len(FIGURES.findall(PAGES["docs/guide/lead.md"])) > 8
 
 
 def test_the_path_of_a_newcomer_takes_two_hours_and_has_every_lab_once():
