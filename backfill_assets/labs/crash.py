@@ -6,8 +6,10 @@ from datetime import date
 from typing import ClassVar
 
 import dagster as dg
-import pandera.pyspark as pa
+import pandera.pyspark as pandera
+import pyarrow as pa
 import pyspark.sql.types as T
+from deltalake import write_deltalake
 from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
@@ -19,9 +21,10 @@ from backfill_assets.publish.plain import MODEL
 
 _MONTHS = [Window(date(2024, month, 1), date(2024, month + 1, 1)) for month in range(1, 7)]
 _APRIL = _MONTHS[3]
+_DIES = date(2024, 4, 15)
 
 
-class Sales(pa.DataFrameModel):
+class Sales(pandera.DataFrameModel):
     """Sales of each shop on a day."""
 
     day: T.DateType = Field(description="The day.")
@@ -59,6 +62,7 @@ def crash(lab: Lab) -> None:
         lab.append(_sales(lab, month), "appended")
     _look(lab, lab.url("appended"))
 
+    _by_day(lab)
     here = lab.pipeline(end=_MONTHS[-1].end)
     url = here.settings.table("daily_sales")
     lab.say("Here: the same months, a run for each, which replaces its days in one commit.")
@@ -74,9 +78,37 @@ def crash(lab: Lab) -> None:
         here.publish(_asset(lab, month), month)
     _look(lab, url)
     lab.lesson(
-        "one job for everything loses everything. Appending cannot be repeated. Days that are "
-        "replaced can: what is there is left alone, and the rest is done."
+        "one job for everything loses everything. A job a day loses a day, and starts once for "
+        "each. Appending cannot be repeated. Days that are replaced can: what is there is left "
+        "alone, and the rest is done."
     )
+
+
+def _by_day(lab: Lab) -> None:
+    """A job for each day, which loses least and begins most often."""
+    url, days = lab.url("by_day"), [*Window(_MONTHS[0].start, _MONTHS[-1].end)]
+    lab.step(f"A job a day that appends. That of {_DIES} dies before its commit; none comes after.")
+    done = days[: days.index(_DIES)]
+    for day in done:
+        _append_day(url, day)
+    lab.tell("jobs", f"ended {len(done)}   died 1   not begun {len(days) - len(done) - 1}")
+    _look(lab, url)
+    lab.step("It goes on with the days that are lacking. Each day has cost a job of its own.")
+    for day in days[len(done) :]:
+        _append_day(url, day)
+    lab.tell("jobs", f"ended {len(days)}   died 1")
+    _look(lab, url)
+
+
+def _append_day(url: str, day: date) -> None:
+    """Append the sales of a day, without an engine to start."""
+    shops = range(3)
+    rows = {
+        "day": pa.array([day for _ in shops], pa.date32()),
+        "shop": [f"shop-{n}" for n in shops],
+        "amount": pa.array([10 + n for n in shops], pa.int64()),
+    }
+    write_deltalake(url, pa.table(rows), mode="append")
 
 
 def _asset(lab: Lab, month: Window, *, dies: bool = False) -> dg.AssetsDefinition:

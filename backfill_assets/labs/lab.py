@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.definitions import build_defs, delta_io_manager
 from backfill_assets.engine.spark import SPARK_ERRORS, Engine
+from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.settings import Settings, load_settings
 
 #: The first day of every lab.
@@ -156,16 +157,37 @@ class Pipeline:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
-    def run(self, days: Window, tables: Sequence[str]) -> dg.ExecuteInProcessResult:
-        """Materialize days of tables in one run."""
+    def run(
+        self, days: Window, tables: Sequence[str], tags: Mapping[str, str] | None = None
+    ) -> dg.ExecuteInProcessResult:
+        """Materialize days of tables in one run, with these tags as well."""
         defs = self.defs
-        return _run(list(defs.assets or ()), days, tables, dict(defs.resources or {}))
+        return _run(list(defs.assets or ()), days, tables, dict(defs.resources or {}), tags or {})
+
+    @property
+    def assets(self) -> list[dg.AssetsDefinition]:
+        """The assets of the deployment."""
+        return [of for of in self.defs.assets or () if isinstance(of, dg.AssetsDefinition)]
+
+    @contextmanager
+    def io_manager(self) -> Iterator[DeltaIOManager]:
+        """What reads and publishes in the runs of the deployment."""
+        with dg.build_resources({"it": (self.defs.resources or {})["io_manager"]}) as resources:
+            yield resources.it
+
+    def job(self, name: str, op: str, config: Mapping[str, Any]) -> None:
+        """Run a job that has one op, which must end with success."""
+        with dg.DagsterInstance.ephemeral() as instance:
+            self.defs.get_job_def(name).execute_in_process(
+                instance=instance,
+                run_config={**_QUIET, "ops": {op: {"config": dict(config)}}},
+            )
 
     def publish(self, asset: dg.AssetsDefinition, days: Window) -> bool:
         """Materialize days of an ordinary asset in one run; whether it ended with success."""
         io_manager = delta_io_manager(self.settings, [asset], self._lab.engine)
         (name,) = (key.path[-1] for key in asset.keys)
-        return _run([asset], days, [name], {"io_manager": io_manager}).success
+        return _run([asset], days, [name], {"io_manager": io_manager}, {}).success
 
     def table(self, name: str) -> str:
         """A table of the deployment, as SQL names it."""
@@ -173,7 +195,11 @@ class Pipeline:
 
 
 def _run(
-    assets: Sequence[Any], days: Window, tables: Sequence[str], resources: Mapping[str, Any]
+    assets: Sequence[Any],
+    days: Window,
+    tables: Sequence[str],
+    resources: Mapping[str, Any],
+    tags: Mapping[str, str],
 ) -> dg.ExecuteInProcessResult:
     first, *_, last = [*days, *days]
     with dg.DagsterInstance.ephemeral() as instance:
@@ -183,6 +209,7 @@ def _run(
             instance=instance,
             resources=resources,
             tags={
+                **tags,
                 "dagster/asset_partition_range_start": str(first),
                 "dagster/asset_partition_range_end": str(last),
             },

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import date
+from collections.abc import Sequence
+from datetime import date, datetime, time, timezone
 
 import dagster as dg
 
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.labs.lab import START, Lab, Line, Pipeline
-from backfill_assets.tables.catalog import tables_of
+from backfill_assets.monitoring.incidents import incidents
+from backfill_assets.monitoring.look import situation
+from backfill_assets.monitoring.outbox import Incident
 
 _WINDOW_DAYS = 2
 _LATE = "late_orders"
 _FACTS = ("fact_daily_orders", "fact_daily_orders_current", "fact_order_corrections")
+_BUILT = ("stg_orders", *_FACTS)
+_LOADED = ("raw_orders", _LATE, *_BUILT)
 
 
 def late(lab: Lab) -> None:
@@ -27,18 +32,20 @@ def late(lab: Lab) -> None:
         for n in range(1, 5):
             here.land(_day(n), [_order(f"o-{n}", n)])
         lab.step("Four days are loaded, an order a day.")
-        _load(here, _day(1), _day(4))
+        _run(here, _day(1), _day(4), _LOADED)
         _look(lab, here)
         lab.step("On day 5 another order of day 1 arrives. Its day, and day 1, are built again.")
         here.land(_day(5), [_order("late", 1, at="2024-01-05T09:00:00Z")])
-        loaded = _load(here, _day(5), _day(5))
-        _load(here, _day(1), _day(1))
+        loaded = _run(here, _day(5), _day(5), _LOADED)
+        _run(here, _day(1), _day(1), _BUILT)
         _look(lab, here)
         for check in loaded.get_asset_check_evaluations():
             if check.asset_key.path[-1] == _LATE and not check.passed:
                 lab.tell(
                     f"check {check.check_name}", f"{check.severity.value}: {check.description}"
                 )
+        for incident in _incidents(here):
+            lab.tell(f"alert {incident.kind}", incident.detail)
     lab.lesson(
         "a final day stays as it is, so that reports that were sent stay true. A late line is "
         "counted and never lost in silence. If it corrects, readers of the current facts have it."
@@ -60,8 +67,18 @@ def _order(name: str, n: int, at: str = "") -> Line:
     }
 
 
-def _load(here: Pipeline, first: date, last: date) -> dg.ExecuteInProcessResult:
-    return here.run(Window(first, last + DAY), [*tables_of(here.settings)])
+def _run(
+    here: Pipeline, first: date, last: date, tables: Sequence[str]
+) -> dg.ExecuteInProcessResult:
+    return here.run(Window(first, last + DAY), tables)
+
+
+def _incidents(here: Pipeline) -> list[Incident]:
+    """What a person is told of the late lines, on the day after the last."""
+    noon = datetime.combine(_day(6), time(12), tzinfo=timezone.utc)
+    with dg.DagsterInstance.ephemeral() as instance:
+        found = incidents(situation(here.settings, instance, noon))
+    return [of for of in found if of.subject == _LATE]
 
 
 def _look(lab: Lab, here: Pipeline) -> None:

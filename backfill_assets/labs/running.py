@@ -10,6 +10,7 @@ from pathlib import Path
 
 from backfill_assets.engine.spark import Engine
 from backfill_assets.labs.append import append
+from backfill_assets.labs.column import column
 from backfill_assets.labs.crash import crash
 from backfill_assets.labs.dedup import dedup
 from backfill_assets.labs.event_time import event_time
@@ -17,6 +18,9 @@ from backfill_assets.labs.lab import Lab
 from backfill_assets.labs.late import late
 from backfill_assets.labs.leak import leak
 from backfill_assets.labs.merge import merge
+from backfill_assets.labs.quota import quota
+from backfill_assets.labs.skew import skew
+from backfill_assets.labs.swap import swap
 from backfill_assets.labs.torn import torn
 
 #: By name, in the order in which a newcomer reads them.
@@ -28,7 +32,11 @@ LABS: Mapping[str, Callable[[Lab], None]] = {
     "event-time": event_time,
     "late": late,
     "crash": crash,
+    "skew": skew,
     "leak": leak,
+    "column": column,
+    "swap": swap,
+    "quota": quota,
 }
 
 

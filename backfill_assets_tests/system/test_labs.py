@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import pytest
 
 from backfill_assets.cli import main
 from backfill_assets.labs import running
+from backfill_assets_tests.lab_pages import figures
 from backfill_assets_tests.places import PROJECT
 
 
@@ -13,6 +16,15 @@ from backfill_assets_tests.places import PROJECT
 def test_a_lab_comes_out_as_its_page_says(engine, spark, name):
     assert running.differences(name, running.run(name, engine)) == ""
     assert f'--8<-- "{name}.txt"' in (PROJECT / "docs" / "labs.md").read_text()
+    assert all(seen for _, seen in figures(name)), "after each step somebody looks"
+
+
+def test_the_figures_of_a_page_are_read():
+    first, *_ = figures("append")
+    seen = {"days": 1096, "rows": 3288, "revenue": Decimal("32880.00")}
+    assert first == ("A job appends the three years.", [("reader", seen)])
+    assert ("reader", {"text": "there is no table"}) in figures("crash")[0][1]
+    assert ("reader", {"customer": "c", "email": "bounced"}) in figures("leak")[0][1]
 
 
 def test_what_is_otherwise_is_told(monkeypatch, capsys):

@@ -1,0 +1,185 @@
+"""Lab `quota`: a service that is asked once a row and retry, and once a request."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import date
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock, Thread
+
+import requests
+
+from backfill_assets.backfills.calls import calls_of
+from backfill_assets.backfills.fates import Fate
+from backfill_assets.backfills.plans import Expected
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.labs.lab import START, JobDiedError, Lab, Line
+from backfill_assets.labs.quota_tables import PLACES, order_places
+from backfill_assets.publish.run_tags import REWRITE_TAG
+from backfill_assets.quality.audit import Measured
+from backfill_assets.tables.catalog import tables_of
+
+_DAYS = Window(START, START + 3 * DAY)
+_ORDERS, _CUSTOMERS = 40, 8
+#: Of the quota of the day.
+_LEFT = 200
+_LOADED = ("raw_orders", "stg_orders", order_places.name)
+#: Of the plan, whose rows nobody loads.
+_PLANNED = Window(START, START + 20 * DAY)
+_ROWS = 500_000
+
+
+class _Places(ThreadingHTTPServer):
+    """A service on this machine, which has calls left for today.
+
+    Attributes:
+        answered: calls.
+        refused: calls beyond the quota.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answered = self.refused = 0
+        self.lock = Lock()
+
+    def admits(self) -> bool:
+        """Whether one more call is within the quota."""
+        with self.lock:
+            fine = self.answered < _LEFT
+            self.answered += fine
+            self.refused += not fine
+            return fine
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one call."""
+
+    server: _Places
+
+    def do_GET(self) -> None:
+        """Answer where a customer is, or that the quota is used up."""
+        status, said = (200, _place(self.path)) if self.server.admits() else (429, {})
+        body = json.dumps(said).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing on the terminal."""
+
+
+def _place(path: str) -> dict[str, str]:
+    customer = path.rpartition("/")[2]
+    return {"customer_id": customer, "country": "AT" if int(customer[2:]) % 2 else "FR"}
+
+
+def quota(lab: Lab) -> None:
+    """A service with a quota says where the customers of orders are."""
+    lab.say(
+        f"{len(_DAYS)} days with {_ORDERS} orders each, of {_CUSTOMERS} customers. A service says "
+        f"in which country a customer is. It allows 10 calls a second and 10,000 a day, of which "
+        f"{_LEFT} are left. It is a server of this lab, on this machine."
+    )
+    days = {day: [_order(day, n) for n in range(_ORDERS)] for day in _DAYS}
+    with _service() as service:
+        lab.step("A job asks for each row. It dies after two and a half days.")
+        rows = [line for lines in days.values() for line in lines]
+        with lab.dies():
+            _ask_each(service, rows[: len(rows) * 5 // 6])
+            raise JobDiedError
+        _told(lab, service)
+        lab.step("Its retry begins again, and asks all of that again.")
+        lab.tell("retry", f"rows {len(rows)}   with a country {_ask_each(service, rows)}")
+        _told(lab, service)
+        lab.say("Nobody gets an answer from the service until tomorrow.")
+    lab.say("The same here, on another day with as many calls left.")
+    with _service() as service:
+        here = lab.pipeline(tables="backfill_assets.labs.quota_tables:TABLES", window_days=0)
+        for day, lines in days.items():
+            here.land(day, lines)
+
+        def look() -> None:
+            counts = "count(*) AS orders, count_if(country = 'AT') AS `in Austria`"
+            lab.look("reader", f"SELECT {counts} FROM {here.table(order_places.name)}")
+            lab.look(
+                "answers that are kept", f"SELECT count(*) AS rows FROM {here.table(PLACES.name)}"
+            )
+            _told(lab, service)
+
+        lab.step("A run of the three days: each customer is asked for once.")
+        here.run(_DAYS, _LOADED)
+        look()
+        lab.step("The days are computed again, whatever is published.")
+        here.run(_DAYS, [order_places.name], {REWRITE_TAG: "true"})
+        look()
+        lab.step("A fourth day comes, with the same customers and a new one.")
+        fourth = Window(_DAYS.end, _DAYS.end + DAY)
+        here.land(_DAYS.end, [_order(_DAYS.end, n) for n in range(_CUSTOMERS + 1)])
+        here.run(fourth, _LOADED)
+        look()
+    lab.step(
+        f"The plan of {len(_PLANNED)} days with {_ROWS:,} orders each. These are numbers in a "
+        "plan: no such orders are loaded, and nobody is asked."
+    )
+    ledgers = {name: Ledger(table) for name, table in tables_of(here.settings).items()}
+    rows_of_day = Measured(_ROWS, {}, 0, {}, "")
+    staged = ledgers["stg_orders"].table
+    ledgers[staged.name] = Ledger(staged, 0, measured=dict.fromkeys(_PLANNED, rows_of_day))
+    fates = dict.fromkeys(_PLANNED, Fate(Expected.COMPUTED, "never published"))
+    for name, calls in calls_of({order_places.name: fates}, ledgers).items():
+        lab.tell(f"calls of {name}", str(calls))
+    lab.lesson(
+        "a row is not a request. Ask each request once, keep the answer, and a retry or a replay "
+        "costs nothing. Look at the plan before the first call: a quota makes days of rows."
+    )
+
+
+def _ask_each(service: _Places, rows: list[Line]) -> int:
+    """Ask for each row, as a job does that keeps nothing; how many were answered."""
+    with requests.Session() as session:
+        url = _url(service)
+        return sum(session.get(f"{url}/places/{row['customer_id']}").ok for row in rows)
+
+
+@contextmanager
+def _service() -> Iterator[_Places]:
+    """A service that listens, and that the lookup knows; it ends with the block."""
+    with _Places() as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        before = os.environ.get(PLACES.url)
+        os.environ[PLACES.url] = _url(server)
+        try:
+            yield server
+        finally:
+            os.environ.pop(PLACES.url)
+            if before is not None:
+                os.environ[PLACES.url] = before
+            server.shutdown()
+            thread.join()
+
+
+def _url(server: _Places) -> str:
+    return f"http://127.0.0.1:{server.server_address[1]}"
+
+
+def _told(lab: Lab, service: _Places) -> None:
+    lab.tell("service", f"calls answered {service.answered}   refused {service.refused}")
+
+
+def _order(day: date, n: int) -> Line:
+    moment = f"{day}T10:00:00Z"
+    return {
+        "order_id": f"o-{day}-{n}",
+        "customer_id": f"c-{n % (_CUSTOMERS + (day == _DAYS.end))}",
+        "order_ts": moment,
+        "amount": "10.00",
+        "ingestion_ts": moment,
+    }

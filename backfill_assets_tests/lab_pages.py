@@ -1,0 +1,56 @@
+"""What the pages of the labs say, as figures that tests can compare with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+
+from backfill_assets.labs import running
+
+Figure = int | Decimal | str | None
+#: Who looks at something, and what they see, by name.
+Seen = tuple[str, Mapping[str, Figure]]
+_STEP = re.compile(r"\d+\. (.*)")
+_SEEN = re.compile(r"   (\S.{25}) (.+)")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+
+
+def figures(lab: str) -> list[tuple[str, list[Seen]]]:
+    """The steps of a lab in their order, as its page has them, and what is seen after each.
+
+    Numbers are int, or Decimal where they have decimals; null is None; dates and words are str.
+    A line that is prose has its text under the name `text`.
+
+    Args:
+        lab: its name, such as `append`.
+    """
+    steps: list[tuple[str, list[Seen]]] = []
+    for line in running.page(lab).splitlines():
+        if step := _STEP.fullmatch(line):
+            steps.append((step[1], []))
+        elif seen := _SEEN.fullmatch(line):
+            steps[-1][1].append((seen[1].rstrip(), _named(seen[2])))
+    return steps
+
+
+def _named(text: str) -> dict[str, Figure]:
+    named: dict[str, Figure] = {}
+    for part in text.split("   "):
+        name, _, value = part.rpartition(" ")
+        word = not (_number(value) or _DATE.fullmatch(value) or value == "null")
+        if not name or (word and " " in name):
+            return {"text": text}
+        named[name] = None if value == "null" else _value(value)
+    return named
+
+
+def _number(text: str) -> bool:
+    return re.fullmatch(r"-?\d[\d,]*(\.\d+)?", text) is not None
+
+
+def _value(text: str) -> Figure:
+    if not _number(text):
+        return text
+    plain = text.replace(",", "")
+    return Decimal(plain) if "." in plain else int(plain)
