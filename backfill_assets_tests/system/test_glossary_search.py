@@ -13,7 +13,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 from backfill_assets_tests.glossary import ROWS, Row
 
 #: So many pages are looked at from the top of the results.
-FIRST = 5
+FIRST = 8
 #: Answers of the site's own search, by the worker that its search box asks: for each query, the
 #: pages in the order of the results.
 SEARCH = """
