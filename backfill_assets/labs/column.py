@@ -57,7 +57,8 @@ def column(lab: Lab) -> None:
     """A channel is added to the sales, which the source has had for a year only."""
     lab.say(
         f"Sales of three shops, a week of each year from 2021 to 2023. Since {_SINCE} the source "
-        "says by which channel: shop, or web for the third. Before that there was no web."
+        "says by which channel: the third shop sells on the web, the others do not. Before that "
+        "none did."
     )
     _careless(lab)
     lab.say('Here the model gets the column: `added("shop", date(2023, 1, 4), ...)`.')
