@@ -1,14 +1,17 @@
-"""The interactive pages of the guide in a browser: modules asked directly, and links followed."""
+"""The pages of the guide in a browser: modules asked, links followed, keys pressed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, cast
 
-from selenium.webdriver import Chrome
+from selenium.webdriver import ActionChains, Chrome, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
+
+#: No page has more controls that TAB stops at.
+MOST = 150
 
 
 def called(browser: Chrome, site: str, module: str, code: str, *given: object) -> Any:
@@ -65,3 +68,37 @@ def leading_nowhere(browser: Chrome, links: Iterable[str]) -> list[str]:
             .then((all) => done(all.filter(([, ok]) => !ok).map(([link]) => link)));
     """
     return cast("list[str]", browser.execute_async_script(script, sorted({*links})))
+
+
+class Keyboard:
+    """A page that is used by keyboard alone, from its title on.
+
+    Attributes:
+        page: the browser that shows it.
+    """
+
+    def __init__(self, page: Chrome) -> None:
+        self.page = page
+        page.execute_script("document.querySelector('h1 .headerlink').focus()")
+
+    def send(self, *keys: str) -> None:
+        """Press keys where the focus is."""
+        ActionChains(self.page, duration=0).send_keys(*keys).perform()
+
+    def reach(self, what: str) -> None:
+        """TAB to an element of which this JavaScript is true, with `at` for it.
+
+        Raises:
+            AssertionError: TAB does not stop there.
+        """
+        script = f"const at = document.activeElement; return Boolean({what});"
+        for _ in range(MOST):
+            self.send(Keys.TAB)
+            if self.page.execute_script(script):
+                return
+        raise AssertionError(f"TAB does not come to {what}")
+
+    def press(self, text: str) -> None:
+        """TAB to the button with this text, and press it."""
+        self.reach(f"at.tagName === 'BUTTON' && at.textContent === '{text}'")
+        self.send(Keys.ENTER)

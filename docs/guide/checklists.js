@@ -1,4 +1,4 @@
-// The lists of the page become lists of boxes to check; what is checked is kept by the item's words.
+// The lists of the page become boxes to check; what is checked is kept by the item's words.
 
 import { element, keep, kept, spoken } from "./guide.js";
 

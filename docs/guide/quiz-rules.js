@@ -2,7 +2,8 @@
 
 /** A number from 0 up to 1 at each call; the same ones for the same text. */
 function seeded(text) {
-  let state = [...text].reduce((hash, of) => Math.imul(hash ^ of.charCodeAt(0), 16777619), 2166136261);
+  const mix = (hash, of) => Math.imul(hash ^ of.charCodeAt(0), 16777619);
+  let state = [...text].reduce(mix, 2166136261);
   return () => {
     state = (state + 0x6d2b79f5) | 0;
     let mixed = Math.imul(state ^ (state >>> 15), state | 1);

@@ -11,7 +11,11 @@ export const LABS = {
   "event-time": "event-time-mondays-order-that-arrives-on-wednesday",
   late: "late-a-line-that-comes-after-its-day-has-closed",
   crash: "crash-six-months-killed-in-the-fourth",
+  skew: "skew-one-customer-with-most-of-the-rows",
   leak: "leak-an-order-of-2021-that-knows-of-2026",
+  column: "column-a-column-that-comes-after-years",
+  swap: "swap-another-definition-in-place-and-beside-production",
+  quota: "quota-ten-million-rows-and-a-service-that-counts-calls",
 };
 
 /** A link of a page's source, as the built page has it. */

@@ -1,6 +1,6 @@
 // The pieces of a sketched pipeline, and how a sketch changes. No drawing: all functions are pure.
 //
-// A sketch is {pieces: {kind: {x, y, ...choices}}, edges: [[from, to], ...]}. Each kind is there once.
+// A sketch is {pieces: {kind: {x, y, ...choices}}, edges: [[from, to], ...]}. A kind is there once.
 
 const WRITES = { replaces: "replaces its partitions", appends: "appends its rows" };
 
@@ -42,7 +42,7 @@ export const KINDS = {
   script: { name: "load script", is: "a second script, for repairs", at: [80, 300] },
 };
 
-/** The drawing is so wide and high; a piece is so wide and high, around its place, less its circle. */
+/** The drawing is so wide and high; so is a piece, around its place, without its circle. */
 export const SIZE = { width: 840, height: 440, piece: [130, 46] };
 
 export const EMPTY = { pieces: {}, edges: [] };

@@ -152,6 +152,8 @@ const [add, source, aim] = [select("sketch-add"), select("sketch-from"), select(
 const [pieces, edges] = [element("ul", {}), element("ul", {})];
 const button = (text, onclick) => element("button", { type: "button", onclick }, text);
 
+const result = element("div", { class: "result", tabindex: -1 });
+
 const form = element(
   "section",
   { "aria-labelledby": "sketch-list", class: "list" },
@@ -176,9 +178,13 @@ const form = element(
     if (!source.value || !aim.value) return say("Choose two pieces.");
     return edits.connected(source.value, aim.value);
   }),
+  // The findings stand above the list: whoever works with the list is brought there.
+  element("p", {}, button("Grade, and go to the findings", () => {
+    grade();
+    result.focus();
+  })),
 );
 
-const result = element("div", { class: "result" });
 
 function finding({ finding: name, about }) {
   const { title, why, shown_by: by } = words[name];
@@ -212,12 +218,14 @@ function render() {
   offer(add, Object.keys(KINDS).filter((kind) => !sketch.pieces[kind]), "choose");
   offer(source, there, "choose");
   offer(aim, there, "choose");
-  result.replaceChildren(...(findings?.length ? [element("ol", {}, ...findings.map(finding))] : []));
+  const listed = (findings ?? []).map(finding);
+  result.replaceChildren(...(listed.length ? [element("ol", {}, ...listed)] : []));
   if (focused) form.querySelector(`[data-key="${focused}"]`)?.focus();
 }
 
 const begin = element("select", { id: "sketch-begin" });
-begin.append(...options(["", ...Object.keys(of.STARTS)].map((name) => [name, name || "an empty sketch"])));
+const starts = Object.keys(of.STARTS).map((name) => [name, name]);
+begin.append(...options([["", "an empty sketch"], ...starts]));
 
 const top = element(
   "div",
@@ -226,14 +234,15 @@ const top = element(
   begin,
   " ",
   button("Begin", () => change(of.STARTS[begin.value] ?? { ...of.EMPTY }, "Begun.")),
-  button("Show a solution", () => change({ ...of.SOLUTION }, "One of the sketches that are right.")),
+  button("Show a solution", () => change({ ...of.SOLUTION }, "One sketch that is right.")),
 );
 
 const keys = element(
   "p",
   { id: "sketch-keys", class: "keys" },
-  "Drag a piece to move it. Drag its circle to another piece to draw an edge; click an edge to remove it. ",
-  "By keyboard, on a piece: arrow keys move it, Enter begins an edge and ends it at another piece, Delete removes the piece.",
+  "Drag a piece to move it. Drag its circle to another piece to draw an edge; ",
+  "click an edge to remove it. By keyboard, on a piece: arrow keys move it, ",
+  "Enter begins an edge and ends it at another piece, Delete removes the piece.",
 );
 
 document
