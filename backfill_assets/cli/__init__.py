@@ -40,7 +40,7 @@ _FAMILIES = {
         "migrate": "schemas",
         "forget": "upkeep",
     },
-    "Learning": {"lab": "labs"},
+    "Learning": {"lab": "labs", "drill": "drills"},
     "Deployment": {
         "init": "init",
         "ui": "deployment",
