@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import re
 import shlex
-import shutil
 import subprocess
 import time
 import warnings

@@ -25,6 +25,7 @@ _FAMILIES = {
         "backfill": "launching",
         "reconcile": "outcomes",
         "undo": "outcomes",
+        "runbook": "runbooks",
     },
     "Targets": {
         "targets": "targets",
