@@ -131,6 +131,8 @@ class Deployment:
             f"{PREFIX}START": str(self.days.start),
             f"{PREFIX}END": str(self.days.end),
             f"{PREFIX}WINDOW_DAYS": str(_WINDOW_DAYS),
+            f"{PREFIX}TIMEZONE": "UTC",
+            f"{PREFIX}TABLES": "backfill_assets.orders.tables:TABLES",
         }
 
     def settings(self, **others: Any) -> Settings:
@@ -144,7 +146,7 @@ class Deployment:
             for name, value in self.variables.items()
             if name.startswith(PREFIX)
         }
-        return load_settings(**{**own, "timezone": "UTC", "partitions_per_run": None, **others})
+        return load_settings(**{**own, "partitions_per_run": None, **others})
 
     def write_environment(self) -> None:
         """Write the file that the player's shell is to source."""

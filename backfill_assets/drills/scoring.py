@@ -115,12 +115,14 @@ def _parts(seen: Observed) -> Iterator[Part]:
     told = "not found" if found is None else f"found after {_minutes(found)}"
     yield part("cause", told, 0 if found is None else _left(found, *DETECT))
     yield part("days named", "yes" if seen.days_named else "no", float(seen.days_named))
-    share = 1 - seen.wrong / max(seen.broken, seen.wrong, 1)
-    yield part("days wrong at the end", f"{seen.wrong} of {seen.broken}", share)
+    # Who repairs nothing touches nothing wrongly, and could end before a reader asks twice.
+    repaired = 1 - seen.wrong / max(seen.broken, seen.wrong, 1)
+    yield part("days wrong at the end", f"{seen.wrong} of {seen.broken}", repaired)
     name = "days wrongly touched"
-    yield part(name, str(seen.touched), 1 - seen.touched / POINTS[name])
+    yield part(name, str(seen.touched), repaired * (1 - seen.touched / POINTS[name]))
     each = timedelta(minutes=seen.answers / max(seen.broken_for_readers, 1))
-    yield part("wrong answers to readers", f"{seen.answers:,}", _left(each, *READ))
+    left = min(1.0, _left(each, *READ))
+    yield part("wrong answers to readers", f"{seen.answers:,}", repaired * left)
     written = seen.filled / seen.sections if seen.sections else 0
     yield part("report", f"{seen.filled} of {seen.sections} sections", written)
     for name, count, cost in (
