@@ -42,6 +42,9 @@ class Player:
                 done = CliRunner().invoke(dagster_cli, words)
             assert done.exit_code == 0, done.exception or done.output
             return 0
+        if program == ".":
+            self.source(Deployment(Path(*words).parent))
+            return 0
         if program == "$EDITOR":
             fill_in(Path(*words))
             return 0

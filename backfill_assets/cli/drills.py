@@ -37,7 +37,10 @@ drill.params += levels()
 @_FOLDER
 @click.argument("name", required=False, default="")
 @click.option("--seed", type=int, help="The same seed chooses the same.")
-def start(out: Output, folder: Path, name: str, seed: int | None) -> None:
+@click.option(
+    "--days", type=click.IntRange(min=12), help="So many days of orders; `timezone` needs 50."
+)
+def start(out: Output, folder: Path, name: str, seed: int | None, days: int | None) -> None:
     """Make a deployment in FOLDER, load it, and break something.
 
     NAME is that of an outage; one is chosen if none is named.
@@ -48,7 +51,7 @@ def start(out: Output, folder: Path, name: str, seed: int | None) -> None:
     from backfill_assets.settings import load_settings
 
     out.note("Making a deployment, and loading it. This takes a minute or two ...")
-    begun = playing.start(Engine.of(load_settings()), folder, name, seed)
+    begun = playing.start(Engine.of(load_settings()), folder, name, seed, days)
     out.say(begun.symptom)
     out.note("The clock is running.")
     out.note(f"Source   . {folder / ENVIRONMENT}")

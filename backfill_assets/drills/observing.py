@@ -88,15 +88,9 @@ def _minutes(time: timedelta) -> int:
     return floor(seconds / 60) + 1 if seconds else 0
 
 
-def newest_run(deployment: Deployment, incident: Event) -> str:
-    """The run of the newest commit since the incident, by its first eight characters."""
-    since = incident.said["versions"]
-    records = [
-        record
-        for name, ledger in deployment.ledgers.items()
-        for record in ledger.records
-        if record.version > _version(since[name])
-    ]
+def newest_run(deployment: Deployment) -> str:
+    """The run of the newest commit of all tables, by its first eight characters."""
+    records = [record for ledger in deployment.ledgers.values() for record in ledger.records]
     newest = max(
         records, key=lambda record: record.at.timestamp() if record.at else 0, default=None
     )

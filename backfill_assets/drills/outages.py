@@ -61,7 +61,8 @@ class Outage:
         solution: commands of a solution. `{days}`, `{first}`, `{last}`, `{folder}`, `{run}` and
             `{repair}` are filled in.
         loaded: whether all days are loaded when it strikes.
-        days: so many days have landed.
+        days: so many days have landed, unless the player says otherwise.
+        fewest: so many days at least.
         orders_per_day: so many orders happen on each.
     """
 
@@ -71,6 +72,7 @@ class Outage:
     solution: tuple[str, ...]
     loaded: bool = True
     days: int = 28
+    fewest: int = 12
     orders_per_day: int = 40
 
 
@@ -267,6 +269,7 @@ OUTAGES: Mapping[str, Outage] = {
             *_END,
         ),
         days=50,
+        fewest=50,
         orders_per_day=3,
     ),
     "crashed": Outage(

@@ -154,7 +154,7 @@ class Drill:
             first=self.days.start,
             last=self.days.end - DAY,
             run=self._incident.said["run"],
-            repair=newest_run(self.deployment, self._incident) or "RUN",
+            repair=newest_run(self.deployment) or "RUN",
         )
 
     def _refuse_ended(self) -> None:
@@ -175,7 +175,7 @@ def start(
         folder: a new or an empty folder.
         name: of the outage; one is chosen if none is named.
         seed: decides what is chosen; another each time if not given.
-        days: so many days, at least 12, in place of those of the outage.
+        days: so many days, in place of those of the outage, which may need more.
 
     Raises:
         DrillError: the folder is not empty, or there is no such outage.
@@ -200,7 +200,8 @@ def prepared(engine: Engine, folder: Path, outage: Outage, days: int | None = No
         outage: for which one.
         days: so many days, in place of those of the outage.
     """
-    found = Deployment.made(folder, days or outage.days, outage.orders_per_day)
+    wanted = max(days or outage.days, outage.fewest)
+    found = Deployment.made(folder, wanted, outage.orders_per_day)
     breaking.send(folder / "landing", found.days, SHOP_FILE, RIGHT)
     found.load(engine, found.days)
     return found
