@@ -54,7 +54,7 @@ def test_the_pages_have_what_is_on_record(instance, tmp_path, capsys):
         "backfill-assets backfill aecrkdop",
         "backfill-assets reconcile aecrkdop",
     ]
-    assert f"| fact_daily_orders | {DAYS} | 0 | 1 | none |" in post_mortem
+    assert f"| fact_daily_orders | {DAYS} | 0 | 1 | none |  |" in post_mortem
     assert "| account |  | adds up |" in post_mortem
     assert "| launch | 0:01:01 | complete and reconciled |" in post_mortem
     assert "- The backfill: complete and reconciled." in post_mortem

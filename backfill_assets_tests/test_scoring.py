@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from backfill_assets.drills import playing
 from backfill_assets.drills.observing import wrong_answers
-from backfill_assets.drills.scoring import POINTS, Observed, score
+from backfill_assets.drills.scoring import (
+    DETECT,
+    HINT,
+    POINTS,
+    READ,
+    WRONG_DIAGNOSIS,
+    Observed,
+    score,
+)
+from backfill_assets_tests.pages import PAGES
 
 BEGAN = datetime(2024, 1, 1, 12, tzinfo=timezone.utc)
 PERFECT = Observed(
@@ -89,3 +100,19 @@ def test_a_journal_keeps_what_was_observed(detected):
 def test_a_reader_asks_once_a_minute(states, minutes, answers):
     at = [(BEGAN + timedelta(minutes=m), wrong) for m, wrong in states]
     assert wrong_answers(at, BEGAN + timedelta(minutes=minutes)) == answers
+
+
+def test_the_page_has_the_points_of_the_score():
+    section = PAGES["docs/guide/incident-room.md"].partition("\n## The score\n")[2]
+    rows = re.findall(r"^\| ([a-z ]+) \| (\d*) ?\| (.*?) ?\| (.*?) \|$", section, re.MULTILINE)
+    assert {name: int(points) for name, points, *_ in rows if points} == POINTS
+    told = {
+        name: [*map(int, re.findall(r"\d+", f"{most} {least}"))] for name, _, most, least in rows
+    }
+    minutes = [[round(time.total_seconds() / 60) for time in of] for of in (DETECT, READ)]
+    assert [told["cause"], told["wrong answers to readers"]] == minutes
+    assert told["days wrongly touched"] == [POINTS["days wrongly touched"]]
+    assert (told["wrong diagnoses"], told["hints"]) == ([WRONG_DIAGNOSIS], [HINT])
+    causes = PAGES["docs/guide/incident-room.md"].partition("\n## The outages\n")[2]
+    listed = re.findall(r"^\| `(\w+)` \| (.*) \|$", causes, re.MULTILINE)
+    assert listed == [*playing.causes()]

@@ -56,6 +56,7 @@ class Touched:
         before: the table's version before its first commit.
         after: the version of its last commit.
         undone: those of the days that were put back since.
+        because: why days of it were computed, as far as its commits say.
     """
 
     table: str
@@ -63,6 +64,7 @@ class Touched:
     before: int
     after: int
     undone: Sequence[date] = ()
+    because: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -275,9 +277,11 @@ def _touched(ledgers: Ledgers, name: str) -> Iterator[Touched]:
     for table, ledger in ledgers.items():
         changes = footprint(ledger, part_of(name))
         if changes:
-            versions = [r.version for r in ledger.records if belongs(r, name)]
+            mine = [record for record in ledger.records if belongs(record, name)]
+            versions = mine[0].version - 1, mine[-1].version
+            because = [*dict.fromkeys(why for record in mine for why in record.because)]
             undone = sorted(put_back(ledger, changes))
-            yield Touched(table, sorted(changes), versions[0] - 1, versions[-1], undone)
+            yield Touched(table, sorted(changes), *versions, undone, because)
 
 
 def _reason(ledgers: Ledgers, name: str) -> str:

@@ -83,6 +83,7 @@ def _days(found: Chronicle) -> Iterator[str]:
             f"{of.before if of.before >= 0 else 'no table'}",
             f"{of.after}",
             spelled(of.undone) or "none",
+            "; ".join(of.because),
         )
         for of in found.touched
     ]
@@ -90,7 +91,9 @@ def _days(found: Chronicle) -> Iterator[str]:
         yield "No day of any table was written."
         yield ""
         return
-    headings = ("table", "days written", "version before", "version after", "put back since")
+    headings = (
+        "table", "days written", "version before", "version after", "put back since", "why",
+    )  # fmt: skip
     yield from table(headings, rows)
     yield "Every version can be read for as long as its files are kept."
     yield ""

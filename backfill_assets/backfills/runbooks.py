@@ -26,10 +26,8 @@ def _page(found: Chronicle) -> Iterator[str]:
     yield ""
     yield f"When: {markdown(found.reason) or 'no reason is on record; say here when this is done'}"
     yield ""
-    yield (
-        f"Put the days in place of `{DAYS}`, the id that the plan prints in place of `{ID}`, and "
-        f"the reason in place of `{WHY}`."
-    )
+    id_ = "the id that the plan prints" if found.plan else "the first 8 characters of the run's id"
+    yield f"Put the days in place of `{DAYS}`, {id_} in place of `{ID}`, the reason for `{WHY}`."
     yield ""
     for number, (what, command) in enumerate(_commands(found), 1):
         yield f"## {number}. {what}"

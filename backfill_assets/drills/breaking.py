@@ -16,7 +16,9 @@ from deltalake import DeltaTable, write_deltalake
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.sample.lines import SOURCE
 
-#: Orders and revenue of a day.
+#: The customer of `send_many`.
+MANY = "c-bulk"
+#: Orders and revenue by day.
 Facts = dict[date, tuple[int, Decimal]]
 
 
@@ -89,7 +91,7 @@ def send_many(landing: Path, day: date, name: str, orders: int) -> None:
     lines = [
         {
             "order_id": f"{file.stem}-{day}-{n:06d}",
-            "customer_id": "c-bulk",
+            "customer_id": MANY,
             "order_ts": f"{day}T12:{n // 60 % 60:02d}:{n % 60:02d}Z",
             "amount": str(amount),
             "ingestion_ts": f"{day}T14:00:00Z",

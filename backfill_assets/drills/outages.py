@@ -104,10 +104,11 @@ def _amounts(deployment: Deployment, engine: Engine, rng: random.Random) -> Stru
     landing = deployment.folder / "landing"
     breaking.send(landing, days, SHOP_FILE, WRONG)
     deployment.load(engine, deployment.days)
+    now = _revenue(deployment)
     return Struck(
         days,
-        f"Finance: the revenue of {deployment.days} is {_revenue(deployment):,} in {READERS}. A "
-        "month has a few hundred thousand. All runs are green.",
+        f"Finance: the revenue of {deployment.days} is {now:,} in {READERS}. Our books say "
+        f"{now - len(days) * (WRONG - RIGHT):,}. All runs are green.",
     )
 
 
@@ -143,7 +144,7 @@ def _crashed(deployment: Deployment, engine: Engine, rng: random.Random) -> Stru
     for window, tables in ((deployment.days, _LOG), (Window(first, half), _MADE)):
         _refuse_failed(deployment.run(engine, window, tables, tags=of))
     missing = Window(half, deployment.days.end)
-    killed = {"io_manager": dg.ResourceDefinition(_killed)}
+    killed = {"io_manager": dg.IOManagerDefinition(_killed)}
     done = deployment.run(engine, missing, _MADE, resources=killed, tags=of)
     return Struck(
         missing,
@@ -153,7 +154,7 @@ def _crashed(deployment: Deployment, engine: Engine, rng: random.Random) -> Stru
     )
 
 
-def _killed(_: dg.InitResourceContext) -> object:
+def _killed(_: dg.InitResourceContext) -> dg.IOManager:
     raise RuntimeError("the machine was restarted while this run was at work")
 
 
@@ -167,8 +168,8 @@ def _skewed(deployment: Deployment, engine: Engine, rng: random.Random) -> Struc
     _refuse_failed(done)
     return Struck(
         Window(day, day + DAY),
-        "Operations: the run of last night took longer than any before, nearly all of it in one "
-        "task. Marketing: our best customer is one that nobody knows.",
+        f"Marketing: {orders:,} orders on one day make {breaking.MANY} our best customer. Nobody "
+        "here has heard of it.",
         done.run_id[:8],
     )
 
@@ -296,10 +297,10 @@ OUTAGES: Mapping[str, Outage] = {
         "one customer has most rows of a day",
         _skewed,
         (
-            "One task had nearly all the work: one key has nearly all rows. Look at the days with "
+            "One key has nearly all rows of a day. Which day is it? Look at the days with "
             "`backfill-assets drill look`.",
-            "One day has many times the orders of any other, nearly all of one customer. Look at "
-            f"`backfill-assets history {READERS}` and at the landing's folder of that day.",
+            f"Look at the life of that day with `backfill-assets history {READERS} DAY`, and at "
+            "the landing's folder of that day.",
             "A file that does not belong there landed and was loaded. Take it away, and undo the "
             "run that loaded it.",
         ),

@@ -145,7 +145,8 @@ def the_pages_say_what_was_done(pipeline, plan):
     assert [*map(str, fact.days)] == [f"2024-01-0{n}" for n in range(1, 5)]
     assert [*fact.undone] == [day(4)]
     page = postmortems.page(found)
-    assert f"| {FACT.name} | 2024-01-01...2024-01-04 | 0 | {fact.after} | 2024-01-04 |" in page
+    assert f"\n| {FACT.name} | 2024-01-01...2024-01-04 | 0 | {fact.after} | 2024-01-04 |" in page
+    assert "never published" in fact.because
     assert "first" in runbooks.page(found)
     # Of one stage, and of the run of the undo.
     last = chronicle(pipeline.instance, ledgers, stages[-1])
