@@ -128,7 +128,8 @@ def test_a_drill_is_solved_by_its_solution(name, right, engine, player, tmp_path
 def told(text: str) -> list[str]:
     """The lines of a transcript, without what is another each time."""
     for pattern, same in (
-        (r"\d{4}-\d\d-\d\d \d\d:\d\d", "TIME"),
+        (r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?", "TIME"),
+        (r"\b\d:\d\d:\d\d\b", "TOOK"),
         (r"As of +\S+", "As of TODAY"),
         (r"\b[0-9a-f]{8}\b", "ID"),
         (r"found after \d+:\d\d", "found after TIME"),
@@ -155,8 +156,10 @@ def test_the_page_shows_a_drill_that_was_played(
         printed += f"$ {command}\n{capsys.readouterr().out}"
         if " start " in command:
             shutil.copytree("incident", "other")
-    (tmp_path / "printed.txt").write_text(printed)
     assert told(printed) == told(page)
+    (excerpt,) = (text for text in documented(PAGE, "text") if text.startswith("| at (UTC)"))
+    (post_mortem,) = Path("incident").glob("post-mortem-*.md")
+    assert {*told(excerpt)} <= {*told(post_mortem.read_text())}
     drill = Drill(tmp_path / "incident")
     solution = "\n".join(drill.solution()).replace(str(drill.folder), "incident")
     typed = "\n".join(re.findall(r"^\$ (.*)$", printed, re.MULTILINE))

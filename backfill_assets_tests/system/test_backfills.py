@@ -141,11 +141,13 @@ def the_pages_say_what_was_done(pipeline, plan):
     assert (found.reason, found.ended) == ("first", "complete and reconciled")
     touched = {of.table: of for of in found.touched}
     fact = touched[FACT.name]
-    assert (fact.before, fact.after) == (0, before[FACT.name])
+    first = ledgers[FACT.name].records[0].version
+    assert (fact.before, fact.after) == (first - 1, before[FACT.name])
     assert [*map(str, fact.days)] == [f"2024-01-0{n}" for n in range(1, 5)]
     assert [*fact.undone] == [day(4)]
     page = postmortems.page(found)
-    assert f"\n| {FACT.name} | 2024-01-01...2024-01-04 | 0 | {fact.after} | 2024-01-04 |" in page
+    row = f"| 2024-01-01...2024-01-04 | {fact.before} | {fact.after} | 2024-01-04 |"
+    assert f"\n| {FACT.name} {row}" in page
     assert "never published" in fact.because
     assert "first" in runbooks.page(found)
     # Of one stage, and of the run of the undo.
