@@ -76,7 +76,7 @@ def test_a_diagnosis(folder, capsys):
     ).replace("'", "")
     assert main(["drill", "found", str(folder), "doubled"]) == 1
     assert capsys.readouterr().out == "That is not the cause.\n"
-    assert main(["drill", "found", str(folder), "amounts", "2024-01-02"]) == 0
+    assert main(["drill", "found", str(folder), "amounts"]) == 0
     assert main(["drill", "found", str(folder), "amounts", str(DAYS)]) == 0
     assert main(["drill", "end", str(folder)]) == 1
     said = capsys.readouterr().out
@@ -87,6 +87,13 @@ def test_a_diagnosis(folder, capsys):
     assert re.search(r"^report +0 of 3 sections +0 of 10", said, re.M)
     assert main(["drill", "causes"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*OUTAGES]
+
+
+def test_days_cannot_be_guessed(folder, capsys):
+    for days in ("2024-01-02", str(DAYS)):
+        assert main(["drill", "found", str(folder), "amounts", days]) == 0
+    assert main(["drill", "end", str(folder)]) == 1
+    assert re.search(r"^days named +no +0 of 10", capsys.readouterr().out, re.M)
 
 
 def test_the_source_sends_what_was_wrong_again(folder, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -150,7 +151,7 @@ class Deployment:
 
     def write_environment(self) -> None:
         """Write the file that the player's shell is to source."""
-        lines = [f"export {name}='{value}'\n" for name, value in self.variables.items()]
+        lines = [f"export {name}={shlex.quote(of)}\n" for name, of in self.variables.items()]
         (self.folder / ENVIRONMENT).write_text("".join(lines))
 
     @contextmanager

@@ -46,7 +46,8 @@ def observed(
     readers = ledgers[READERS]
     return Observed(
         detected=found[0].at - incident.at if found else None,
-        days_named=any(event.said["days"] == str(days) for event in found),
+        # The first that were named count: the second would be a guess.
+        days_named=[event.said["days"] for event in found if event.said["days"]][:1] == [str(days)],
         wrong_diagnoses=sum(event.what == journal.WRONG for event in events),
         hints=sum(event.what == journal.HINT for event in events),
         broken=sum(map(len, broken.values())),

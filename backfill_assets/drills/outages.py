@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from string import ascii_lowercase
 
 import dagster as dg
 
@@ -140,7 +141,7 @@ def _timezone(deployment: Deployment, engine: Engine, _rng: random.Random) -> St
 def _crashed(deployment: Deployment, engine: Engine, rng: random.Random) -> Struck:
     first = deployment.days.start
     half = first + rng.randint(len(deployment.days) // 2, len(deployment.days) - 5) * DAY
-    of = {"dagster/backfill": "nightmar"}
+    of = {"dagster/backfill": "".join(rng.choices(ascii_lowercase, k=8))}
     for window, tables in ((deployment.days, _LOG), (Window(first, half), _MADE)):
         _refuse_failed(deployment.run(engine, window, tables, tags=of))
     missing = Window(half, deployment.days.end)
