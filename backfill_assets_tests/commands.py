@@ -1,17 +1,24 @@
-"""What the commands say that are refused, and days of facts for the others to tell of."""
+"""What the commands say that are refused; plans, and days of facts, for the others to tell of."""
 
 from __future__ import annotations
 
 import json
+import time
 from datetime import date, timedelta
 from decimal import Decimal
 from pathlib import Path
 
+import dagster as dg
 import pyarrow as pa
 from deltalake import CommitProperties, write_deltalake
 
+from backfill_assets.backfills import undertakings
+from backfill_assets.backfills.plans import BackfillPlan, Outlook, Parameters
+from backfill_assets.backfills.undertakings import Undertaking
 from backfill_assets.cli import main
+from backfill_assets.orders.facts import FACT
 
+DAYS = "2024-01-01...2024-01-03"
 JAN = [date(2024, 1, 1) + timedelta(days=n) for n in range(31)]
 
 
@@ -55,3 +62,26 @@ def publish_facts(tmp_path: Path, days: dict[date, str], rows: int = 2, **said: 
         partition_by=["run_date"],
         commit_properties=CommitProperties(custom_metadata={"userMetadata": json.dumps(record)}),
     )
+
+
+def kept(instance: dg.DagsterInstance, id_: str, **more: object) -> Undertaking:
+    """A plan of three days of facts, kept as `plan` does."""
+    outlook = Outlook.model_validate({"computed": (DAYS,), **more})
+    plan = BackfillPlan(
+        id=id_,
+        parameters=Parameters(days=DAYS, tables=(FACT.name,), reason="why [red]"),
+        code_version="c",
+        code="c",
+        config_digest="d",
+        versions={},
+        landing="",
+        tables={FACT.name: outlook},
+        files=1,
+        size=1,
+        commits=1,
+        runs=1,
+        seconds=None,
+    )
+    it = Undertaking(plan=plan, made=time.time())
+    undertakings.keep(instance, it)
+    return it

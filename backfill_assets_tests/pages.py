@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 
@@ -26,6 +28,35 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 def documented(page: str, language: str) -> list[str]:
     """The blocks of a page in a language."""
     return [body for found, body in BLOCK.findall(PAGES[page]) if found == language]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what is below it, its subsections included.
+
+    Attributes:
+        level: 1 for the title of a page.
+        title: without the marks of the level.
+        body: up to the next heading of this level or a higher one.
+    """
+
+    level: int
+    title: str
+    body: str
+
+
+def sections(text: str) -> Iterator[Section]:
+    """Those of a page, in order. What looks like a heading in a block of code is none."""
+    hidden = BLOCK.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+    heads = list(re.finditer(r"^(#+) (.+)$", hidden, re.MULTILINE))
+    for number, head in enumerate(heads):
+        after = (of.start() for of in heads[number + 1 :] if len(of[1]) <= len(head[1]))
+        yield Section(len(head[1]), head[2], text[head.end() : next(after, len(text))])
+
+
+def anchor_of(title: str) -> str:
+    """How a link names the section with a title."""
+    return re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-")
 
 
 def follow(step: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,11 +67,16 @@ class Database:
 
     def ask(self, query: str, *values: object) -> list[tuple]:
         """The rows that a query gives."""
-        with closing(_connect(self.port, self.name)) as connection:
+        with closing(connect(self)) as connection:
             connection.autocommit = True
             with connection.cursor() as cursor:
                 cursor.execute(query, values)
                 return cursor.fetchall() if cursor.description else []
+
+
+def connect(database: Database) -> psycopg2.extensions.connection:
+    """A connection of its own to a database."""
+    return _connect(database.port, database.name)
 
 
 def _connect(port: int, name: str) -> psycopg2.extensions.connection:

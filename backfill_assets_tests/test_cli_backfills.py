@@ -14,16 +14,12 @@ from dagster._daemon.types import DaemonHeartbeat
 from backfill_assets.backfills import jobs, undertakings
 from backfill_assets.backfills import stages as backfills
 from backfill_assets.backfills.accounts import Account, Certificate
-from backfill_assets.backfills.plans import BackfillPlan, Outlook, Parameters
 from backfill_assets.backfills.reports import Report
-from backfill_assets.backfills.undertakings import Undertaking
 from backfill_assets.cli import launching, main, outcomes
 from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import STAGED, TABLES
-from backfill_assets_tests.commands import JAN, publish_facts, refused, wrong
-
-DAYS = "2024-01-01...2024-01-03"
+from backfill_assets_tests.commands import DAYS, JAN, kept, publish_facts, refused, wrong
 
 
 @pytest.fixture(autouse=True)
@@ -43,29 +39,6 @@ def _deployment(monkeypatch, tmp_path):
 def instance(_deployment):
     with dg.DagsterInstance.get() as found:
         yield found
-
-
-def kept(instance, id_: str, **more) -> Undertaking:
-    """A plan of three days of facts, kept as `plan` does."""
-    outlook = Outlook(**{"computed": (DAYS,), **more})
-    plan = BackfillPlan(
-        id=id_,
-        parameters=Parameters(days=DAYS, tables=(FACT.name,), reason="why [red]"),
-        code_version="c",
-        code="c",
-        config_digest="d",
-        versions={},
-        landing="",
-        tables={FACT.name: outlook},
-        files=1,
-        size=1,
-        commits=1,
-        runs=1,
-        seconds=None,
-    )
-    it = Undertaking(plan=plan, made=time.time())
-    undertakings.keep(instance, it)
-    return it
 
 
 # plan and plans

@@ -23,9 +23,9 @@ PLACES = (
     "backfill_assets.examples.customers.tables:TABLES",
     "backfill_assets.examples.web_events:TABLES",
 )
-#: The rooms of the orders, of other pipelines, of the sample, and of labs on the orders; what users
-#: import; and the default of the setting that names the tables.
-OWN = ("orders/", "examples/", "sample/", "labs/", "__init__.py", "settings.py")
+#: The rooms of the orders, of other pipelines, of the sample, and of labs and drills on the orders;
+#: what users import; and the default of the setting that names the tables.
+OWN = ("orders/", "examples/", "sample/", "labs/", "drills/", "__init__.py", "settings.py")
 MODULES = {
     str(path.relative_to(PACKAGE)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))
 }

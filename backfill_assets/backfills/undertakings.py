@@ -5,6 +5,7 @@ from __future__ import annotations
 import dagster as dg
 from pydantic import BaseModel, ValidationError, model_validator
 
+from backfill_assets.backfills import command_log
 from backfill_assets.backfills.plans import BackfillPlan
 from backfill_assets.dagster_ext.internals import (
     BULK_ACTION_TERMINAL_STATUSES,
@@ -139,6 +140,7 @@ def forget(instance: dg.DagsterInstance, before: float) -> list[str]:
             # Dagster's storage of texts takes none away.
             _store(instance).set_cursor_values({_PLAN.format(id_): ""})
             instance.delete_dynamic_partition(_KEPT, id_)
+            command_log.forget(instance, id_)
             gone.append(id_)
     return gone
 

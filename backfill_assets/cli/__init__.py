@@ -25,6 +25,7 @@ _FAMILIES = {
         "backfill": "launching",
         "reconcile": "outcomes",
         "undo": "outcomes",
+        "runbook": "runbooks",
     },
     "Targets": {
         "targets": "targets",
@@ -40,7 +41,7 @@ _FAMILIES = {
         "migrate": "schemas",
         "forget": "upkeep",
     },
-    "Learning": {"lab": "labs"},
+    "Learning": {"lab": "labs", "drill": "drills"},
     "Deployment": {
         "init": "init",
         "ui": "deployment",

@@ -30,10 +30,13 @@ def reconcile(out: Output, backfill: str, summary: bool, as_json: bool) -> Statu
     BACKFILL is the id of a backfill or of a stage of it, or the first 8 characters of a run's. The
     verdict comes first. It ends with 1 if a day is missing or does not add up.
     """
+    from backfill_assets.backfills import command_log
+
     settings = load_settings()
     with instance() as dagster:
         refuse_unknown(settings, dagster, backfill)
         found = _account(settings, dagster, backfill)
+        command_log.note(dagster, backfill, f"backfill-assets reconcile {backfill}", found.verdict)
     if as_json:
         out.json(_verdict(found) if summary else {**_verdict(found), **_whole(found)})
     else:

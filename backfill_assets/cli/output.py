@@ -167,7 +167,7 @@ def levels() -> list[click.Option]:
 def _level(ctx: click.Context, option: click.Parameter, given: bool) -> None:
     out = ctx.ensure_object(Output)
     if ctx.parent:
-        out.command = ctx.info_name or ""
+        out.command = ctx.command_path.partition(" ")[2]
     if given:
         setattr(out, str(option.name), True)
     if out.quiet and out.verbose:

@@ -162,7 +162,8 @@ class Pipeline:
     ) -> dg.ExecuteInProcessResult:
         """Materialize days of tables in one run, with these tags as well."""
         defs = self.defs
-        return _run(list(defs.assets or ()), days, tables, dict(defs.resources or {}), tags or {})
+        with dg.DagsterInstance.ephemeral() as instance:
+            return materialize(defs, days, tables, instance, tags)
 
     @property
     def assets(self) -> list[dg.AssetsDefinition]:
@@ -187,32 +188,43 @@ class Pipeline:
         """Materialize days of an ordinary asset in one run; whether it ended with success."""
         io_manager = delta_io_manager(self.settings, [asset], self._lab.engine)
         (name,) = (key.path[-1] for key in asset.keys)
-        return _run([asset], days, [name], {"io_manager": io_manager}, {}).success
+        defs = dg.Definitions([asset], resources={"io_manager": io_manager})
+        with dg.DagsterInstance.ephemeral() as instance:
+            return materialize(defs, days, [name], instance).success
 
     def table(self, name: str) -> str:
         """A table of the deployment, as SQL names it."""
         return f"delta.`{self.settings.table(name)}`"
 
 
-def _run(
-    assets: Sequence[Any],
+def materialize(
+    defs: dg.Definitions,
     days: Window,
     tables: Sequence[str],
-    resources: Mapping[str, Any],
-    tags: Mapping[str, str],
+    instance: dg.DagsterInstance,
+    tags: Mapping[str, str] | None = None,
 ) -> dg.ExecuteInProcessResult:
+    """Materialize days of tables in one run in this process, which may fail.
+
+    Args:
+        defs: have the assets and the resources.
+        days: a gapless range.
+        tables: the names of the assets.
+        instance: where the run is recorded.
+        tags: more tags of the run.
+    """
     first, *_, last = [*days, *days]
-    with dg.DagsterInstance.ephemeral() as instance:
-        return dg.materialize(
-            assets,
-            selection=list(tables),
-            instance=instance,
-            resources=resources,
-            tags={
-                **tags,
-                "dagster/asset_partition_range_start": str(first),
-                "dagster/asset_partition_range_end": str(last),
-            },
-            run_config=_QUIET,
-            raise_on_error=False,
-        )
+    assets: list[Any] = [*(defs.assets or ())]
+    return dg.materialize(
+        assets,
+        selection=list(tables),
+        instance=instance,
+        resources=dict(defs.resources or {}),
+        tags={
+            "dagster/asset_partition_range_start": str(first),
+            "dagster/asset_partition_range_end": str(last),
+            **(tags or {}),
+        },
+        run_config=_QUIET,
+        raise_on_error=False,
+    )

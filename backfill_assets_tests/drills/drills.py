@@ -13,7 +13,6 @@ is printed, in minutes and seconds; the status is 1 if anything does not come ab
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 import tempfile
@@ -26,12 +25,11 @@ from pathlib import Path
 from threading import Event, Thread
 
 import dagster as dg
-import pyarrow as pa
-import pyarrow.compute as pc
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.drills.breaking import Facts, append_again, facts_of, send
 from backfill_assets.monitoring.states import State
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED, TABLES
@@ -49,8 +47,6 @@ WRONG, RIGHT = Decimal("1000000.00"), Decimal("10.00")
 
 #: Of what a command prints, so many of the lines that tell are shown.
 _MOST = 9
-
-Facts = dict[date, tuple[int, Decimal]]
 
 
 class Drill:
@@ -154,18 +150,13 @@ class Drill:
 
     def facts(self) -> Facts:
         """Orders and revenue by day, as a reader sees them now, without Spark."""
-        rows = self._rows(["run_date", "orders", "revenue"])
-        sums = rows.group_by("run_date").aggregate([("orders", "sum"), ("revenue", "sum")])
-        return {r["run_date"]: (r["orders_sum"], r["revenue_sum"]) for r in sums.to_pylist()}
+        return facts_of(self.settings.table(FACT.name))
 
     def keys_twice(self) -> int:
         """How many rows of the facts have a key that another has."""
         key = [FACT.partition, *FACT.key]
-        rows = self._rows(key)
+        rows = DeltaTable(self.settings.table(FACT.name)).to_pyarrow_table(columns=key)
         return rows.num_rows - rows.group_by(key).aggregate([]).num_rows
-
-    def _rows(self, columns: list[str]) -> pa.Table:
-        return DeltaTable(self.settings.table(FACT.name)).to_pyarrow_table(columns=columns)
 
     def digests(self) -> dict[tuple[str, date], str]:
         """What each published day of each table of the drill holds."""
@@ -215,19 +206,7 @@ def revenue(facts: Facts, days: Window) -> Decimal:
 
 def land(drill: Drill, days: Window, name: str, amount: Decimal) -> None:
     """One more order a day, in a file of its own, with the source's control totals to match."""
-    for day in days:
-        file = Path(drill.settings.landing, "orders", f"arrival_date={day}", name)
-        stamp = f"{day}T11:00:00Z"
-        line = {"order_id": f"{file.stem}-{day}", "customer_id": "c-drill", "order_ts": stamp}
-        line |= {"amount": str(amount), "ingestion_ts": stamp}
-        old = Decimal(json.loads(file.read_text())["amount"]) if file.exists() else None
-        file.write_text(json.dumps(line) + "\n")
-        control = file.with_name("_control.json")
-        if control.exists():
-            said = json.loads(control.read_text())
-            rows = said["rows"] + (old is None)
-            money = Decimal(said["amount"]) - (old or 0) + amount
-            control.write_text(json.dumps({"rows": rows, "amount": str(money)}))
+    send(Path(drill.settings.landing), days, name, amount)
 
 
 def balance(drill: Drill) -> tuple[str, int]:
@@ -279,10 +258,7 @@ def doubled(drill: Drill) -> None:
     right = drill.facts()
     hit = Window(DOUBLED.start, min(DOUBLED.end, drill.days.end))
     drill.note(balance(drill)[0])
-    url = drill.settings.table(FACT.name)
-    rows = DeltaTable(url).to_pyarrow_table()
-    inside = (pc.field("run_date") >= hit.start) & (pc.field("run_date") < hit.end)
-    write_deltalake(url, rows.filter(inside), mode="append")
+    append_again(drill.settings.table(FACT.name), FACT.partition, hit)
     drill.say(f"INCIDENT: an old job has appended {hit} of {FACT.name} once more")
     happened = time.monotonic()
     now = drill.facts()

@@ -9,8 +9,16 @@ import pytest
 from dagster._core.execution.backfill import BulkActionStatus
 
 from backfill_assets import definitions
-from backfill_assets.backfills import jobs, planning, undertakings, workloads
+from backfill_assets.backfills import (
+    jobs,
+    planning,
+    postmortems,
+    runbooks,
+    undertakings,
+    workloads,
+)
 from backfill_assets.backfills import stages as backfills
+from backfill_assets.backfills.chronicles import chronicle
 from backfill_assets.backfills.durations import expected_seconds
 from backfill_assets.backfills.planning import plan_backfill, target_days
 from backfill_assets.backfills.plans import Parameters
@@ -107,6 +115,47 @@ def test_stages_one_after_another(pipeline):
     found = jobs.give_account(pipeline.settings, graph(pipeline), pipeline.instance, spark, plan.id)
     assert found.problems == []
     assert {report.table.name for report in found.reports} == set(LAYERS)
+    the_pages_say_what_was_done(pipeline, plan)
+
+
+def the_pages_say_what_was_done(pipeline, plan):
+    """From the records of Dagster and of the tables, an undo of one stage among them."""
+    before = {name: ledger.version for name, ledger in read_ledgers(pipeline.settings).items()}
+    undo(pipeline, f"{plan.id}-002")
+    ledgers = read_ledgers(pipeline.settings)
+    found = chronicle(pipeline.instance, ledgers, plan.id)
+    stages = [f"{plan.id}-{name}" for name, _ in plan.stages]
+    whats = [step.what.partition(":")[0] for step in found.steps]
+    assert whats[:2] == ["plan", "launch"]
+    assert whats[2:-1] == [w for s in stages for w in (f"stage {s}", f"reconciliation of {s}")]
+    assert whats[-1].startswith("undo by run ")
+    assert [step.at for step in found.steps] == sorted(step.at for step in found.steps)
+    assert [step.command for step in found.steps if step.command] == [
+        f"backfill-assets plan 2024-01-01...2024-01-04 --select {','.join(LAYERS)} "
+        "--pilot-days 1 --chunk-days 2 --reason first",
+        f"backfill-assets backfill {plan.id}",
+        f"backfill-assets undo {plan.id}-002 --reason 'a drill'",
+    ]
+    assert {s.outcome for s in found.steps if s.what.startswith("reconciliation")} == {"passed"}
+    assert found.steps[-1].outcome == "put back"
+    assert (found.reason, found.ended) == ("first", "complete and reconciled")
+    touched = {of.table: of for of in found.touched}
+    fact = touched[FACT.name]
+    first = ledgers[FACT.name].records[0].version
+    assert (fact.before, fact.after) == (first - 1, before[FACT.name])
+    assert [*map(str, fact.days)] == [f"2024-01-0{n}" for n in range(1, 5)]
+    assert [*fact.undone] == [day(4)]
+    page = postmortems.page(found)
+    row = f"| 2024-01-01...2024-01-04 | {fact.before} | {fact.after} | 2024-01-04 |"
+    assert f"\n| {FACT.name} {row}" in page
+    assert "never published" in fact.because
+    assert "first" in runbooks.page(found)
+    # Of one stage, and of the run of the undo.
+    last = chronicle(pipeline.instance, ledgers, stages[-1])
+    assert {str(of.days[0]) for of in last.touched if of.table == FACT.name} == {"2024-01-04"}
+    undid = ledgers[FACT.name].records[-1].run_id[:8]
+    (step,) = chronicle(pipeline.instance, ledgers, undid).steps
+    assert step.command == f"backfill-assets undo {plan.id}-002 --reason 'a drill'"
 
 
 def test_the_account_of_what_was_not_planned(pipeline):

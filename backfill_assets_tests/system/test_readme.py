@@ -25,7 +25,7 @@ from backfill_assets.orders.tables import TABLES
 from backfill_assets.quality.audit import Severity
 from backfill_assets.settings import PREFIX, Settings
 from backfill_assets_tests import conftest
-from backfill_assets_tests.pages import BLOCK, PAGES, documented
+from backfill_assets_tests.pages import BLOCK, PAGES, anchor_of, documented, sections
 from backfill_assets_tests.places import BIN, PROJECT
 
 ALL = "\n".join(PAGES.values())
@@ -33,6 +33,8 @@ ALL = "\n".join(PAGES.values())
 #: Blocks that another module runs, by page and language.
 RUN_ELSEWHERE = {
     ("docs/enrichment.md", "python"): "system/test_enrichment.py",
+    ("docs/guide/sql.md", "postgresql"): "test_sql_page.py",
+    ("docs/guide/sql.md", "sql"): "test_sql_page.py",
     ("docs/own-sources.md", "python"): "system/test_web_events.py",
     ("docs/own-tables.md", "python"): "own_tables.py",
     ("docs/reconciliation.md", "python"): "test_reconciliation.py",
@@ -275,17 +277,39 @@ def test_the_demo_prints_what_the_readme_says(published):
     assert f"demo: export BACKFILL_ASSETS_END ?= {SAMPLE_END}\n" in makefile
 
 
-@pytest.fixture(scope="module")
-def python_blocks(published) -> list[str]:
+def said_by_python(place: Place, page: str) -> list[str]:
+    """What the blocks of a page print."""
     said = []
-    for number, block in enumerate(blocks("python")):
-        (published.root / f"block_{number}.py").write_text(block)
-        said.append(published.run(f"python block_{number}.py"))
+    for block in documented(page, "python"):
+        name = f"block_{blocks('python').index(block)}.py"
+        (place.root / name).write_text(block)
+        said.append(place.run(f"python {name}"))
     return said
 
 
-def test_there_are_two_python_blocks(python_blocks):
+@pytest.fixture(scope="module")
+def python_blocks(published) -> list[str]:
+    return said_by_python(published, "docs/tables.md")
+
+
+def test_python_blocks_are_on_two_pages(python_blocks):
     assert len(python_blocks) == 2
+    assert blocks("python") == [
+        *documented("docs/guide/lead.md", "python"),
+        *documented("docs/tables.md", "python"),
+    ]
+
+
+def test_the_share_that_a_window_takes_in(published):
+    (said,) = said_by_python(published, "docs/guide/lead.md")
+    rows = [line.split() for line in said.splitlines()[2:]]
+    shares = [[float(share) for share in of] for _, *of in rows]
+    assert [int(delay) for delay, *_ in rows] == sorted({int(delay) for delay, *_ in rows})
+    assert shares == sorted(shares)
+    assert shares[-1] == [1.0, 1.0]
+    # The sample has lines beyond the window of seven days, and few of them.
+    assert all(0.9 < share < 1 for delay, *of in rows if delay == "7" for share in map(float, of))
+    assert len(rows) > 8
 
 
 def test_reading_all_facts(published, python_blocks):
@@ -389,8 +413,7 @@ def test_every_table_and_column_is_explained():
 
 
 def anchors(page: str) -> set[str]:
-    titles = re.findall(r"^#+ (.+)$", BLOCK.sub("", PAGES[page]), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
+    return {anchor_of(section.title) for section in sections(PAGES[page])}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,0 +1,177 @@
+"""Drills, mock outages that are played against the clock: `drill`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from backfill_assets.cli.output import CannotRunError, Output, Status, command, levels
+from backfill_assets.cli.parameters import Partitions
+
+if TYPE_CHECKING:
+    from backfill_assets.calendar.partitions import Window
+    from backfill_assets.drills.playing import Drill
+    from backfill_assets.drills.scoring import Score
+
+_FOLDER = click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+
+
+@click.group(
+    epilog="\b\nExamples:\n  backfill-assets drill start incident\n"
+    "  backfill-assets drill end incident"
+)
+def drill() -> None:
+    """Practise an incident against the clock, on a deployment of your own.
+
+    `start` makes a small deployment and breaks something. Find out what, repair it with the
+    ordinary commands, and write a report; `end` scores it. See the page on the incident room.
+    """
+
+
+drill.params += levels()
+
+
+@command("drill start incident", "drill start incident --seed 7")
+@_FOLDER
+@click.argument("name", required=False, default="")
+@click.option("--seed", type=int, help="The same seed chooses the same.")
+@click.option(
+    "--days", type=click.IntRange(min=12), help="So many days of orders; `timezone` needs 50."
+)
+def start(out: Output, folder: Path, name: str, seed: int | None, days: int | None) -> None:
+    """Make a deployment in FOLDER, load it, and break something.
+
+    NAME is that of an outage; one is chosen if none is named.
+    """
+    from backfill_assets.drills import playing
+    from backfill_assets.drills.deployment import ENVIRONMENT
+    from backfill_assets.engine.spark import Engine
+    from backfill_assets.settings import load_settings
+
+    out.note("Making a deployment, and loading it. This takes a minute or two ...")
+    begun = playing.start(Engine.of(load_settings()), folder, name, seed, days)
+    out.say(begun.symptom)
+    out.note("The clock is running.")
+    out.note(f"Source   . {folder / ENVIRONMENT}")
+    out.note("Then     the ordinary commands work on it: backfill-assets status, history, show")
+    out.note(f"Next     backfill-assets drill found {folder} CAUSE DAYS, when you know it;")
+    out.note(f"         backfill-assets drill hint {folder}, when you do not")
+
+
+@command("drill look incident")
+@_FOLDER
+def look(out: Output, folder: Path) -> None:
+    """Orders and revenue by day, as a reader sees them now."""
+    from backfill_assets.drills import breaking
+    from backfill_assets.drills.outages import READERS
+
+    it = _found(folder)
+    facts = breaking.facts_of(it.deployment.settings().table(READERS))
+    out.facts((str(day), f"{orders:6,} {revenue:16,}") for day, (orders, revenue) in facts.items())
+
+
+@command("drill hint incident")
+@_FOLDER
+def hint(out: Output, folder: Path) -> None:
+    """A hint; each of the three is clearer, and costs points."""
+    out.say(_found(folder).hint())
+
+
+@command("drill found incident doubled 2024-01-05...2024-01-08")
+@_FOLDER
+@click.argument("cause")
+@click.argument("days", type=Partitions(), required=False)
+def found(out: Output, folder: Path, cause: str, days: Window | None) -> Status:
+    """Tell the cause, and the days; stops the clock of detection.
+
+    CAUSE is a word of the list that `backfill-assets drill causes` prints. It ends with 1 if it is
+    not the cause; that costs points.
+    """
+    from backfill_assets.drills.playing import causes
+
+    it, known = _found(folder), dict(causes())
+    if cause not in known:
+        raise click.UsageError(f"there is no cause {cause!r}; there are {', '.join(known)}")
+    if not it.found(cause, days):
+        out.say("That is not the cause.")
+        return Status.FINDING
+    out.say("That is the cause.")
+    out.note("Next     repair the days that are wrong, and no other; then write the report")
+    return Status.FINE
+
+
+@command("drill causes")
+def causes(out: Output) -> None:
+    """The causes that `found` takes."""
+    from backfill_assets.drills import playing
+
+    out.facts(playing.causes())
+
+
+@command("drill ask incident 2024-01-05...2024-01-08")
+@_FOLDER
+@click.argument("days", type=Partitions())
+def ask(out: Output, folder: Path, days: Window) -> None:
+    """Ask the source to send the files of some arrival days again."""
+    sent = _found(folder).ask(days)
+    out.say(
+        f"The source has sent {sent} again."
+        if sent
+        else f"The source says that it sent {days} as it should be. It sends nothing."
+    )
+
+
+@command("drill end incident")
+@_FOLDER
+def end(out: Output, folder: Path) -> Status:
+    """End the drill, and score it.
+
+    It ends with 1 if a day of a table is still wrong.
+    """
+    scored = _found(folder).end()
+    _show(out, scored)
+    out.note(f"Next     backfill-assets drill solution {folder}")
+    return Status.FINE if scored.repaired else Status.FINDING
+
+
+def _show(out: Output, scored: Score) -> None:
+    from rich.table import Table as Grid
+
+    grid = Grid(box=None, padding=(0, 2, 0, 0))
+    grid.add_column("what", no_wrap=True)
+    grid.add_column("seen", no_wrap=True)
+    grid.add_column("points", justify="right", no_wrap=True)
+    for part in scored.parts:
+        of = f" of {part.most}" if part.most else ""
+        grid.add_row(part.name, part.seen, f"{part.points}{of}")
+    grid.add_row("score", "", f"{scored.total} of 100")
+    out.grid(grid)
+
+
+@command("drill solution incident", "drill solution incident --give-up")
+@_FOLDER
+@click.option("--give-up", is_flag=True, help="End the drill without a score.")
+def solution(out: Output, folder: Path, give_up: bool) -> None:
+    """What the outage was, and commands that solve it."""
+    it = _found(folder)
+    if give_up:
+        it.give_up()
+    if not it.ended:
+        raise CannotRunError(
+            f"the drill has not ended: backfill-assets drill end {folder}, or --give-up"
+        )
+    out.say(f"{it.name}: {it.outage.cause}, {it.days}")
+    for line in it.solution():
+        out.say(f"$ {line}")
+
+
+def _found(folder: Path) -> Drill:
+    from backfill_assets.drills.playing import Drill
+
+    return Drill(folder)
+
+
+for _each in (start, look, hint, found, causes, ask, end, solution):
+    drill.add_command(_each)

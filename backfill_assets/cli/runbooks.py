@@ -1,0 +1,56 @@
+"""The pages of a backfill, a post-mortem and a runbook: `runbook`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+from backfill_assets.cli.outcomes import refuse_unknown
+from backfill_assets.cli.output import Output, command
+from backfill_assets.cli.parameters import instance
+from backfill_assets.settings import load_settings
+
+
+@command("runbook aecrkdop", "runbook aecrkdop --out incidents")
+@click.argument("backfill", metavar="BACKFILL")
+@click.option(
+    "--out",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write both pages into this folder; what a person has written there stays.",
+)
+def runbook(out: Output, backfill: str, folder: Path | None) -> None:
+    """A post-mortem and a runbook of a backfill, in Markdown.
+
+    From its plan, the tables' history and the commands that were given. BACKFILL is the id of a
+    backfill or of a stage of it, or the first 8 characters of a run's. Nothing is computed.
+    """
+    from backfill_assets.backfills import chronicles, postmortems, runbooks
+    from backfill_assets.delta.reading import read_ledgers
+
+    settings = load_settings()
+    with instance() as dagster:
+        refuse_unknown(settings, dagster, backfill)
+        found = chronicles.chronicle(dagster, read_ledgers(settings), backfill)
+    pages = {"post-mortem": postmortems.page(found), "runbook": runbooks.page(found)}
+    if folder is None:
+        click.echo("\n".join(pages.values()))
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"[^-\w]", "_", backfill)
+    for kind, text in pages.items():
+        path = folder / f"{kind}-{name}.md"
+        if kind == "post-mortem" and _written_in(path):
+            out.say(f"{path} stays as it is: somebody has written in it")
+            continue
+        path.write_text(text, encoding="utf-8")
+        out.say(f"{path}")
+
+
+def _written_in(path: Path) -> bool:
+    """Whether a person has filled in a section of a post-mortem."""
+    from backfill_assets.backfills.postmortems import SECTIONS, unfilled
+
+    return path.exists() and len(unfilled(path.read_text(encoding="utf-8"))) < len(SECTIONS)

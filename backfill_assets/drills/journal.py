@@ -1,0 +1,50 @@
+"""The journal of a drill: what happened when, a line for each event, in the drill's folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from backfill_assets.drills.deployment import OWN
+
+#: What can happen: the outage, and what the player asks for.
+INCIDENT, HINT, FOUND, WRONG, ASKED, END, GAVE_UP = (
+    "incident", "hint", "found", "wrong", "asked", "end", "gave up",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event of a drill.
+
+    Attributes:
+        at: when, in UTC.
+        what: which kind.
+        said: what else is on record.
+    """
+
+    at: datetime
+    what: str
+    said: Mapping[str, Any]
+
+
+def note(folder: Path, what: str, **said: Any) -> None:
+    """Add an event that happens now."""
+    line = {"at": datetime.now(timezone.utc).isoformat(), "what": what, **said}
+    with (folder / OWN / "journal.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def events(folder: Path) -> list[Event]:
+    """All events, the oldest first."""
+    path = folder / OWN / "journal.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    found = []
+    for line in lines:
+        said = json.loads(line)
+        found.append(Event(datetime.fromisoformat(said.pop("at")), said.pop("what"), said))
+    return found

@@ -1,0 +1,172 @@
+"""Each drill is solved by its model solution, with all points; a wrong solution has fewer."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from backfill_assets.cli import main
+from backfill_assets.drills import playing
+from backfill_assets.drills.deployment import Deployment
+from backfill_assets.drills.observing import newest_run
+from backfill_assets.drills.outages import OUTAGES, READERS
+from backfill_assets.drills.playing import Drill
+from backfill_assets.drills.scoring import Score
+from backfill_assets.engine.spark import Engine
+from backfill_assets.publish.run_tags import REWRITE_TAG
+from backfill_assets_tests.pages import documented
+from backfill_assets_tests.playing import Player
+
+DAYS = 12
+PAGE = "docs/guide/incident-room.md"
+TOUCHED, STILL_WRONG = "days wrongly touched", "days wrong at the end"
+
+
+@pytest.fixture(scope="module")
+def right(engine, spark, tmp_path_factory) -> Deployment:
+    """A deployment before anything breaks."""
+    folder = tmp_path_factory.mktemp("right")
+    return playing.prepared(engine, folder, OUTAGES["doubled"], DAYS)
+
+
+@pytest.fixture
+def player(engine, monkeypatch) -> Player:
+    return Player(engine, monkeypatch)
+
+
+def rewrite_everything(drill: Drill, engine: Engine) -> None:
+    """All days of the table that finance named, whatever is published."""
+    tags = {REWRITE_TAG: "true"}
+    assert drill.deployment.run(engine, drill.deployment.days, [READERS], tags=tags).success
+
+
+def that_table_alone(drill: Drill, engine: Engine) -> None:
+    """The days of the table that finance named, made of what is wrong itself."""
+    drill.deployment.run(engine, drill.days, [READERS])
+
+
+def nothing_is_asked(drill: Drill, engine: Engine) -> None:
+    """All tables of all days once more, from what the source has sent."""
+    drill.found("doubled", None)
+    drill.deployment.run(engine, drill.days)
+
+
+def from_the_beginning(drill: Drill, engine: Engine) -> None:
+    """The backfill once more from its first day, as if nothing were there."""
+    tags = {REWRITE_TAG: "true"}
+    days = drill.deployment.days
+    assert drill.deployment.run(engine, days, ["stg_orders", READERS], tags=tags).success
+
+
+def the_file_alone(drill: Drill, _engine: Engine) -> None:
+    """The file is gone; its rows stay."""
+    drill.found("amounts", drill.days)
+    (file,) = drill.folder.glob("landing/orders/*/bulk.jsonl")
+    file.unlink()
+
+
+def nothing(drill: Drill, _engine: Engine) -> None:
+    """It is looked at, and ended."""
+    drill.hint()
+
+
+#: What a wrong solution does, by drill, and what it loses beside the diagnosis and the report.
+WRONG: dict[str, tuple[Callable[[Drill, Engine], None], str]] = {
+    "doubled": (rewrite_everything, TOUCHED),
+    "purged": (that_table_alone, STILL_WRONG),
+    "skewed": (the_file_alone, STILL_WRONG),
+    "amounts": (nothing_is_asked, STILL_WRONG),
+    "crashed": (from_the_beginning, STILL_WRONG),
+    "timezone": (nothing, STILL_WRONG),
+}
+
+
+def lost(scored: Score) -> set[str]:
+    """What did not give all of its points, of what gives some."""
+    return {part.name for part in scored.parts if part.points < part.most}
+
+
+def wrongly(name: str, folder: Path, engine: Engine) -> None:
+    """A wrong solution scores worse, and the command tells it."""
+    other = Drill(folder)
+    do, less = WRONG[name]
+    do(other, engine)
+    scored = other.end()
+    assert scored.total < 60
+    assert {"cause", "days named", "report", less} <= lost(scored), scored
+    assert scored.repaired is (less == TOUCHED), scored
+    assert main(["drill", "end", str(other.folder)]) == int(not scored.repaired)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "purged",
+        "skewed",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("amounts", "crashed", "timezone")),
+    ],
+)
+def test_a_drill_is_solved_by_its_solution(name, right, engine, player, tmp_path, capsys):
+    if name == "timezone":  # of days of its own
+        right = playing.prepared(engine, tmp_path / "right", OUTAGES[name])
+    drill = playing.begin(engine, right, tmp_path / "solved", name, random.Random(3))
+    assert OUTAGES[name].cause not in drill.symptom
+    shutil.copytree(drill.folder, tmp_path / "other")
+    assert player.solve(drill) == 0, capsys.readouterr()
+    solved = drill.end()
+    assert (solved.total, solved.repaired) == (100, True), solved
+    # All tables are what they were, or would have been.
+    assert drill.deployment.contents() == drill.right
+    wrongly(name, tmp_path / "other", engine)
+
+
+def told(text: str) -> list[str]:
+    """The lines of a transcript, without what is another each time."""
+    for pattern, same in (
+        (r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)?", "TIME"),
+        (r"\b\d:\d\d:\d\d\b", "TOOK"),
+        (r"As of +\S+", "As of TODAY"),
+        (r"\b[0-9a-f]{8}\b", "ID"),
+        (r"found after \d+:\d\d", "found after TIME"),
+        (r"(wrong answers to readers) +[\d,]+", r"\1 COUNT"),
+        (r" +", " "),
+    ):
+        text = re.sub(pattern, same, text)
+    return [line.strip() for line in text.splitlines()]
+
+
+def test_the_page_shows_a_drill_that_was_played(
+    right, engine, player, tmp_path, monkeypatch, capsys
+):
+    """What it prints is what is printed, and what is typed is the solution."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(playing, "prepared", lambda *_: right)
+    page = "".join(text for text in documented(PAGE, "text") if text.startswith("$ "))
+    printed = ""
+    for command in re.findall(r"^\$ (.*)$", page, re.MULTILINE):
+        if printed:  # it has begun
+            newest = newest_run(Deployment(tmp_path / "incident"))
+            command = re.sub(r"(?<=runbook )\w+|(?<=post-mortem-)\w+", newest, command)
+        assert player.type(command) in (0, 1)
+        printed += f"$ {command}\n{capsys.readouterr().out}"
+        if " start " in command:
+            shutil.copytree("incident", "other")
+    assert told(printed) == told(page)
+    (excerpt,) = (text for text in documented(PAGE, "text") if text.startswith("| at (UTC)"))
+    (post_mortem,) = Path("incident").glob("post-mortem-*.md")
+    assert {*told(excerpt)} <= {*told(post_mortem.read_text())}
+    drill = Drill(tmp_path / "incident")
+    solution = "\n".join(drill.solution()).replace(str(drill.folder), "incident")
+    typed = "\n".join(re.findall(r"^\$ (.*)$", printed, re.MULTILINE))
+    assert solution in typed
+    assert drill.end().total == 100
+    wrongly("doubled", tmp_path / "other", engine)
+
+
+def test_all_outages_are_played():
+    assert WRONG.keys() == OUTAGES.keys()

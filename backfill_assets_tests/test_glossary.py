@@ -1,0 +1,26 @@
+"""Each word of the glossary says where the thing lives: a table, command, setting, name or page."""
+
+from __future__ import annotations
+
+import pytest
+
+from backfill_assets_tests.glossary import ROWS, Row, homeless
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.terms[0])
+def test_each_word_says_where_the_thing_lives(row: Row):
+    assert homeless(row.where) == []
+
+
+def test_what_is_nowhere_is_told():
+    names = ["raw_order", "backfill-assets repair", "lab x", "BACKFILL_ASSETS_X", "Read"]
+    assert homeless(", ".join(f"`{name}`" for name in names)) == names
+    assert homeless("everywhere") == ["everywhere"]
+    assert homeless("[the audit](audit.md)") == []
+
+
+def test_words_are_sorted_and_there_once():
+    terms = [row.terms[0].lower() for row in ROWS]
+    assert terms == sorted(terms)
+    every = [term.lower() for row in ROWS for term in row.terms]
+    assert len(every) == len(set(every)) > 100

@@ -1,0 +1,143 @@
+"""The pages of a backfill are made from what is on record of it."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import dagster as dg
+import pytest
+
+from backfill_assets.backfills import command_log, undertakings
+from backfill_assets.backfills.postmortems import BLANK, SECTIONS, unfilled
+from backfill_assets.cli import main
+from backfill_assets_tests.commands import DAYS, JAN, kept, publish_facts, wrong
+
+
+@pytest.fixture
+def instance(monkeypatch, tmp_path):
+    for name in ("landing/orders", "warehouse", "home"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "home/dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    monkeypatch.setenv("BACKFILL_ASSETS_LANDING", str(tmp_path / "landing"))
+    monkeypatch.setenv("BACKFILL_ASSETS_WAREHOUSE", str(tmp_path / "warehouse"))
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    with dg.DagsterInstance.get() as found:
+        yield found
+
+
+def launched(instance, id_: str, reason: str):
+    """A plan that was launched and is complete, as far as its own record says."""
+    it = kept(instance, id_)
+    asked = it.plan.parameters.model_copy(update={"reason": reason, "pilot_days": 1})
+    it.plan = it.plan.model_copy(update={"parameters": asked})
+    it.attempt, it.stage, it.began, it.took = 1, 1, time.time(), 61.0
+    it.ended, it.complete = "complete and reconciled", True
+    undertakings.keep(instance, it)
+    return it
+
+
+def test_the_pages_have_what_is_on_record(instance, tmp_path, capsys):
+    launched(instance, "aecrkdop", "bad amounts")
+    facts = dict.fromkeys(JAN[:3], "ok")
+    publish_facts(tmp_path, facts, backfill_id="before-rest")
+    publish_facts(tmp_path, facts, backfill_id="aecrkdop-rest", reason="bad amounts")
+    command_log.note(instance, "aecrkdop-rest", "backfill-assets reconcile aecrkdop", "adds up")
+    assert main(["runbook", "aecrkdop"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("# Post-mortem of aecrkdop\n\nReason on record: bad amounts\n")
+    post_mortem, _, runbook = said.partition("# Runbook, after aecrkdop\n")
+    (typed,) = re.findall(r"```text\n(.*?)```", post_mortem, re.S)
+    assert typed.splitlines() == [
+        f"backfill-assets plan {DAYS} --select fact_daily_orders --pilot-days 1 "
+        "--reason 'bad amounts'",
+        "backfill-assets backfill aecrkdop",
+        "backfill-assets reconcile aecrkdop",
+    ]
+    assert f"| fact_daily_orders | {DAYS} | 0 | 1 | none |  |" in post_mortem
+    assert "| account |  | adds up |" in post_mortem
+    assert "| launch | 0:01:01 | complete and reconciled |" in post_mortem
+    assert "- The backfill: complete and reconciled." in post_mortem
+    assert "- fact_daily_orders: 3 computed: 3 written." in post_mortem
+    assert unfilled(post_mortem) == [*SECTIONS]
+    blocks = re.findall(r"```text\n(.*?)\n```", runbook, re.S)
+    assert blocks == [
+        "backfill-assets plan FIRST...LAST --select fact_daily_orders --pilot-days 1 --reason WHY",
+        "backfill-assets backfill ID",
+        "backfill-assets reconcile ID",
+        "backfill-assets verify FIRST...LAST --select fact_daily_orders",
+        "backfill-assets undo ID --reason WHY",
+    ]
+    assert "2024" not in "".join(blocks)
+
+
+def test_foreign_text_makes_no_markup(instance, tmp_path, capsys):
+    launched(instance, "aecrkdop", "a | b\n```\n# no <img src=x> `x` \x1b[31m")
+    assert main(["runbook", "aecrkdop"]) == 0
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    prose = re.sub(r"^```text\n.*?^```$", "", said, flags=re.MULTILINE | re.DOTALL)
+    assert "<img" in prose
+    assert "<img" not in prose.replace("\\<img", "")
+    assert said.count("\n```") == 2 * said.count("```text\n")
+    assert "\n# no" not in said
+    rows = [line for line in said.splitlines() if line.startswith("| reason |")]
+    assert [len(re.findall(r"(?<!\\)\|", row)) for row in rows] == [3]
+
+
+def test_the_pages_of_a_plan_that_nobody_launched(instance, capsys):
+    kept(instance, "aecrkdop")
+    assert main(["runbook", "aecrkdop"]) == 0
+    said = capsys.readouterr().out
+    assert "No day of any table was written." in said
+    assert "- fact_daily_orders: 3 computed: 3 left alone." in said
+    assert "there is no backfill or run nothing" in wrong(capsys, "runbook", "nothing")
+
+
+def test_what_a_person_has_written_stays(instance, tmp_path, capsys):
+    kept(instance, "aecrkdop")
+    folder = tmp_path / "pages"
+    assert main(["runbook", "aecrkdop", "--out", str(folder)]) == 0
+    path = folder / "post-mortem-aecrkdop.md"
+    assert capsys.readouterr().out.splitlines() == [
+        str(path), str(folder / "runbook-aecrkdop.md"),
+    ]  # fmt: skip
+    text = path.read_text()
+    assert unfilled(text) == [*SECTIONS]
+    assert main(["runbook", "aecrkdop", "--out", str(folder)]) == 0
+    assert "stays" not in capsys.readouterr().out
+    path.write_text(text.replace(f"{BLANK}{SECTIONS['Cause']}", "An old job was left running."))
+    assert unfilled(path.read_text()) == ["Impact", "Follow-ups"]
+    assert main(["runbook", "aecrkdop", "--out", str(folder)]) == 0
+    assert f"{path} stays as it is: somebody has written in it" in capsys.readouterr().out
+    assert "An old job was left running." in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "lacking"),
+    [
+        ("", ["Impact", "Cause", "Follow-ups"]),
+        (
+            "## Impact\n\n## Cause\nA job did it twice.\n## Follow-ups\nnone",
+            ["Impact", "Follow-ups"],
+        ),
+        (
+            "## Impact\nNobody read it meanwhile.\n## Cause\nA job did it twice.\n"
+            "## Other\n\n## Follow-ups\nThe job is switched off.\n",
+            [],
+        ),
+    ],
+)
+def test_a_section_is_filled_in_by_a_sentence(text, lacking):
+    assert unfilled(text) == lacking
+
+
+def test_commands_are_kept_in_their_order_and_forgotten_with_the_plan(instance):
+    kept(instance, "aecrkdop")
+    for n in range(60):
+        command_log.note(instance, "aecrkdop-pilot", f"reconcile {n}", "x" * 2000)
+    found = command_log.noted(instance, "aecrkdop")
+    assert [command.text for command in found] == [f"reconcile {n}" for n in range(10, 60)]
+    assert {len(command.outcome) for command in found} == {1000}
+    assert undertakings.forget(instance, time.time() + 1) == ["aecrkdop"]
+    assert command_log.noted(instance, "aecrkdop") == []
