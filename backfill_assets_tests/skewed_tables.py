@@ -1,4 +1,4 @@
-"""Tables of which one watches a column for skew, and the other is made of it."""
+"""Tables of which one watches a column for skew, and the others are made of it."""
 
 from __future__ import annotations
 
@@ -57,4 +57,23 @@ def order_counts(of: Annotated[DataFrame, Reads(taken)]) -> DataFrame:
     return of.groupBy(*by).agg(F.count("*").alias("orders"))
 
 
-TABLES = [*ORDERS, taken, order_counts]
+class Weighed(Count):
+    """The orders of each customer that is known, each of which is some work."""
+
+    class Config(Count.Config):
+        """One row for each day and customer."""
+
+
+#: Milliseconds that a row takes, on a busy machine as well.
+_WORK = 25
+
+
+@table(Weighed)
+def weighed(of: Annotated[DataFrame, Reads(taken)]) -> DataFrame:
+    known = of.where("customer_id IS NOT NULL").repartition(8, "customer_id")
+    work = F.expr(f"reflect('java.lang.Thread', 'sleep', {_WORK}L) AS done")
+    worked = known.select(F.col("for_day").alias("run_date"), "customer_id", work)
+    return worked.groupBy("run_date", "customer_id").agg(F.count("done").alias("orders"))
+
+
+TABLES = [*ORDERS, taken, order_counts, weighed]
