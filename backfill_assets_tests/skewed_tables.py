@@ -10,7 +10,8 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import STAGED, Reads, nullable, table
+from backfill_assets import STAGED, Reads, Source, nullable, table
+from backfill_assets.orders.lines import OrderLine
 from backfill_assets.orders.tables import ORDERS
 
 
@@ -77,3 +78,18 @@ def weighed(of: Annotated[DataFrame, Reads(taken)]) -> DataFrame:
 
 
 TABLES = [*ORDERS, taken, order_counts, weighed]
+
+
+class Purchase(OrderLine):
+    """A line of orders whose customers are watched."""
+
+    class Config:
+        """One line for each version."""
+
+        metadata: ClassVar = {"skew": {"customer_id": 0.5}}
+
+
+PURCHASES = Source(
+    "orders", Purchase, key=["order_id"], event_time="order_ts", version_time="ingestion_ts"
+)
+LANDED = [PURCHASES]
