@@ -116,6 +116,8 @@ def test_a_plan_says_what_is_skewed_of_days_that_are_not_loaded(engine, spark, t
         f"stg_orders.customer_id: 20% of the lines that landed on {day(3)} have one key, 70% have "
         f"none in a sample of 10 lines; above 50% on 2 days: {day(1)}, {day(3)}"
     )
+    page = Path(__file__).parents[1] / "docs" / "skew.md"
+    assert said["skew"] in page.read_text()
     (broken,) = plan.unsampled
     assert broken.startswith(f"orders/arrival_date={day(4)}/part-0.jsonl.gz (")
     assert said["not looked at for skew"] == broken
