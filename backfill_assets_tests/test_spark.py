@@ -529,6 +529,7 @@ def test_an_empty_spark_remote_is_no_server(monkeypatch):
     start = lambda self: setattr(self, "_spark_session", "a session")  # noqa: E731
     monkeypatch.setattr(Engine, "_init_session", start)
     monkeypatch.setattr(module, "fetch_delta_jars", lambda cache: [])
+    monkeypatch.setattr(module, "build_task_times", lambda cache: None)
     engine = Engine(spark_config={"spark.jars": "x.jar"}, jars="/j")
     assert engine.spark_session == "a session"
     assert engine.spark_config["spark.jars"] == "x.jar"
