@@ -66,7 +66,7 @@ class Weighed(Count):
 
 
 #: Milliseconds that a row takes, on a busy machine as well.
-_WORK = 25
+_WORK = 40
 
 
 @table(Weighed)
