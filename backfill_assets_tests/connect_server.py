@@ -11,6 +11,7 @@ from typing import Any
 
 from backfill_assets.engine.configuration import connect_server_command
 from backfill_assets.engine.servers import SparkServer
+from backfill_assets.engine.task_times import build_task_times
 from backfill_assets.settings import Settings, load_settings
 
 
@@ -24,6 +25,7 @@ def connect_server(folder: Path, conf: dict[str, str], **more: Any) -> Iterator[
         more: other settings, such as the warehouse or the master.
     """
     settings = load_settings(**{"spark_master": "local[2]", "spark_conf": conf, **more})
+    build_task_times(settings.jars)  # as the commands that start one do
     command = partial(connect_server_command, settings, folder=folder)
     server = SparkServer(command, folder / "connect-server.log", print)
     try:

@@ -1,4 +1,4 @@
-"""Tables of which one watches a column for skew, and the other is made of it."""
+"""Tables of which one watches a column for skew, and the others are made of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from backfill_assets import STAGED, Reads, nullable, table
+from backfill_assets import STAGED, Reads, Source, nullable, table
+from backfill_assets.orders.lines import OrderLine
 from backfill_assets.orders.tables import ORDERS
 
 
@@ -57,4 +58,38 @@ def order_counts(of: Annotated[DataFrame, Reads(taken)]) -> DataFrame:
     return of.groupBy(*by).agg(F.count("*").alias("orders"))
 
 
-TABLES = [*ORDERS, taken, order_counts]
+class Weighed(Count):
+    """The orders of each customer that is known, each of which is some work."""
+
+    class Config(Count.Config):
+        """One row for each day and customer."""
+
+
+#: Milliseconds that a row takes, on a busy machine as well.
+_WORK = 40
+
+
+@table(Weighed)
+def weighed(of: Annotated[DataFrame, Reads(taken)]) -> DataFrame:
+    known = of.where("customer_id IS NOT NULL").repartition(8, "customer_id")
+    work = F.expr(f"reflect('java.lang.Thread', 'sleep', {_WORK}L) AS done")
+    worked = known.select(F.col("for_day").alias("run_date"), "customer_id", work)
+    return worked.groupBy("run_date", "customer_id").agg(F.count("done").alias("orders"))
+
+
+TABLES = [*ORDERS, taken, order_counts, weighed]
+
+
+class Purchase(OrderLine):
+    """A line of orders whose customers are watched."""
+
+    class Config:
+        """One line for each version."""
+
+        metadata: ClassVar = {"skew": {"customer_id": 0.5}}
+
+
+PURCHASES = Source(
+    "orders", Purchase, key=["order_id"], event_time="order_ts", version_time="ingestion_ts"
+)
+LANDED = [PURCHASES]

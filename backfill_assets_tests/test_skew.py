@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import dagster as dg
 import msgspec
 import pandera.pyspark as pa
 import pyspark.sql.types as T
@@ -16,7 +17,9 @@ from backfill_assets.backfills.plans import BackfillPlan, Parameters, in_numbers
 from backfill_assets.backfills.skews import Skew, skews_in
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.delta.records import ExternalCommit, Record
+from backfill_assets.engine import task_times as module
 from backfill_assets.orders.lines import OrderLine
+from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets.quality.skews import most_rows
 from backfill_assets.tables.skews import skews_of
 from backfill_assets.tables.table import DeclarationError, Table
@@ -155,14 +158,19 @@ def test_the_staging_of_a_source_is_watched():
         Source("watched", Mistaken, **ORDERS_OF)
 
 
-def test_from_the_rows_to_the_plan(engine, spark, tmp_path):
-    """Of 40 orders of a day, 24 are of one customer and 8 of none."""
+@pytest.fixture(scope="module")
+def watched(engine, spark, tmp_path_factory) -> Pipeline:
+    """Of 40 orders of the first day, 24 are of one customer and 8 of none; of the second, 1 is."""
     place = "backfill_assets_tests.skewed_tables:TABLES"
-    watched = Pipeline(engine, tmp_path, tables=place)
+    made = Pipeline(engine, tmp_path_factory.mktemp("watched"), tables=place)
     for n, hot in ((1, 24), (2, 1)):
         of = ["c"] * hot + [None] * 8 + [f"c{i}" for i in range(32 - hot)]
-        watched.land(n, [order(f"o-{n}-{i}", n, "1.00", to) for i, to in enumerate(of)])
-    watched.run(1, 2, ["raw_orders", "raw_orders_rejected", "stg_orders", "taken"])
+        made.land(n, [order(f"o-{n}-{i}", n, "1.00", to) for i, to in enumerate(of)])
+    made.run(1, 2, ["raw_orders", "raw_orders_rejected", "stg_orders", "taken"])
+    return made
+
+
+def test_from_the_rows_to_the_plan(watched):
     published = read_ledgers(watched.settings)["taken"].latest
     most = {of: record.days[of].numbers for of, record in published.items()}
     assert most == {day(n): {"most rows of one customer_id": m} for n, m in ((1, 24), (2, 1))}
@@ -172,3 +180,31 @@ def test_from_the_rows_to_the_plan(engine, spark, tmp_path):
     )
     only = planned(watched, str(day(2)), tables=("order_counts",))
     assert only.skews == ()
+
+
+def task_times(pipeline: Pipeline, n: int, **tags: str) -> dict[str, Any]:
+    """What Dagster is told of the tasks that compute a day."""
+    pipeline.run(n, assets=["weighed"], tags=tags)
+    (record,) = pipeline.instance.fetch_materializations(dg.AssetKey("weighed"), limit=1).records
+    told = record.asset_materialization
+    assert (
+        told
+        and told.partition == str(day(n))
+        and told.metadata["dagster/partition_row_count"].value > 8
+    )
+    return {name: of.value for name, of in told.metadata.items() if "task" in name}
+
+
+def test_a_run_over_skewed_rows_has_a_task_that_is_longer_than_the_others(watched, monkeypatch):
+    skewed, even = (task_times(watched, n) for n in (1, 2))
+    longest, middle, plot = "longest task seconds", "median task seconds", "task times"
+    assert {*skewed} == {*even} == {longest, middle, plot}
+    assert skewed[longest] > 24 * 0.04
+    assert skewed[longest] > 5 * skewed[middle]
+    assert even[longest] < 4 * even[middle]
+    first, second = skewed[plot].splitlines()[3:5]
+    assert first.count("█") > 2 * second.count("█")
+
+    # On an engine without the listener.
+    monkeypatch.setattr(module, "TASK_TIMES", "spark.not.there")
+    assert task_times(watched, 2, **{REWRITE_TAG: "true"}) == {}

@@ -26,7 +26,7 @@ from py4j.protocol import Py4JError
 from backfill_assets.dagster_ext.engine_failures import engine_lost
 from backfill_assets.delta.data_files import write_files
 from backfill_assets.engine import jars as jars_module
-from backfill_assets.engine import known_jars, log_store
+from backfill_assets.engine import java_sources, known_jars
 from backfill_assets.engine import spark as module
 from backfill_assets.engine.class_archive import (
     class_archive,
@@ -49,6 +49,7 @@ from backfill_assets.engine.jars import (
     refuse_unknown_jars,
     s3_jars,
 )
+from backfill_assets.engine.log_store import LOG_STORE_SOURCE
 from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.connect_server import of_server
@@ -227,7 +228,7 @@ def test_jars_of_the_deployment_are_added_to_ours(tmp_path):
 def test_the_jars_of_s3_are_fetched_where_they_are_asked_for(monkeypatch, tmp_path):
     names = ["org.apache.hadoop_hadoop-aws-3.5.0.jar", "software.amazon.awssdk_s3-2.35.4.jar"]
     submit = FakeSubmit(monkeypatch, jars=(*names, "com.other_thing-1.jar"))
-    monkeypatch.setattr(log_store, "_compiled", lambda _: {"a.B": b"code"})
+    monkeypatch.setattr(java_sources, "compiled", lambda *_: {"a.B": b"code"})
     assert s3_jars(tmp_path) == []
     found = fetch_s3_jars(tmp_path)
     assert [jar.name for jar in found] == [*names, "conditional-log-store.jar"]
@@ -240,10 +241,10 @@ def test_the_jars_of_s3_are_fetched_where_they_are_asked_for(monkeypatch, tmp_pa
 
 
 def test_the_log_store_is_built_once_and_is_the_known_one(tmp_path):
-    built = log_store.build_log_store(tmp_path, delta_jars(load_settings().jars))
+    built = LOG_STORE_SOURCE.build(tmp_path, delta_jars(load_settings().jars))
     assert known_jars.unknown_jars([built]) == []
     written = built.stat().st_mtime_ns
-    assert log_store.build_log_store(tmp_path, []) == built
+    assert LOG_STORE_SOURCE.build(tmp_path) == built
     assert built.stat().st_mtime_ns == written
     assert [path.name for path in tmp_path.iterdir()] == [built.parent.name]
 
@@ -528,6 +529,7 @@ def test_an_empty_spark_remote_is_no_server(monkeypatch):
     start = lambda self: setattr(self, "_spark_session", "a session")  # noqa: E731
     monkeypatch.setattr(Engine, "_init_session", start)
     monkeypatch.setattr(module, "fetch_delta_jars", lambda cache: [])
+    monkeypatch.setattr(module, "build_task_times", lambda cache: None)
     engine = Engine(spark_config={"spark.jars": "x.jar"}, jars="/j")
     assert engine.spark_session == "a session"
     assert engine.spark_config["spark.jars"] == "x.jar"

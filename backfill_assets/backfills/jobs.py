@@ -15,6 +15,7 @@ from backfill_assets.backfills import target_undo, undertakings
 from backfill_assets.backfills.accounts import Account, account, in_lines
 from backfill_assets.backfills.asked import asked_for
 from backfill_assets.backfills.footprints import backfills_of, belongs
+from backfill_assets.backfills.plan_samples import with_samples
 from backfill_assets.backfills.planning import make_plan, refuse_impossible
 from backfill_assets.backfills.plans import BackfillPlan, Parameters, in_numbers
 from backfill_assets.backfills.plans import in_lines as plan_in_lines
@@ -106,6 +107,7 @@ def plan_anew(
     """
     refuse_impossible(settings, asked)
     plan = make_plan(settings, graph, instance, asked, code, id_ or make_new_backfill_id())
+    plan = with_samples(settings, plan)
     undertakings.keep(instance, Undertaking(plan=plan, made=time.time()))
     return plan
 

@@ -202,7 +202,8 @@ class BackfillPlan(BaseModel, frozen=True):
         seconds: expected duration, from past runs; none without any.
         calls: by service, the calls that it makes.
         cut: its stages, as they were cut when it was planned; of a plan of an older version, none.
-        skews: the inputs that are skewed, as far as their days are published.
+        skews: the inputs that are skewed, as far as their days are published, or have landed.
+        unsampled: landing files that could not be sampled for it, each with the reason.
     """
 
     id: str
@@ -224,6 +225,7 @@ class BackfillPlan(BaseModel, frozen=True):
     calls: Mapping[str, Calls] = Field(default_factory=dict)
     cut: tuple[Stage, ...] = ()
     skews: tuple[Skew, ...] = ()
+    unsampled: tuple[str, ...] = ()
 
     @property
     def stages(self) -> list[tuple[str, Window]]:
@@ -291,6 +293,8 @@ def in_numbers(plan: BackfillPlan) -> Iterator[tuple[str, str]]:
         yield f"calls of {service}", str(calls)
     for skew in plan.skews:
         yield "skew", f"{skew.table}.{skew.column}: {skew}"
+    if plan.unsampled:
+        yield "not looked at for skew", ", ".join(plan.unsampled)
     yield "code", plan.code
     yield "configuration", plan.config_digest
     yield "writes by", asked.write_mode + (", whatever is published" if asked.rewrite else "")

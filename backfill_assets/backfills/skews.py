@@ -1,12 +1,13 @@
-"""Which inputs of a plan are skewed: shares of one key and of nulls, from the tables' records.
+"""Which inputs of a plan are skewed: shares of one key and of nulls.
 
-Nothing is read but the logs: what a commit recorded of a day when it was published. Of a day that
-is not published yet, nothing is known.
+From the tables' records: what a commit recorded of a day when it was published. Of days that have
+landed and are not loaded yet, from a sample of their lines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 
 from pydantic import BaseModel
@@ -14,6 +15,7 @@ from pydantic import BaseModel
 from backfill_assets.calendar.partitions import packed, spelled, unpacked
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.tables.skews import most_rows_of, skews_of
+from backfill_assets.tables.table import Table
 
 
 class Skew(BaseModel, frozen=True):
@@ -27,6 +29,8 @@ class Skew(BaseModel, frozen=True):
         one_key: on that day, the share of the most frequent key.
         no_key: on that day, the share of nulls.
         days: all days that are above, as ranges.
+        lines: the share is one of so many lines that landed on that day, a sample; 0 if it is exact
+            and the day one that is published.
     """
 
     table: str
@@ -36,12 +40,15 @@ class Skew(BaseModel, frozen=True):
     one_key: float
     no_key: float
     days: tuple[str, ...]
+    lines: int = 0
 
     def __str__(self) -> str:
         days = unpacked(self.days)
+        rows = "lines that landed on" if self.lines else "rows of"
+        sample = f" in a sample of {self.lines:,} lines" if self.lines else ""
         text = (
-            f"{self.one_key:.0%} of the rows of {self.day} have one key, {self.no_key:.0%} have "
-            f"none; above {self.above:.0%}"
+            f"{self.one_key:.0%} of the {rows} {self.day} have one key, {self.no_key:.0%} have "
+            f"none{sample}; above {self.above:.0%}"
         )
         return f"{text} on {len(days)} days: {spelled(days)}" if len(days) > 1 else text
 
@@ -59,19 +66,46 @@ def skews_in(reads: Iterable[tuple[str, Iterable[date]]], ledgers: Ledgers) -> I
     for name, of in days_of.items():
         for column, above in skews_of(ledgers[name].table).items():
             shares = {day: found for day in of if (found := _shares(ledgers[name], day, column))}
-            high = sorted(day for day, found in shares.items() if max(found) > above)
-            if high:
-                worst = max(high, key=lambda day: max(shares[day]))
-                one_key, no_key = shares[worst]
-                yield Skew(
-                    table=name,
-                    column=column,
-                    above=above,
-                    day=worst,
-                    one_key=one_key,
-                    no_key=no_key,
-                    days=tuple(packed(high)),
-                )
+            yield from _above(name, column, above, shares)
+
+
+def sampled_skews(
+    table: Table, lines: Mapping[date, Sequence[Sequence[str | None]]]
+) -> Iterator[Skew]:
+    """What is skewed of lines that have landed.
+
+    Args:
+        table: that they are going to be rows of.
+        lines: by arrival day a sample, with the values of the columns that the table watches.
+    """
+    for n, (column, above) in enumerate(skews_of(table).items()):
+        shares = {}
+        for day, of in lines.items():
+            keys = Counter(values[n] for values in of)
+            nulls = keys.pop(None, 0)
+            if of:
+                shares[day] = max(keys.values(), default=0) / len(of), nulls / len(of)
+        for skew in _above(table.name, column, above, shares):
+            yield skew.model_copy(update={"lines": len(lines[skew.day])})
+
+
+def _above(
+    table: str, column: str, above: float, shares: Mapping[date, tuple[float, float]]
+) -> Iterator[Skew]:
+    """What is to be told of a column, from the shares of one key and of nulls by day."""
+    high = sorted(day for day, found in shares.items() if max(found) > above)
+    if high:
+        worst = max(high, key=lambda day: max(shares[day]))
+        one_key, no_key = shares[worst]
+        yield Skew(
+            table=table,
+            column=column,
+            above=above,
+            day=worst,
+            one_key=one_key,
+            no_key=no_key,
+            days=tuple(packed(high)),
+        )
 
 
 def _shares(ledger: Ledger, day: date, column: str) -> tuple[float, float] | None:

@@ -119,6 +119,7 @@ def _fetch_jars(out: Output, settings: Settings, *, s3: bool = False) -> None:
         fetch_s3_jars,
         s3_jars,
     )
+    from backfill_assets.engine.task_times import build_task_times
 
     if not delta_jars(settings.jars):
         out.note(f"Downloading the Delta jars ({delta_coordinate()}) ...")
@@ -127,6 +128,7 @@ def _fetch_jars(out: Output, settings: Settings, *, s3: bool = False) -> None:
         if not s3_jars(settings.jars):
             out.note("Downloading the jars of s3a:// ...")
         fetch_s3_jars(settings.jars)
+    build_task_times(settings.jars)
     archive = class_archive(settings.jars)
     if archive and not archive.exists():
         out.note("Putting the engine's classes together, once, so that it starts faster ...")

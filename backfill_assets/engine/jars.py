@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from backfill_assets.engine.known_jars import unknown_jars
-from backfill_assets.engine.log_store import LOG_STORE, build_log_store, log_store_jar
+from backfill_assets.engine.log_store import LOG_STORE, LOG_STORE_SOURCE
+from backfill_assets.engine.task_times import with_task_times
 
 _SCALA = "2.13"
 _JAVA = (17, 21)
@@ -94,7 +95,7 @@ def delta_jars(cache: Path) -> list[Path]:
 
 def s3_jars(cache: Path) -> list[Path]:
     """The jars for S3 in the cache; empty while they have not all been downloaded and built."""
-    found, store = _downloaded(cache, _S3[0]), log_store_jar(cache)
+    found, store = _downloaded(cache, _S3[0]), LOG_STORE_SOURCE.jar_in(cache)
     return [*found, store] if found and store.exists() else []
 
 
@@ -114,7 +115,8 @@ def with_jars(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
     jars = dict.fromkeys([*map(str, ours), *filter(None, config.get("spark.jars", "").split(","))])
     known = {**config, "spark.jars": ",".join(jars)}
     has = any(_LOCAL_FILES.split(":")[1] in jar for jar in jars)
-    return {**known, LOCAL_FILES: _LOCAL_FILES_CLASS} if has else known
+    known = {**known, LOCAL_FILES: _LOCAL_FILES_CLASS} if has else known
+    return with_task_times(known, cache) if ours else known
 
 
 def refuse_unknown_jars(config: Mapping[str, Any], cache: Path) -> None:
@@ -161,7 +163,7 @@ def fetch_s3_jars(cache: Path) -> list[Path]:
     """
     if not _downloaded(cache, _S3[0]):
         _fetch("the jars of s3a://", _S3, cache, _NOT_FOR_S3)
-    build_log_store(cache, delta_jars(cache))
+    LOG_STORE_SOURCE.build(cache, delta_jars(cache))
     return s3_jars(cache)
 
 

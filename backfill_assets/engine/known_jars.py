@@ -10,10 +10,11 @@ from pathlib import Path
 #: the downloaded jars, after a comparison of their SHA-1 with those beside the jars at Maven
 #: Central (or of their signatures).
 SHA256 = {
-    # Built here, see log_store.
+    # Built here, see java_sources.
     "conditional-log-store.jar": (
         "dfbb7889d84052e4ef5948d371b0b98537a39a4eff4fe3001234a3e4bd5c2c02"
     ),
+    "task-times.jar": "da5c81faa7b621ea9713e3607cd496d85ff135c4f3a2124f62e5d27e00fc68be",
     "hadoop-bare-naked-local-fs-0.1.0.jar": (
         "e0cc30fb0531eb0b59468dc0abf5b257533d2365b5e9f45e795edd707aa78c62"
     ),

@@ -135,6 +135,8 @@ def alone(session: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkS
                 raise EngineError("the run was terminated, and nothing was committed.")
             for name, value in settings.items():
                 own.conf.set(name, value)
+            for tag in session.getTags():  # which a clone does not have
+                own.addTag(tag)
             yield own
         finally:
             atexit.unregister(end)

@@ -47,6 +47,7 @@ from backfill_assets.engine.sharing import (
     session_url,
 )
 from backfill_assets.engine.submitting import start_driver
+from backfill_assets.engine.task_times import build_task_times, watch
 from backfill_assets.settings import Settings
 
 #: What a failing Spark call raises: a failing task comes as a bare Java error when embedded.
@@ -99,6 +100,7 @@ class Engine(LazyPySparkResource):
             session: SparkSession = super().spark_session
         if is_shared(self.spark_config.get("spark.remote", "")):
             interrupt_at_exit(session)
+        watch(session)
         return session
 
     def _start(self) -> None:
@@ -110,6 +112,7 @@ class Engine(LazyPySparkResource):
         fetch_delta_jars(cache)
         if self.uses_s3:
             fetch_s3_jars(cache)
+        build_task_times(cache)
         self.spark_config.update(with_jars(self.spark_config, cache))
         refuse_unknown_jars(self.spark_config, cache)
         if home := os.environ.get("DAGSTER_HOME"):

@@ -28,7 +28,7 @@ def header_of(filesystem: pafs.FileSystem, path: str, source: Source) -> str | N
     """
     header = _first_line(filesystem, path)
     if header is not None:
-        _names(header, source)
+        names_of(header, source)
     return header
 
 
@@ -56,7 +56,7 @@ def _first_of(lines: Iterable[bytes]) -> str | None:
     return next((line.decode(errors="replace") for line in whole if line.strip()), None)
 
 
-def _names(header: str, source: Source) -> list[str]:
+def names_of(header: str, source: Source) -> list[str]:
     """The column names of a CSV file.
 
     Raises:
@@ -79,7 +79,7 @@ def _names(header: str, source: Source) -> list[str]:
 
 def csv_records(lines: DataFrame, header: str, source: Source) -> DataFrame:
     """The fields of CSV records, found by the header's names in whatever order."""
-    names = _names(header, source)
+    names = names_of(header, source)
     places = {name: f"_csv.c{names.index(name)}" for name in source.fields if name in names}
 
     def field(name: str) -> Column:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
+from types import MappingProxyType
 from typing import Any
 
 import dagster as dg
@@ -16,11 +17,13 @@ from backfill_assets.dagster_ext.events import (
     stored_together,
 )
 from backfill_assets.delta.commits import PublishError
+from backfill_assets.engine.task_times import watched
 from backfill_assets.publish.candidates import Candidate, Done, Input, Outcome
 from backfill_assets.publish.chains import AT_ONCE
 from backfill_assets.publish.materializations import days_reported, latest_materializations
 from backfill_assets.publish.publisher import Publisher
 from backfill_assets.publish.run_tags import CODE_TAG, REWRITE_TAG, merges, pinned
+from backfill_assets.publish.task_metadata import task_metadata
 from backfill_assets.quality.checks import day_metadata, evaluations
 from backfill_assets.tables.catalog import declared
 from backfill_assets.tables.derived import carries_state
@@ -69,11 +72,13 @@ class DeltaIOManager(Publisher):
         failed: dict[date, str] = {}
         said: Counter[str] = Counter()
         for part in window.split(AT_ONCE) if carries_state(obj.table) else [window]:
-            done = self.publish(obj, part, record, rewrite=rewrite, merge=merge)
+            with watched() as tasks:
+                done = self.publish(obj, part, record, rewrite=rewrite, merge=merge)
             failed |= {d.day: d.verdict.reasons for d in done if d.outcome is Outcome.FAILED}
             self._failed[run.run_id, obj.table.name] = {**failed}  # other steps read it
             said.update(d.outcome.value for d in done)
-            for told in self.events(step.instance, run.tags, obj.table, done):
+            took = task_metadata(tasks.times())
+            for told in self.events(step.instance, run.tags, obj.table, done, took):
                 yield from stored_together(step, told)
         context.log.info(
             f"{obj.table.name} [{window}]: "
@@ -86,6 +91,7 @@ class DeltaIOManager(Publisher):
         tags: Mapping[str, str],
         table: Table,
         done: Sequence[Done],
+        took: Mapping[str, Any] = MappingProxyType({}),
     ) -> Iterator[list[AssetEvent]]:
         """What Dagster is to be told of the days; a list must be stored before the next.
 
@@ -94,6 +100,7 @@ class DeltaIOManager(Publisher):
             tags: those of the run.
             table: the table.
             done: what the run made of the days.
+            took: metadata of the days that were computed, besides what is known of each.
         """
         known = days_reported(instance, table, done)
         # The daemon waits for a materialization of every day that it asked for.
@@ -104,7 +111,7 @@ class DeltaIOManager(Publisher):
             if one.outcome in (Outcome.FAILED, Outcome.WITHDRAWN):
                 reported.append(one)
             elif asked or one.outcome is not Outcome.IDENTICAL or one.day not in known:
-                told.append(self._materialization(table, one))
+                told.append(self._materialization(table, one, took))
                 reported.append(one)
             else:
                 metadata = _outcome_metadata(one)
@@ -124,7 +131,9 @@ class DeltaIOManager(Publisher):
             found += evaluations(table, one.verdict, target, blocks=not withdrawn)
         yield found
 
-    def _materialization(self, table: Table, one: Done) -> dg.AssetMaterialization:
+    def _materialization(
+        self, table: Table, one: Done, took: Mapping[str, Any]
+    ) -> dg.AssetMaterialization:
         return dg.AssetMaterialization(
             asset_key=table.name,
             partition=one.day.isoformat(),
@@ -132,6 +141,7 @@ class DeltaIOManager(Publisher):
                 **day_metadata(one.verdict),
                 **one.numbers,
                 **_outcome_metadata(one),
+                **(took if one.outcome is not Outcome.IDENTICAL else {}),
                 "dagster/uri": self.url(table),
                 "code version": self.code_of(table),
                 "config digest": self.config_of(table),

@@ -18,6 +18,7 @@ from backfill_assets.calendar.cadences import Cadence
 from backfill_assets.calendar.partitions import Window, any_of, windows
 from backfill_assets.dagster_ext.events import DagsterEvent
 from backfill_assets.engine.caching import caching
+from backfill_assets.engine.task_times import watch
 from backfill_assets.publish.candidates import Built, Candidate, Input, Plan, Snapshot
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.quality.checks import failure_text
@@ -131,6 +132,7 @@ class DataFrameIOManager(DeltaIOManager):
 
             def plan(window: Window) -> Plan:
                 def build(days: Window) -> Built:
+                    watch(rows.sparkSession)  # the asset had it before the publisher asks for it
                     # Not those of days that lack an input. Others outside of the run are refused.
                     left = any_of(windows({*window} - {*days}), table.partition)
                     kept = rows.where(f"NOT ({left})") if left else rows

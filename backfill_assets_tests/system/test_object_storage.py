@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
@@ -23,6 +25,7 @@ from backfill_assets.engine.jars import fetch_s3_jars
 from backfill_assets.engine.log_store import LOG_STORE
 from backfill_assets.engine.stores import folder_of
 from backfill_assets.landing.listing import HOURS, folder_name, list_landing
+from backfill_assets.landing.samples import sample
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.settings import load_settings
 from backfill_assets_tests.conftest import LASTING, SMALL
@@ -143,6 +146,29 @@ def test_folders_of_hours_are_listed_with_their_day(server, monkeypatch):
         for folder in found.folders.values():
             assert not folder.files
             assert len(folder.unknown) == 25
+
+
+def test_a_sample_of_files_reads_a_part_of_them(server, monkeypatch):
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    d = date(2024, 1, 1)
+    folder = server.bucket / "sampled" / "orders" / folder_name(d)
+    folder.mkdir(parents=True)
+    keys = [f"c{n}" for n in range(200_000)]
+    lines = "".join(f'{{"customer_id": "{key}", "amount": "1"}}\n' for key in keys).encode()
+    (folder / "a.jsonl").write_bytes(lines)
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines))
+    pq.write_table(pa.table({"customer_id": keys}), folder / "c.parquet")
+
+    def sampled(landing: str) -> list:
+        entries = list_landing(landing, ORDER_LINES, [d]).files(d).values()
+        return [*sample(landing, ORDER_LINES, [*entries], ["customer_id"]).values()]
+
+    before = server.requests().total()
+    found = sampled(f"s3a://{BUCKET}/sampled")
+    assert server.requests().total() - before < 40
+    assert found == sampled(str(server.bucket / "sampled"))
+    assert [len(of) > 500 for of in found] == [True] * 3
 
 
 def test_a_server_that_would_lose_commits_is_refused(tmp_path):

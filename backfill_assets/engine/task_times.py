@@ -1,0 +1,153 @@
+"""How long Spark's tasks took: a listener in the engine keeps that, by what a thread asks for.
+
+A listener needs no port and no file: whoever may send the engine a query may ask it. The way is the
+same for an embedded session and for a Spark Connect server.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+from uuid import uuid4
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from backfill_assets.engine.java_sources import JavaSource
+from backfill_assets.engine.known_jars import unknown_jars
+
+#: The class of the listener, and the setting of an engine that has it: Spark's own setting of
+#: listeners may be another one in a session.
+TASK_TIMES_CLASS = "backfill_assets.TaskTimes"
+TASK_TIMES = "spark.backfill_assets.taskTimes"
+_LISTENERS = "spark.extraListeners"
+_SOURCE = JavaSource("TaskTimes.java", "task-times.jar")
+#: What a tag begins with whose tasks the listener looks at.
+_TAG = "backfill-assets-tasks-"
+#: What an engine raises that is gone, or that does not have the class.
+_ENGINE_ERRORS = (PySparkException, Py4JError, OSError)
+#: Of each thread, what it watches.
+_here = threading.local()
+
+
+@dataclass(frozen=True)
+class TaskTimes:
+    """The run times of the tasks of a stage.
+
+    Attributes:
+        tasks: how many there were.
+        seconds: their times in ascending order; of more than 101 tasks, the percentiles.
+    """
+
+    tasks: int
+    seconds: tuple[float, ...]
+
+    @property
+    def longest(self) -> float:
+        """Seconds of the longest task."""
+        return self.seconds[-1]
+
+    @property
+    def median(self) -> float:
+        """Seconds of the task in the middle."""
+        return median(self.seconds)
+
+    @classmethod
+    def told(cls, text: str) -> TaskTimes | None:
+        """As the listener tells of them; none if it saw no task."""
+        tasks, _, times = text.partition(":")
+        if not times:
+            return None
+        return cls(int(tasks), tuple(int(ms) / 1000 for ms in times.split(",")))
+
+
+class Watch:
+    """The tasks of what a thread asks an engine for."""
+
+    def __init__(self) -> None:
+        self._tag = f"{_TAG}{uuid4().hex}"
+        self._session: SparkSession | None = None
+
+    def begin(self, session: SparkSession) -> None:
+        """Have the listener look at what the thread asks this session for, if there is one."""
+        if self._session is None:
+            with suppress(*_ENGINE_ERRORS):  # which the next query says as well
+                if session.conf.get(TASK_TIMES, "") == TASK_TIMES_CLASS:
+                    session.addTag(self._tag)
+                    self._session = session
+
+    def end(self) -> None:
+        """Have the listener look no more."""
+        if self._session is not None:
+            with suppress(*_ENGINE_ERRORS):
+                self._session.removeTag(self._tag)
+
+    def times(self) -> TaskTimes | None:
+        """The tasks of the stage with the longest one; they are told once.
+
+        None if the engine has computed nothing, or has no listener.
+        """
+        if self._session is None:
+            return None
+        # Of values, so that it needs no job.
+        asked = f"SELECT reflect('{TASK_TIMES_CLASS}', 'taken', '{self._tag}') FROM VALUES (1)"
+        try:
+            (row,) = self._session.sql(asked).collect()
+        except _ENGINE_ERRORS:
+            return None
+        return TaskTimes.told(row[0] or "")
+
+
+@contextmanager
+def watched() -> Iterator[Watch]:
+    """Watch the tasks of all that this thread asks an engine for, until the end."""
+    before, _here.watch = getattr(_here, "watch", None), Watch()
+    try:
+        yield _here.watch
+    finally:
+        _here.watch.end()
+        _here.watch = before
+
+
+def watch(session: SparkSession) -> None:
+    """Have the tasks of a session watched, if this thread watches any."""
+    if found := getattr(_here, "watch", None):
+        found.begin(session)
+
+
+def build_task_times(cache: Path) -> None:
+    """Compile the listener, once; an engine starts without it as well.
+
+    Args:
+        cache: the folder of the jars.
+    """
+    # The folder may not be ours to write to.
+    with suppress(*_ENGINE_ERRORS):
+        jar = _SOURCE.build(cache)
+        if unknown_jars([jar]):  # a compiler that is none of those that this was tried with
+            jar.unlink()
+
+
+def with_task_times(config: Mapping[str, Any], cache: Path) -> dict[str, Any]:
+    """Spark's configuration, with the listener if it is in the cache.
+
+    Args:
+        config: of a driver whose JVM is to start, with its jars.
+        cache: the folder of the jars.
+    """
+    jar = _SOURCE.jar_in(cache)
+    if not jar.exists():
+        return dict(config)
+    added = {"spark.jars": str(jar), _LISTENERS: TASK_TIMES_CLASS}
+    both = {name: _with(config.get(name, ""), one) for name, one in added.items()}
+    return {**config, **both, TASK_TIMES: TASK_TIMES_CLASS}
+
+
+def _with(words: str, more: str) -> str:
+    return ",".join(dict.fromkeys([*filter(None, words.split(",")), more]))

@@ -1,0 +1,156 @@
+"""Samples of landing files, and what a plan says of skew before anything is loaded."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from datetime import date
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from backfill_assets.backfills import plan_samples
+from backfill_assets.backfills.plan_samples import MOST_FILES
+from backfill_assets.backfills.plans import in_numbers
+from backfill_assets.landing.listing import list_landing
+from backfill_assets.landing.samples import MOST_LINES, sample
+from backfill_assets_tests.pipeline import Pipeline, day, order, planned
+from backfill_assets_tests.skewed_tables import PURCHASES
+
+FIELDS = ["customer_id", "amount"]
+PLACE = "backfill_assets_tests.skewed_tables:LANDED"
+
+
+def put(landing: Path, name: str, content: bytes) -> None:
+    folder = landing / "orders" / f"arrival_date={day(1)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content)
+
+
+def sampled(landing: Path) -> dict[str, list | str]:
+    listing = list_landing(str(landing), PURCHASES, [day(1)])
+    entries = [*listing.files(day(1)).values()]
+    found = sample(str(landing), PURCHASES, entries, FIELDS)
+    return {entry.name: of for entry, of in found.items()}
+
+
+def test_the_values_of_lines_of_each_format(tmp_path):
+    lines = [
+        b"\xef\xbb\xbf" + b'{"customer_id": "c1", "amount": 1.50}',
+        b'{"customer_id": 7, "amount": "2", "more": {}}',
+        b'{"customer_id": "", "amount": null}',
+        b"no line",
+        b'"a value"',
+        b" ",
+        b'{"amount": "1"}',
+    ]
+    expected = [("c1", "1.50"), ("7", "2"), (None, None), (None, "1")]
+    text = b"\r\n".join(lines)
+    put(tmp_path, "a.json", text)
+    put(tmp_path, "b.jsonl.gz", gzip.compress(text))
+    header = "order_id,order_ts,amount,ingestion_ts,customer_id"
+    records = f'{header}\n1,x,1.50,y,c1\n2,x,2,y,"7"\n3,x,,y,\n4,x\n{header}\n5,x,1,y,\n'
+    put(tmp_path, "c.csv", records.encode())
+    put(tmp_path, "d.csv.gz", gzip.compress(records.encode()))
+    rows = pa.table({"customer_id": ["c1", "7", "", None], "amount": ["1.50", "2", None, "1"]})
+    target = tmp_path / "rows.parquet"
+    pq.write_table(rows, target, row_group_size=2)
+    put(tmp_path, "e.parquet", target.read_bytes())
+    pq.write_table(rows.drop_columns(FIELDS[:1]), target)
+    put(tmp_path, "f.parquet", target.read_bytes())
+    found = sampled(tmp_path)
+    without = [(None, amount) for _, amount in expected]
+    assert found == {
+        **dict.fromkeys(("a.json", "b.jsonl.gz", "c.csv", "d.csv.gz", "e.parquet"), expected),
+        "f.parquet": without,
+    }
+
+
+def test_a_file_that_cannot_be_read_says_why_and_the_others_are_read(tmp_path):
+    whole = b'{"customer_id": "c1", "amount": "1"}\n'
+    put(tmp_path, "a.json", whole)
+    put(tmp_path, "b.json.gz", b"no gzip")
+    put(tmp_path, "c.csv", b"no,header\n1,2\n")
+    put(tmp_path, "d.parquet", b"PAR1 no parquet PAR1")
+    target = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"customer_id": ["c1"], "amount": ["1"]}), target)
+    put(tmp_path, "e.parquet", target.read_bytes())
+    found = sampled(tmp_path)
+    assert found["a.json"] == found["e.parquet"] == [("c1", "1")]
+    for name in ("b.json.gz", "c.csv", "d.parquet"):
+        assert (isinstance(found[name], str) and "Error" in found[name]) or "Invalid" in found[name]
+    assert "order_id" in found["c.csv"]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_of_a_large_file_a_part_is_read(tmp_path, packed):
+    """Of one that is not packed, from its beginning to its end."""
+    lines = [json.dumps({"customer_id": f"c{n}", "amount": "1" * 90}) for n in range(20_000)]
+    text = "\n".join(lines).encode()
+    put(tmp_path, "a.json.gz" if packed else "a.json", gzip.compress(text) if packed else text)
+    (found,) = sampled(tmp_path).values()
+    assert MOST_LINES // 2 < len(found) <= MOST_LINES
+    numbers = [int(customer[1:]) for customer, _ in found]
+    assert numbers == sorted({*numbers})
+    assert numbers[0] == 0
+    assert numbers[-1] > 19_000 or (packed and numbers[-1] > 5_000)
+
+
+def lines(n: int, *customers: str | None) -> list[dict]:
+    return [order(f"o-{n}-{i}", n, "1.00", of) for i, of in enumerate(customers)]
+
+
+def test_a_plan_says_what_is_skewed_of_days_that_are_not_loaded(engine, spark, tmp_path):
+    landed = Pipeline(engine, tmp_path, tables=PLACE)
+    landed.land(1, lines(1, *["c"] * 30, *[None] * 10, *(f"c{i}" for i in range(10))))
+    landed.land(2, lines(2, *(f"c{i}" for i in range(9))))
+    landed.land(3, lines(3, *["c"] * 2, *[None] * 7, "d"))
+    landed.land(3, lines(3, *["c"] * 10), name="part-1.jsonl").rename(landed.folder(3) / "x.tmp")
+    (landed.folder(4) / "part-0.jsonl.gz").write_bytes(b"no gzip")
+    asked = {"tables": ("raw_orders", "raw_orders_rejected", "stg_orders")}
+    plan = planned(landed, f"{day(1)}...{day(5)}", **asked)
+    said = dict(in_numbers(plan))
+    assert said["skew"] == (
+        f"stg_orders.customer_id: 20% of the lines that landed on {day(3)} have one key, 70% have "
+        f"none in a sample of 10 lines; above 50% on 2 days: {day(1)}, {day(3)}"
+    )
+    page = Path(__file__).parents[1] / "docs" / "skew.md"
+    assert said["skew"] in page.read_text()
+    (broken,) = plan.unsampled
+    assert broken.startswith(f"orders/arrival_date={day(4)}/part-0.jsonl.gz (")
+    assert said["not looked at for skew"] == broken
+    told = plan.model_dump(mode="json")
+    assert (told["skews"][0]["lines"], told["skews"][0]["days"]) == (10, [str(day(1)), str(day(3))])
+
+    # Once it is loaded, the record of the staging tells.
+    landed.run(1, 3, ["raw_orders", "raw_orders_rejected"])
+    again = planned(landed, f"{day(1)}...{day(3)}", **asked, rewrite=True)
+    assert again.skews == again.unsampled == ()
+
+
+def test_of_many_days_some_are_looked_at(engine, tmp_path, monkeypatch):
+    landed = Pipeline(engine, tmp_path, tables=PLACE)
+    for n in range(1, 32):
+        for part in ("a.json", "b.json", "c.json"):
+            landed.land(n, lines(n, "c"), name=part)
+    looked: list[tuple[date, str]] = []
+    real = plan_samples.sample
+
+    def noted(landing, source, entries, fields):
+        looked.extend((date.fromisoformat(e.source_file[13:23]), e.name) for e in entries)
+        return real(landing, source, entries, fields)
+
+    monkeypatch.setattr(plan_samples, "sample", noted)
+    monkeypatch.setattr(plan_samples, "MOST_FILES", 7)
+    asked = {"tables": ("raw_orders",)}
+    (skew,) = planned(landed, f"{day(1)}...{day(31)}", **asked).skews
+    assert [at for at, _ in looked] == [day(n) for n in (1, 6, 11, 16, 21, 26, 31)]
+    assert len(skew.days) == 7 and skew.lines == 1
+    looked.clear()
+    planned(landed, f"{day(1)}...{day(3)}", **asked)
+    assert [(at.day, name) for at, name in looked] == [
+        (n, name) for n in (1, 2, 3) for name in ("a.json", "c.json")
+    ]
+    assert MOST_FILES > 7

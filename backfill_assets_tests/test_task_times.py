@@ -1,0 +1,127 @@
+"""How long the tasks took of what a thread asks an engine for."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from backfill_assets.engine import task_times as module
+from backfill_assets.engine.configuration import spark_config
+from backfill_assets.engine.task_times import (
+    TASK_TIMES,
+    TASK_TIMES_CLASS,
+    TaskTimes,
+    build_task_times,
+    watched,
+    with_task_times,
+)
+from backfill_assets.publish.task_metadata import task_metadata
+from backfill_assets.settings import load_settings
+
+
+def work(engine, *milliseconds: int) -> TaskTimes | None:
+    """A task for each of them, which takes as long; what comes after it is not looked at."""
+    with watched() as tasks:
+        session = engine.spark_session
+        rows = session.range(len(milliseconds), numPartitions=len(milliseconds))
+        of = ", ".join(map(str, milliseconds))
+        slept = f"reflect('java.lang.Thread', 'sleep', bigint(array({of})[id])) AS done"
+        rows.selectExpr(slept).collect()
+    assert engine.spark_session is session
+    session.range(1).selectExpr("reflect('java.lang.Thread', 'sleep', 300L)").collect()
+    return tasks.times()
+
+
+def test_task_times_of_threads_at_the_same_time(engine, spark):
+    found: dict[str, TaskTimes | None] = {}
+    asked = {"even": (80, 80, 80), "one is long": (5, 5, 200)}
+
+    def ask(name: str) -> None:
+        found[name] = work(engine, *asked[name])
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in asked]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name, milliseconds in asked.items():
+        took = found[name]
+        assert took is not None and took.tasks == len(took.seconds) == 3
+        expected = sorted(milliseconds)
+        assert all(s >= ms / 1000 for s, ms in zip(took.seconds, expected, strict=True))
+    even, uneven = found["even"], found["one is long"]
+    assert even and uneven
+    assert (even.longest, uneven.median) == (even.seconds[2], uneven.seconds[1])
+    assert uneven.median < 0.2 <= uneven.longest
+
+
+def test_task_times_that_cannot_be_had(engine, spark, monkeypatch):
+    with watched() as tasks:
+        pass
+    assert tasks.times() is None, "the engine was not asked for anything"
+    with watched() as tasks:
+        assert engine.spark_session.range(1).columns == ["id"]
+    assert tasks.times() is None, "nor did it compute anything"
+    # Of an engine whose settings speak of a class that it does not have.
+    monkeypatch.setattr(module, "TASK_TIMES_CLASS", "not.There")
+    spark.conf.set(TASK_TIMES, "not.There")
+    try:
+        assert work(engine, 1) is None
+    finally:
+        spark.conf.set(TASK_TIMES, TASK_TIMES_CLASS)
+
+
+def test_the_listener_comes_with_its_jar(tmp_path):
+    config = {"spark.jars": "/opt/a.jar", "spark.extraListeners": "org.x.Listener"}
+    assert with_task_times(config, tmp_path) == config
+    build_task_times(tmp_path)
+    (jar,) = tmp_path.glob("task-times-*/task-times.jar")
+    expected = {
+        "spark.jars": f"/opt/a.jar,{jar}",
+        "spark.extraListeners": f"org.x.Listener,{TASK_TIMES_CLASS}",
+        TASK_TIMES: TASK_TIMES_CLASS,
+    }
+    found = with_task_times(config, tmp_path)
+    assert found == expected
+    assert with_task_times(found, tmp_path) == found
+    assert TASK_TIMES not in spark_config(load_settings(jars=tmp_path)), "without Delta's jars"
+
+
+def test_a_listener_that_is_compiled_otherwise_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr("backfill_assets.engine.java_sources.compiled", lambda *_: {"a.B": b"x"})
+    build_task_times(tmp_path)
+    assert [*tmp_path.glob("*/*")] == []
+    (tmp_path / "file").touch()
+    build_task_times(tmp_path / "file")
+
+
+def test_a_few_tasks_have_a_line_each():
+    assert task_metadata(None) == {}
+    found = task_metadata(TaskTimes.told("4:225,311,379,6082"))
+    assert found["longest task seconds"] == 6.082
+    assert found["median task seconds"] == 0.345
+    assert found["task times"].value == (
+        "The stage with the longest task had 4 tasks.\n\n```text\n"
+        "1.      6.082 s  ██████████████████████████████\n"
+        "2.      0.379 s  ██\n"
+        "3.      0.311 s  ██\n"
+        "4.      0.225 s  █\n```"
+    )
+
+
+def test_of_many_tasks_some_have_a_line():
+    percentiles = ",".join(str(10 * n) for n in range(101))
+    found = task_metadata(TaskTimes.told(f"5001:{percentiles}"))["task times"].value
+    lines = found.splitlines()[3:-1]
+    assert [line.split(".")[0].strip() for line in lines][:3] == ["1", "451", "901"]
+    assert lines[0].startswith("   1.      1.000 s  ███")
+    assert lines[-1] == "5001.      0.000 s  █"
+    assert len(lines) == 12
+
+
+@pytest.mark.parametrize(("told", "tasks"), [("", None), ("1:0", 1)])
+def test_what_the_listener_tells(told, tasks):
+    found = TaskTimes.told(told)
+    assert (found.tasks if found else None) == tasks
+    assert bool(task_metadata(found)) is bool(tasks)
