@@ -167,7 +167,7 @@ def _of_stages(instance: dg.DagsterInstance, it: Undertaking) -> Iterator[Step]:
             ends = [record.end_time for record in runs if record.end_time]
             end = end or max(ends, default=None)
             took = end - backfill.backfill_timestamp if end else None
-            said = f"{backfill.status.value.lower()}; {_runs(runs)}"
+            said = f"{backfill.status.value.lower().replace('_', ' ')}; {_runs(runs)}"
             yield Step(backfill.backfill_timestamp, f"stage {id_}: {window}", "", said, took)
             yield from (_failed(instance, record) for record in runs if _has_failed(record))
             yield from _reconciled(instance, id_)

@@ -157,7 +157,7 @@ def test_the_page_shows_a_drill_that_was_played(
         if " start " in command:
             shutil.copytree("incident", "other")
     assert told(printed) == told(page)
-    (excerpt,) = (text for text in documented(PAGE, "text") if text.startswith("| at (UTC)"))
+    excerpt = next(text for text in documented(PAGE, "text") if text.startswith("| at (UTC)"))
     (post_mortem,) = Path("incident").glob("post-mortem-*.md")
     assert {*told(excerpt)} <= {*told(post_mortem.read_text())}
     drill = Drill(tmp_path / "incident")
