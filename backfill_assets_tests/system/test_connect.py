@@ -14,10 +14,10 @@ from backfill_assets_tests.conftest import SMALL
 from backfill_assets_tests.connect_server import connect_server
 
 #: The suite's core, run once more in a process that has a Connect session.
-CORE = ["test_audit.py", "test_io_manager.py", "system/test_pipeline.py"]
+CORE = ["test_audit.py", "test_io_manager.py", "test_migrations.py", "system/test_pipeline.py"]
 CHOICE = (
     "digest or refusals or constraints or create or same_day_end or empty_day or pinned or "
-    "thirty or moved or model or merge"
+    "thirty or moved or model or merge or (readers_see and renamed)"
 )
 
 
