@@ -296,7 +296,7 @@ def _finish(writer: Writer, found: Migration) -> Iterator[str]:
             continue
         try:
             add_constraints(writer.session, url, table, {name: rule})
-        except SPARK_ERRORS as error:
+        except (ConnectionError, *SPARK_ERRORS) as error:
             _refuse_lost(table, error)
             yield f"rule {name} ({rule}) is held by the audit alone: {gist(error)}"
     if not wanted.items() <= there.items():
