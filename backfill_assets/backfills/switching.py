@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from typing import Any
 
 from backfill_assets.backfills.plans import Expected
 from backfill_assets.backfills.shadow import versions_of
@@ -31,7 +32,7 @@ from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.delta.records import CANARY, PERSON, SWITCH_OVER
 from backfill_assets.delta.targets import Target, TargetError
 from backfill_assets.delta.versions import keep_versions
-from backfill_assets.publish.adoption import adopt, adopted_before
+from backfill_assets.publish.adoption import Adopted, adopt, adopted_before
 from backfill_assets.publish.candidates import Done
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.run_tags import REASON_TAG
@@ -80,33 +81,39 @@ def switch_over(
     _refuse_other_tables(settings, target)
     for of, days in target.days.items():
         table, adopted = tables_of(settings)[of], adoptable(settings, target, of, unpacked(days))
-        now = io.ledger(table)
-        mine = {day for day, of in now.latest.items() if of.backfill_id == target.switch_id}
-        # Who was killed may not have told Dagster of these.
-        before = adopted_before(now, adopted.days & mine)
-        if not (left := adopted.days - mine):
-            yield table, before
-            continue
-        adopted = replace(adopted, days=left)
-        # A person has begun it, whoever finishes it.
-        by = {"backfill_id": target.switch_id, "launched_by": PERSON}
-        record = {**io.record(table, run_id, tags), **by}
-        versions = partial(versions_of, target, read_ledgers(settings))
+        yield table, _adopt(io, settings, target, adopted, io.record(table, run_id, tags))
+    _end(settings, target)
 
-        def refuse(ledger: Ledger, target: Target = target) -> None:
+
+def _adopt(
+    io: DeltaIOManager,
+    settings: Settings,
+    target: Target,
+    adopted: Adopted,
+    record: Mapping[str, Any],
+) -> list[Done]:
+    """Publish days of a table in production; what became of each, also of those that were."""
+    table = adopted.ledger.table
+    now = io.ledger(table)
+    mine = {day for day, of in now.latest.items() if of.backfill_id == target.switch_id}
+    # Who was killed may not have told Dagster of these.
+    done = adopted_before(now, adopted.days & mine)
+    if left := adopted.days - mine:
+
+        def refuse(ledger: Ledger) -> None:
             refuse_foreign(settings, target, {ledger.table.name: ledger})
 
-        done = adopt(
-            adopted,
+        done += adopt(
+            replace(adopted, days=left),
             io.writer(table),
             partial(io.ledger, table),
-            record,
-            versions,
+            # A person has begun it, whoever finishes it.
+            {**record, "backfill_id": target.switch_id, "launched_by": PERSON},
+            partial(versions_of, target, read_ledgers(settings)),
             refuse,
             CANARY if target.canary else SWITCH_OVER,
         )
-        yield table, sorted([*before, *done], key=lambda one: one.day)
-    _end(settings, target)
+    return sorted(done, key=lambda one: one.day)
 
 
 def _end(settings: Settings, target: Target) -> None:
