@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
@@ -508,31 +507,3 @@ def test_a_day_of_a_gap_that_is_made_again_gets_the_default(url, pipeline, spark
     assert f"since {day(3)}; on the days before it is 'shop'" in said["channel"]
     gaps = json.loads(log_of(url).metadata().configuration[GAPS])
     assert gaps == {"channel": {"since": str(day(3)), "default": "shop"}}
-
-
-@pytest.mark.slow
-def test_three_years_of_days(pipeline, spark):
-    """How long it takes: `pytest -m slow -s -k three_years` prints it."""
-    all_days = [day(n) for n in range(1, 1096)]
-    rows = [(of, "a", n, Decimal(n), 0.5, f"note {n}") for n, of in enumerate(all_days, start=1)]
-    frame = spark.createDataFrame(rows, BEFORE.struct)
-    plan = Plan(dict.fromkeys(all_days, "this"), lambda _: Built(frame, {}))
-    pipeline.io_manager.publish(Candidate(BEFORE, lambda _: plan), window(1, 1095), RECORD)
-    url = pipeline.io_manager.url(BEFORE)
-    files = set(log_of(url).file_uris())
-    looser = table_of(2, note=None)
-    began = time.monotonic()
-    list(migrate(writer(pipeline, looser)))
-    metadata_only = time.monotonic() - began
-    assert set(log_of(url).file_uris()) == files
-    version = log_of(url).version()
-    wider = table_of(3, note=None, orders=(T.LongType, Field(ge=1, description="Orders.")))
-    began = time.monotonic()
-    said = list(migrate(writer(pipeline, wider)))
-    rewriting = time.monotonic() - began
-    print(f"\n1,095 days: metadata only {metadata_only:.1f} s, rewriting {rewriting:.1f} s")
-    assert "column orders is widened from int to bigint (1095 days are rewritten)" in said
-    found = log_of(url).to_pyarrow_table()
-    assert sorted(found["orders"].to_pylist()) == list(range(1, 1096))
-    assert len(read_ledger(url, wider).published) == 1095
-    assert log_of(url).version() == version + 2, "the change, and the version of the schema"
