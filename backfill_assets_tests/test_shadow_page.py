@@ -104,7 +104,7 @@ def test_the_steps_do_what_the_page_says(home, engine, orders, capsys, monkeypat
 
 def test_what_the_commands_refuse(home, engine, capsys, monkeypatch):
     produced(engine, home, {FIRST: 1}, monkeypatch)
-    days = "2024-01-02...2024-01-05"
+    days = str(day(FIRST))
     for words, status, said in (
         (["backfill", days, "--target", "v2", "--rewrite"], 2, "--rewrite cannot be given"),
         (["backfill", days, "--target", "V2"], 3, "'V2' is no name for a target"),

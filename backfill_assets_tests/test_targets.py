@@ -304,9 +304,9 @@ def test_a_switch_over_that_is_killed_is_finished(production, new, monkeypatch):
     assert after.materialized(SCORES) == {str(day(n)) for n in (2, 3, 4)}
     assert after.materialized(RANKS) == {str(day(n)) for n in range(2, 7)}
     # It is for the reason that whoever began it gave.
-    records = [ledger.records[-1] for ledger in read_ledgers(after.settings).values()]
-    reasons = {of.reason for of in records if of.backfill_id == "v2-1"}
-    assert reasons == {"more points"}
+    ledgers = read_ledgers(after.settings)
+    last = [ledgers[name].records[-1] for name in (SCORES, RANKS, STATE)]
+    assert [(of.backfill_id, of.reason) for of in last] == [("v2-1", "more points")] * 3
 
 
 def test_a_killed_switch_over_that_is_undone_rests(production, new, monkeypatch):
