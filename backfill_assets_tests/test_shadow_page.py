@@ -32,7 +32,7 @@ KINDS = [
 ]
 STEPS = [text for text in documented("docs/shadow.md", "text") if text.startswith("$ ")]
 #: What readers of production see after each of them.
-STATES = ["old"] * 4 + ["canary", "old", "new", "old", "old"]
+STATES = ["old"] * 4 + ["canary", "new", "old", "old"]
 #: By the number of a day, its orders: on the days of the page, and on the first five of them.
 FIRST = -1094
 YEARS = dict.fromkeys(range(FIRST, 1), 1)
