@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import pandera.pyspark as pa
 import pyspark.sql.types as T
 import pytest
-from deltalake import DeltaTable
 from pandera.pyspark import Field
 
 from backfill_assets.delta import migrating
-from backfill_assets.delta.commits import PublishError, Writer
+from backfill_assets.delta.commits import PublishError
 from backfill_assets.delta.creation import CONSTRAINT, own_rules, schema_of
 from backfill_assets.delta.evolution import DROPPED as DROPPED_PROPERTY
 from backfill_assets.delta.evolution import (
@@ -29,58 +27,19 @@ from backfill_assets.delta.evolution import (
     version_of,
 )
 from backfill_assets.delta.ledgers import Ledger, Metadata, Stored
-from backfill_assets.delta.logs import delta_log
 from backfill_assets.delta.migrating import look, migrate
 from backfill_assets.delta.other_engine import read_test
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.schema_changes import Migration, migration_of
 from backfill_assets.engine.jars import EngineError
-from backfill_assets.orders.facts import FACT
 from backfill_assets.publish.candidates import Built, Candidate, Outcome, Plan
-from backfill_assets.tables.columns import nullable
 from backfill_assets.tables.schemas import added, as_they_are, widens
 from backfill_assets.tables.table import DeclarationError, SchemaError, Table
+from backfill_assets_tests.changing_columns import BEFORE, log_of, table_of, writer
 from backfill_assets_tests.invented_logs import days
 from backfill_assets_tests.pipeline import Pipeline, day
 from backfill_assets_tests.publishing import RECORD, window
 
-CONFIG = {"partition": "run_date", "key": ["customer"], "totals": ["orders"]}
-
-
-def table_of(version: int = 1, **columns: Any) -> Table:
-    """The table of before, with these columns in place of its own; none takes one away.
-
-    Args:
-        version: of the schema.
-        columns: (type, field) by name; with another name before them, the column has that name.
-    """
-    own: dict[str, Any] = {
-        "run_date": (T.DateType, Field(description="The day.")),
-        "customer": (T.StringType, Field(description="The customer.")),
-        "orders": (T.IntegerType, Field(ge=1, description="Orders.")),
-        "paid": (T.DecimalType(10, 2), Field(description="Paid.")),
-        "share": (T.FloatType, Field(description="Share.")),
-        "note": (T.StringType, nullable(1.0, 1.0, "A note.")),
-    }
-    named = {}
-    for name, of in own.items():
-        new = columns.pop(name, of)
-        if isinstance(new, tuple) and isinstance(new[0], str):
-            named[new[0]] = new[1:]
-        elif new is not None:
-            named[name] = new
-    named |= columns
-    config = type("Config", (), {"strict": True, "metadata": {**CONFIG, "schema_version": version}})
-    body = {
-        "__annotations__": {name: kind for name, (kind, _) in named.items()},
-        "__module__": __name__,
-        "Config": config,
-        **{name: field for name, (_, field) in named.items()},
-    }
-    return replace(FACT, model=type("Model", (pa.DataFrameModel,), body))
-
-
-BEFORE = table_of()
 RENAMED = table_of(
     2,
     note=(
@@ -138,15 +97,6 @@ def publish(pipeline: Pipeline, spark, table: Table, rows: list[tuple], made_of:
 def url(pipeline, spark) -> str:
     assert publish(pipeline, spark, BEFORE, ROWS) == [Outcome.WRITTEN] * 3
     return pipeline.io_manager.url(BEFORE)
-
-
-def writer(pipeline: Pipeline, table: Table) -> Writer:
-    engine = pipeline.io_manager.engine
-    return Writer(lambda: engine.spark_session, pipeline.io_manager.url(table), table)
-
-
-def log_of(url: str, version: int | None = None) -> DeltaTable:
-    return delta_log(url, version).load()
 
 
 def seen(spark, url: str, version: int | None = None) -> list[dict]:

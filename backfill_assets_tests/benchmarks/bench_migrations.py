@@ -13,9 +13,9 @@ from backfill_assets.delta.reading import read_ledger
 from backfill_assets.engine.spark import Engine
 from backfill_assets.publish.candidates import Built, Candidate, Plan
 from backfill_assets_tests.benchmarks.bench_jobs import result, timed
+from backfill_assets_tests.changing_columns import BEFORE, log_of, table_of, writer
 from backfill_assets_tests.pipeline import Pipeline, day
 from backfill_assets_tests.publishing import RECORD, window
-from backfill_assets_tests.test_migrations import BEFORE, log_of, table_of, writer
 
 
 def migrations(engine: Engine, root: Path, days: int) -> None:
