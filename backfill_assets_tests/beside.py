@@ -42,11 +42,12 @@ def compared(pipeline: Pipeline, spark: SparkSession, bounds: Bounds | None = No
 
 
 def switch(
-    pipeline: Pipeline, name: str = "v2", days: str = "", *, fails: bool = False
+    pipeline: Pipeline, name: str = "v2", days: str = "", reason: str = "", *, fails: bool = False
 ) -> dg.ExecuteInProcessResult:
+    asked = {"target": name, "days": days, "reason": reason}
     result = pipeline.repository.get_job("switch_over").execute_in_process(
         instance=pipeline.instance,
-        run_config={"ops": {"adopt_days": {"config": {"target": name, "days": days}}}},
+        run_config={"ops": {"adopt_days": {"config": asked}}},
         raise_on_error=False,
     )
     assert result.success is not fails, pipeline.failure(result)

@@ -12,6 +12,7 @@ from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster._serdes import serialize_value
 
 from backfill_assets.dagster_ext.executor import one_process_executor
+from backfill_assets.dagster_ext.internals import AssetGraph
 from backfill_assets.definitions import build_defs
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import SettingsError, load_settings
@@ -34,6 +35,18 @@ EXPECTED = {
     "fact_order_corrections": ({"fact_daily_orders", "fact_daily_orders_current"}, "fact", KEYED),
     "arrival_lateness": ({"raw_orders", "raw_orders_rejected"}, "lateness", KEYED),
     PAGE: ({"arrival_lateness"}, "lateness", set()),
+    # Of the tables that a target may have: what comparisons of it have found.
+    **{
+        f"comparisons/{name}": (set(), "comparisons", set())
+        for name in (
+            "stg_orders",
+            "late_orders",
+            "fact_daily_orders",
+            "fact_daily_orders_current",
+            "fact_order_corrections",
+            "arrival_lateness",
+        )
+    },
 }
 #: By column of staging and fact: the columns that it is made of.
 LINEAGE = {
@@ -68,6 +81,11 @@ LINEAGE = {
 
 def graph(**overrides):
     return build_defs(load_settings(**overrides)).resolve_asset_graph()
+
+
+def made(found: AssetGraph) -> set[dg.AssetKey]:
+    """Those that runs make; comparisons of targets are observed only."""
+    return {key for key in found.get_all_asset_keys() if not found.get(key).is_external}
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +126,11 @@ def test_every_check_of_the_audit_blocks_and_is_partitioned_like_its_asset():
 
 
 def test_one_partitions_definition(assets):
-    definitions = {asset.partitions_def for name, asset in assets.items() if name != PAGE}
+    definitions = {
+        asset.partitions_def
+        for name, asset in assets.items()
+        if name != PAGE and not asset.is_external
+    }
     assert len(definitions) == 1
     (found,) = definitions
     assert isinstance(found, dg.DailyPartitionsDefinition)
@@ -123,7 +145,7 @@ def test_one_backfill_policy():
         ({"partitions_per_run": 4}, dg.BackfillPolicy.multi_run(4)),
     ):
         found = graph(**overrides)
-        keys = found.get_all_asset_keys() - {dg.AssetKey(PAGE)}
+        keys = made(found) - {dg.AssetKey(PAGE)}
         assert {found.get(key).backfill_policy for key in keys} == {policy}
         # It has no days; but a range on the command line asks this of every asset.
         assert found.get(dg.AssetKey(PAGE)).backfill_policy == dg.BackfillPolicy.single_run()
@@ -146,7 +168,7 @@ def test_what_the_ui_shows(assets):
     for name, asset in assets.items():
         assert asset.owners == ["team:data-platform"]
         assert asset.description
-        if name == PAGE:
+        if name == PAGE or asset.is_external:
             continue
         assert asset.kinds == {"pyspark", "deltalake"}
         assert asset.metadata["dagster/uri"] == f"/w/{name}"
@@ -215,7 +237,7 @@ def test_jobs_schedules_and_sensors():
 
 def test_every_asset_has_a_freshness_policy_unless_the_calendar_has_an_end():
     found = graph(timezone="Asia/Tokyo", nightly_at="03:30", deadline="05:00")
-    policies = {found.get(key).freshness_policy for key in found.get_all_asset_keys()}
+    policies = {found.get(key).freshness_policy for key in made(found)}
     (policy,) = policies
     assert (policy.deadline_cron, policy.timezone) == ("0 5 * * *", "Asia/Tokyo")
     assert policy.lower_bound_delta == timedelta(hours=5)

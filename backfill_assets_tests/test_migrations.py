@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
@@ -11,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import pandera.pyspark as pa
 import pyspark.sql.types as T
 import pytest
-from deltalake import DeltaTable
 from pandera.pyspark import Field
 
 from backfill_assets.delta import migrating
-from backfill_assets.delta.commits import PublishError, Writer
-from backfill_assets.delta.creation import schema_of
+from backfill_assets.delta.commits import PublishError
+from backfill_assets.delta.creation import CONSTRAINT, own_rules, schema_of
 from backfill_assets.delta.evolution import DROPPED as DROPPED_PROPERTY
 from backfill_assets.delta.evolution import (
     GAPS,
@@ -34,52 +31,15 @@ from backfill_assets.delta.migrating import look, migrate
 from backfill_assets.delta.other_engine import read_test
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.schema_changes import Migration, migration_of
-from backfill_assets.orders.facts import FACT
+from backfill_assets.engine.jars import EngineError
 from backfill_assets.publish.candidates import Built, Candidate, Outcome, Plan
-from backfill_assets.tables.columns import nullable
 from backfill_assets.tables.schemas import added, as_they_are, widens
 from backfill_assets.tables.table import DeclarationError, SchemaError, Table
+from backfill_assets_tests.changing_columns import BEFORE, log_of, table_of, writer
 from backfill_assets_tests.invented_logs import days
 from backfill_assets_tests.pipeline import Pipeline, day
 from backfill_assets_tests.publishing import RECORD, window
 
-CONFIG = {"partition": "run_date", "key": ["customer"], "totals": ["orders"]}
-
-
-def table_of(version: int = 1, **columns: Any) -> Table:
-    """The table of before, with these columns in place of its own; none takes one away.
-
-    Args:
-        version: of the schema.
-        columns: (type, field) by name; with another name before them, the column has that name.
-    """
-    own: dict[str, Any] = {
-        "run_date": (T.DateType, Field(description="The day.")),
-        "customer": (T.StringType, Field(description="The customer.")),
-        "orders": (T.IntegerType, Field(ge=1, description="Orders.")),
-        "paid": (T.DecimalType(10, 2), Field(description="Paid.")),
-        "share": (T.FloatType, Field(description="Share.")),
-        "note": (T.StringType, nullable(1.0, 1.0, "A note.")),
-    }
-    named = {}
-    for name, of in own.items():
-        new = columns.pop(name, of)
-        if isinstance(new, tuple) and isinstance(new[0], str):
-            named[new[0]] = new[1:]
-        elif new is not None:
-            named[name] = new
-    named |= columns
-    config = type("Config", (), {"strict": True, "metadata": {**CONFIG, "schema_version": version}})
-    body = {
-        "__annotations__": {name: kind for name, (kind, _) in named.items()},
-        "__module__": __name__,
-        "Config": config,
-        **{name: field for name, (_, field) in named.items()},
-    }
-    return replace(FACT, model=type("Model", (pa.DataFrameModel,), body))
-
-
-BEFORE = table_of()
 RENAMED = table_of(
     2,
     note=(
@@ -139,14 +99,9 @@ def url(pipeline, spark) -> str:
     return pipeline.io_manager.url(BEFORE)
 
 
-def writer(pipeline: Pipeline, table: Table) -> Writer:
-    engine = pipeline.io_manager.engine
-    return Writer(lambda: engine.spark_session, pipeline.io_manager.url(table), table)
-
-
 def seen(spark, url: str, version: int | None = None) -> list[dict]:
     """The rows as Spark, delta-rs and DuckDB have them, who must have the same."""
-    log = DeltaTable(url, version=version)
+    log = log_of(url, version)
     reader = spark.read.format("delta")
     if version is not None:
         reader = reader.option("versionAsOf", version)
@@ -207,9 +162,9 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_readers_see_the_table_as_it_was_or_as_it_is(name, url, pipeline, spark, monkeypatch):
     table, change, rewritten = CHANGES[name]
-    before, version = seen(spark, url), DeltaTable(url).version()
+    before, version = seen(spark, url), log_of(url).version()
     assert approximately(before) == approximately(rows_with(same))
-    files = set(DeltaTable(url).file_uris())
+    files = set(log_of(url).file_uris())
     found = look(url, table)
     assert found is not None
     assert found.refused == []
@@ -240,18 +195,18 @@ def test_readers_see_the_table_as_it_was_or_as_it_is(name, url, pipeline, spark,
     said = list(migrate(writer(pipeline, table)))
     assert any("the schema has version 2, not 1" in text for text in said)
     assert seen(spark, url) == after
-    assert DeltaTable(url).metadata().configuration[SCHEMA_VERSION] == "2"
+    assert log_of(url).metadata().configuration[SCHEMA_VERSION] == "2"
     assert (look(url, table) or Migration(read_ledger(url, table))).changes == []
     # Old versions are read as before; each version has one of the two.
     assert seen(spark, url, version) == before
-    for at in range(version + 1, DeltaTable(url).version()):
-        rows = DeltaTable(url, version=at).to_pyarrow_table().to_pylist()
+    for at in range(version + 1, log_of(url).version()):
+        rows = log_of(url, at).to_pyarrow_table().to_pylist()
         assert sorted(rows, key=str) in (before, after)
-    kept = files & set(DeltaTable(url).file_uris())
+    kept = files & set(log_of(url).file_uris())
     assert len(kept) == 3 - rewritten
 
     # The schema is as a table that is created now has it.
-    assert DeltaTable(url).schema().to_json() == schema_of(table).to_json()
+    assert log_of(url).schema().to_json() == schema_of(table).to_json()
     # The days are on record, and another engine finds what the records say.
     ledger = read_ledger(url, table)
     assert ledger.published == days(1, 2, 3)
@@ -402,10 +357,10 @@ def test_what_a_model_says_wrongly(version, column, said):
 def test_a_name_that_was_dropped_does_not_bring_the_old_values_back(url, pipeline, spark):
     # A table of a release without schema versions.
     spark.sql(f"ALTER TABLE delta.`{url}` UNSET TBLPROPERTIES ('{SCHEMA_VERSION}')")
-    assert SCHEMA_VERSION not in DeltaTable(url).metadata().configuration
+    assert SCHEMA_VERSION not in log_of(url).metadata().configuration
     refuse(read_ledger(url, BEFORE), url)
     list(migrate(writer(pipeline, DROPPED)))
-    assert DeltaTable(url).metadata().configuration[SCHEMA_VERSION] == "2"
+    assert log_of(url).metadata().configuration[SCHEMA_VERSION] == "2"
     again = table_of(2)
     with pytest.raises(SchemaError, match="note was dropped, and its old values are in the data"):
         refuse(read_ledger(url, again), url)
@@ -416,7 +371,7 @@ def test_a_name_that_was_dropped_does_not_bring_the_old_values_back(url, pipelin
     assert first == (text, "3 days are rewritten")
     list(migrate(writer(pipeline, third)))
     assert {row["note"] for row in seen(spark, url)} == {None}
-    assert json.loads(DeltaTable(url).metadata().configuration[DROPPED_PROPERTY]) == []
+    assert json.loads(log_of(url).metadata().configuration[DROPPED_PROPERTY]) == []
 
 
 def test_days_that_others_write_meanwhile_are_rewritten_again(url, pipeline, spark, monkeypatch):
@@ -454,6 +409,27 @@ def test_files_that_hold_something_else_are_not_committed(url, pipeline, spark, 
     assert seen(spark, url) == before
 
 
+@pytest.mark.parametrize(
+    ("lost", "table"),
+    [("measure", WIDENED), ("add_constraints", STRICTER)],
+    ids=["before", "after"],
+)
+def test_a_lost_engine_is_no_failed_migration(lost, table, url, pipeline, spark, monkeypatch):
+    def raises(*_: object, **__: object) -> None:
+        raise ConnectionRefusedError("nobody listens")
+
+    with monkeypatch.context() as patch, pytest.raises(EngineError) as raised:
+        patch.setattr(migrating, lost, raises)
+        list(migrate(writer(pipeline, table)))
+    assert "engine was lost while fact_daily_orders was migrated" in str(raised.value)
+    assert "run `backfill-assets migrate fact_daily_orders` again" in str(raised.value)
+    # No rule of the model was passed over: there is something left to do.
+    assert look(url, table).changes
+    list(migrate(writer(pipeline, table)))
+    there = {name.removeprefix(CONSTRAINT) for name in log_of(url).metadata().configuration}
+    assert {*own_rules(table)} <= there
+
+
 def test_the_record_keeps_what_the_days_were_made_of(url, pipeline, spark):
     before = read_ledger(url, BEFORE)
     list(migrate(writer(pipeline, RENAMED)))
@@ -468,7 +444,7 @@ def test_the_record_keeps_what_the_days_were_made_of(url, pipeline, spark):
     # What is made as it was is not even computed.
     assert publish(pipeline, spark, RENAMED, ROWS) == [Outcome.IDENTICAL] * 3
     assert read_ledger(url, RENAMED).content(day(1)) == before.content(day(1))
-    assert DeltaTable(url).version() == version
+    assert log_of(url).version() == version
 
 
 def test_a_day_of_a_gap_that_is_made_again_gets_the_default(url, pipeline, spark):
@@ -479,33 +455,5 @@ def test_a_day_of_a_gap_that_is_made_again_gets_the_default(url, pipeline, spark
     assert seen_now >= {(2, 8, "shop"), (3, 4, None)}
     said = {column.name: column.description for column in GAP.column_schema.columns}
     assert f"since {day(3)}; on the days before it is 'shop'" in said["channel"]
-    gaps = json.loads(DeltaTable(url).metadata().configuration[GAPS])
+    gaps = json.loads(log_of(url).metadata().configuration[GAPS])
     assert gaps == {"channel": {"since": str(day(3)), "default": "shop"}}
-
-
-@pytest.mark.slow
-def test_three_years_of_days(pipeline, spark):
-    """How long it takes: `pytest -m slow -s -k three_years` prints it."""
-    all_days = [day(n) for n in range(1, 1096)]
-    rows = [(of, "a", n, Decimal(n), 0.5, f"note {n}") for n, of in enumerate(all_days, start=1)]
-    frame = spark.createDataFrame(rows, BEFORE.struct)
-    plan = Plan(dict.fromkeys(all_days, "this"), lambda _: Built(frame, {}))
-    pipeline.io_manager.publish(Candidate(BEFORE, lambda _: plan), window(1, 1095), RECORD)
-    url = pipeline.io_manager.url(BEFORE)
-    files = set(DeltaTable(url).file_uris())
-    looser = table_of(2, note=None)
-    began = time.monotonic()
-    list(migrate(writer(pipeline, looser)))
-    metadata_only = time.monotonic() - began
-    assert set(DeltaTable(url).file_uris()) == files
-    version = DeltaTable(url).version()
-    wider = table_of(3, note=None, orders=(T.LongType, Field(ge=1, description="Orders.")))
-    began = time.monotonic()
-    said = list(migrate(writer(pipeline, wider)))
-    rewriting = time.monotonic() - began
-    print(f"\n1,095 days: metadata only {metadata_only:.1f} s, rewriting {rewriting:.1f} s")
-    assert "column orders is widened from int to bigint (1095 days are rewritten)" in said
-    found = DeltaTable(url).to_pyarrow_table()
-    assert sorted(found["orders"].to_pylist()) == list(range(1, 1096))
-    assert len(read_ledger(url, wider).published) == 1095
-    assert DeltaTable(url).version() == version + 2, "the change, and the version of the schema"

@@ -278,6 +278,24 @@ def test_bounds_of_columns_and_other_checks():
         Table("home", Odd)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"skew": {"month": 0.2}}, "skew of month, which is no column of it that can be a key"),
+        ({"skew": {"page": 20}}, "skew of page beyond 20, which is no share between 0 and 1"),
+        ({"drift": {"page": 0.2}}, "drift of page, which is no number and no boolean column"),
+        ({"rules": {"a b": ("visits > 0", "Some.")}}, "a rule cannot be named 'a b'"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused(wrong, said):
+    class Watched(Visits):
+        class Config(Visits.Config):
+            metadata: ClassVar = {**Visits.Config.metadata, **wrong}
+
+    with pytest.raises(DeclarationError, match=f"visits_of_shops: .*{said}"):
+        delta_io_manager(load_settings(), [declared(DAYS, Watched)])
+
+
 def test_a_day_that_lacks_its_input_is_not_published(engine, tmp_path):
     pipeline = Pipeline(engine, tmp_path)
     for n in (1, 2, 3):

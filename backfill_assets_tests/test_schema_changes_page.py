@@ -7,6 +7,7 @@ import pytest
 from backfill_assets.cli import main
 from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import PREFIX
+from backfill_assets_tests.beside import shadow
 from backfill_assets_tests.pages import documented, follow
 from backfill_assets_tests.pipeline import Pipeline, day, order, undo
 from backfill_assets_tests.places import PROJECT
@@ -40,6 +41,7 @@ def production(engine, spark, tmp_path, monkeypatch) -> Pipeline:
 def test_the_steps_do_what_the_page_says(production, engine, tmp_path, capsys):
     after = Pipeline(engine, tmp_path, land=False, tables=AFTER, window_days=1)
     after.instance = production.instance
+    shadow(production, f"{day(1)}...{day(3)}", tables=("notes",))
     refused = after.run(1, 3, ["notes"], fails=True)
     assert "backfill-assets migrate notes --plan" in after.failure(refused)
     versions = []
@@ -52,6 +54,19 @@ def test_the_steps_do_what_the_page_says(production, engine, tmp_path, capsys):
     assert all(remark.startswith("note of ") for *_, remark in rows)
     assert main(["migrate"]) == 0
     assert "nothing to migrate" in capsys.readouterr().out
+    # What was built beside it before has the columns of then: it is refused, and told what to do.
+    before = after.rows("notes")
+    for words in (
+        ["switch", "v2"],
+        ["compare", "v2"],
+        ["backfill", f"{day(1)}...{day(3)}", "--target", "v2"],
+    ):
+        assert main(words) != 0
+        told = " ".join("".join(capsys.readouterr()).split())
+        assert "notes (its schema has version 2, and the fork's 1): the columns were" in told
+        assert "Drop the target (`backfill-assets drop v2`), and build the days into a new" in told
+    assert main(["drop", "v2"]) == 0
+    assert after.rows("notes") == before
     # A backfill from before is undone with what was made of it: the old rows, in the new columns.
     assert "late" in {row["customer_id"] for row in after.rows("notes")}
     undo(after, "second")

@@ -1,19 +1,28 @@
-"""The page on shadow backfills is followed command by command; what it shows is what is printed."""
+"""The page on shadow backfills is followed command by command, with readers that look all the time.
+
+What it shows is what is printed: over three years, as it stands, and over five days, which takes
+seconds.
+"""
 
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from backfill_assets.cli import main
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.delta.versions import keep_versions
 from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import PREFIX
-from backfill_assets_tests.beside import AFTER, ALL, BEFORE, SCORES, seen
+from backfill_assets_tests.beside import AFTER, ALL, BEFORE, SCORES
+from backfill_assets_tests.looking import CHANGED, reading
 from backfill_assets_tests.pages import documented, follow
-from backfill_assets_tests.pipeline import Pipeline, order
-from backfill_assets_tests.places import PROJECT
+from backfill_assets_tests.pipeline import Pipeline, day, order
+from backfill_assets_tests.places import PROJECT, dagster_yaml
 
 #: What the history of the table says of the commits of the steps.
 KINDS = [
@@ -22,49 +31,80 @@ KINDS = [
     "undo of target v2 by person",
 ]
 STEPS = [text for text in documented("docs/shadow.md", "text") if text.startswith("$ ")]
+#: What readers of production see after each of them.
+STATES = ["old"] * 4 + ["canary", "new", "old", "old"]
+#: By the number of a day, its orders: on the days of the page, and on the first five of them.
+FIRST = -1094
+YEARS = dict.fromkeys(range(FIRST, 1), 1)
+FEW = {FIRST + n: n + 1 for n in range(5)}
+#: What the page says of three years, as it is of five days.
+SHORTER = {"2023-12-31": "2021-01-05", "1095 ": "5 "}
 
 
 @pytest.fixture
-def production(engine, spark, tmp_path: Path, monkeypatch) -> Pipeline:
-    found = Pipeline(engine, tmp_path, tables=BEFORE, window_days=1)
-    for n in range(1, 6):
-        found.land(n, [order(f"{n}-{k}", n) for k in range(n)])
-    found.run(1, 5, ALL)
+def home(engine, spark, tmp_path: Path, monkeypatch) -> Path:
+    """What the commands find, but for where the tables are."""
     (tmp_path / "home").mkdir()
-    (tmp_path / "home/dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    (tmp_path / "home/dagster.yaml").write_text(dagster_yaml().read_text())
     monkeypatch.chdir(PROJECT)
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
-    settings = found.settings
-    for name in ("landing", "warehouse", "start", "end", "window_days"):
-        monkeypatch.setenv(f"{PREFIX}{name.upper()}", str(getattr(settings, name)))
     monkeypatch.setenv(f"{PREFIX}TABLES", AFTER)
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
     monkeypatch.setattr(Engine, "of", lambda _: engine)
+    return tmp_path
+
+
+def produced(engine: Engine, root: Path, orders: Mapping[int, int], monkeypatch) -> Pipeline:
+    """Tables by the code of before, with so many orders of one customer on each day."""
+    first, end = min(orders), day(max(orders) + 1)
+    found = Pipeline(
+        engine, root, tables=BEFORE, window_days=1, start=day(first), end=end, today=end
+    )
+    for n, count in orders.items():
+        found.land(n, [order(f"{n}-{k}", n) for k in range(count)])
+    found.run(first, max(orders), ALL)
+    for name in ("landing", "warehouse", "start", "end", "window_days"):
+        monkeypatch.setenv(f"{PREFIX}{name.upper()}", str(getattr(found.settings, name)))
     return found
 
 
-def test_the_steps_do_what_the_page_says(production, capsys):
+@pytest.mark.parametrize(
+    "orders",
+    [FEW, pytest.param(YEARS, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
+    ids=["five_days", "three_years"],
+)
+def test_the_steps_do_what_the_page_says(home, engine, orders, capsys, monkeypatch):
+    """How long each takes: `pytest -m slow -s -k three_years` prints it."""
+    production = produced(engine, home, orders, monkeypatch)
+    # Who reads these versions sees the old definition all the time.
+    keep_versions(production.settings.warehouse, read_ledgers(production.settings))
     before = production.digests()
-    looks = []
-    for step in STEPS:
-        follow(step, capsys)
-        looks.append(seen(production))
-    assert looks == [
-        *[{n: n for n in range(1, 6)}] * 4,
-        {1: 1, 2: 2, 3: 3, 4: 4, 5: 50},
-        *[{1: 1, **{n: 10 * n for n in range(2, 6)}}],
-        *[{n: n for n in range(1, 6)}] * 2,
-    ]
+    with reading(production, orders, rests=0.5) as reader:
+        for step, then in zip(STEPS, STATES, strict=True):
+            for said, shorter in SHORTER.items() if orders is FEW else ():
+                step = step.replace(said, shorter)
+            looked, began = reader.looks, time.monotonic()
+            follow(step, capsys)
+            took, looked = time.monotonic() - began, reader.looks - looked
+            with capsys.disabled():
+                if orders is YEARS:
+                    print(f"{took:6.1f} s, {looked:3} looks  {step.splitlines()[0]}", flush=True)
+            assert reader.points() == [getattr(reader, then)] * 3
+    assert not reader.wrong
+    assert reader.looks > len(STEPS)
     assert main(["history", SCORES]) == 0
     told = capsys.readouterr().out
     kinds = re.findall("(canary of .*|switch-over of .*|undo of .*)", told)
     assert [kind.strip() for kind in kinds] == KINDS
     assert production.digests() == before
-    assert len([*(production.warehouse / SCORES).glob("run_date=*/*.parquet")]) == 5 + 4
+    for name in CHANGED:
+        files = [*(production.warehouse / name).glob("run_date=*/*.parquet")]
+        assert len(files) == 2 * len(orders), "those of before, and of the target once more"
 
 
-def test_what_the_commands_refuse(production, capsys):
-    days = "2024-01-02...2024-01-05"
+def test_what_the_commands_refuse(home, engine, capsys, monkeypatch):
+    produced(engine, home, {FIRST: 1}, monkeypatch)
+    days = str(day(FIRST))
     for words, status, said in (
         (["backfill", days, "--target", "v2", "--rewrite"], 2, "--rewrite cannot be given"),
         (["backfill", days, "--target", "V2"], 3, "'V2' is no name for a target"),

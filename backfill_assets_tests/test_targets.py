@@ -17,12 +17,13 @@ from deltalake import write_deltalake
 from backfill_assets.backfills import undertakings
 from backfill_assets.backfills.plans import Parameters
 from backfill_assets.backfills.target_days import behind
+from backfill_assets.backfills.target_undo import is_mixed
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta import commits, forks, target_forks, target_log, targets
 from backfill_assets.delta.forks import ForkError
 from backfill_assets.delta.maintenance import maintain
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.delta.targets import TargetError
+from backfill_assets.delta.targets import Target, TargetError
 from backfill_assets.delta.versions import versions_that_belong_together
 from backfill_assets.publish.candidates import Outcome
 from backfill_assets.staleness.backlog import backlog
@@ -41,6 +42,7 @@ from backfill_assets_tests.beside import (
     switch,
 )
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, undo
+from backfill_assets_tests.publishing import together
 
 New = Callable[..., Pipeline]
 
@@ -190,11 +192,20 @@ def test_an_unchanged_day_costs_no_file(production, new):
     assert targets.names(same.settings) == ["v2"]
 
 
-def test_dropping_leaves_what_was_switched_over(production, new):
+def test_dropping_leaves_what_was_switched_over(production, new, monkeypatch):
     after = new()
     shadow(after)
     switch(after, days=f"{day(2)}...{day(2)}")
+    at = files(production)
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(target_forks, "forget", _raise)
+        target_forks.drop(after.settings, "v2")
+    # Nobody takes up what is half gone, and the same again does the rest.
+    with pytest.raises(TargetError, match="v2 is being dropped: `backfill-assets drop v2` ends"):
+        shadow(after)
+    assert "target v2 is being dropped" in after.failure(switch(after, fails=True))
     target_forks.drop(after.settings, "v2")
+    assert files(production) == at - 2
     assert seen(production) == {1: 1, 2: 20, 3: 3, 4: 4, 5: 5, 6: 6}
     with pytest.raises(TargetError, match="there is no target v2"):
         targets.find(after.settings, "v2")
@@ -205,9 +216,9 @@ def test_a_canary_goes_first_and_comes_back(production, new):
     shadow(after, f"{day(2)}...{day(6)}")
     switch(after, days=str(day(6)))
     assert seen(production) == {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 60}
-    assert targets.is_mixed(after.settings)
+    assert is_mixed(after.settings)
     undo(after, "v2-1")
-    assert not targets.is_mixed(after.settings)
+    assert not is_mixed(after.settings)
     assert production.digests() == before
     switch(after, days=str(day(6)))
     switch(after)
@@ -258,16 +269,24 @@ def test_a_switch_over_that_is_killed_is_finished(production, new, monkeypatch):
     after = new()
     shadow(after)
     real, count = commits.Writer.commit, iter(range(9))
+    refused: list[str] = []
 
     def killed(self, *given):
         if next(count) == 1:
+            # While its run is at work, nothing of it is put back.
+            refused.append(after.failure(undo(after, "v2", fails=True)))
             raise KilledError
         return real(self, *given)
 
     monkeypatch.setattr(commits.Writer, "commit", killed)
-    assert switch(after, fails=True)
+    assert switch(after, reason="more points", fails=True)
+    (text,) = refused
+    assert "v2 was not undone, as run " in text
+    assert "of the job switch_over is at work. Nothing was written. Let it end" in text
     assert seen(production)[2] == 20
     assert seen(production, RANKS)[2] == 2
+    # Dagster is told when all tables are whole.
+    assert not after.materialized(SCORES)
     monkeypatch.setattr(commits.Writer, "commit", real)
     # Nobody may build upon a half, and the sensor asks for the rest, once.
     with pytest.raises(TargetError, match="is being switched over"):
@@ -282,6 +301,12 @@ def test_a_switch_over_that_is_killed_is_finished(production, new, monkeypatch):
     assert production.log(SCORES).version() == at
     assert seen(production, RANKS) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 40, 6: 40}
     assert not after.tick("switch_overs").run_requests
+    assert after.materialized(SCORES) == {str(day(n)) for n in (2, 3, 4)}
+    assert after.materialized(RANKS) == {str(day(n)) for n in range(2, 7)}
+    # It is for the reason that whoever began it gave.
+    ledgers = read_ledgers(after.settings)
+    last = [ledgers[name].records[-1] for name in (SCORES, RANKS, STATE)]
+    assert [(of.backfill_id, of.reason) for of in last] == [("v2-1", "more points")] * 3
 
 
 def test_a_killed_switch_over_that_is_undone_rests(production, new, monkeypatch):
@@ -346,6 +371,27 @@ def test_files_of_a_target_outlive_maintenance(production, new, spark):
     assert "target(s) v2 may still need it" in found.notes[-1]
     switch(after)
     assert seen(production)[2] == 20
+
+
+def test_of_two_who_change_a_target_one_is_refused(new, tmp_path):
+    url = str(tmp_path / "known")
+    found = []
+    assert not together(*(lambda n=n: found.append(target_log.write(url, n, -1)) for n in "ab"))
+    assert sorted(found, key=str) == [0, None]
+    first = target_log.read(url)
+    assert (first.revision, first.text in ("a", "b")) == (0, True)
+    assert target_log.write(url, "c", 0) == 1
+    assert target_log.write(url, "d", 0) is None
+    assert target_log.read(url) == (1, "c")
+    # A target says so, and nothing of what the other has written is lost.
+    settings = new().settings
+    target = targets.keep(settings, Target(name="v9", tables=(SCORES,), asked=(DAYS,), pins={}))
+    targets.keep(settings, target.model_copy(update={"reason": "first"}))
+    with pytest.raises(TargetError, match="another command has changed target v9 meanwhile"):
+        targets.keep(settings, target.model_copy(update={"reason": "second"}))
+    targets.change(settings, "v9", lambda of: of.model_copy(update={"canary": True}))
+    found = targets.find(settings, "v9")
+    assert (found.reason, found.canary, found.revision) == ("first", True, 2)
 
 
 def test_a_name_that_is_none(new):
@@ -560,3 +606,24 @@ def test_versions_are_not_kept_in_the_middle_of_a_backfill(production):
     production.instance.delete_dynamic_partition(undertakings.OPEN, "one")
     after = kept()
     assert after["raw_orders"] == before["raw_orders"] + 1
+
+
+def test_versions_are_not_kept_of_a_part_of_a_target(production, new):
+    def kept() -> dict[str, int]:
+        after.tick("watch_days")
+        return versions_that_belong_together(production.settings.warehouse)
+
+    after = new()
+    production.run(1, 6, ("fact_daily_orders_current", "fact_order_corrections"))
+    production.run(1, 6, ("arrival_lateness",))
+    shadow(after, f"{day(1)}...{day(6)}")
+    switch(after)
+    whole = kept()
+    assert whole[SCORES] == production.log(SCORES).version()
+    undo(after, "v2", days=str(day(6)))
+    assert seen(production) == {**{n: 10 * n for n in range(1, 6)}, 6: 6}
+    assert kept() == whole
+    # Runs of the new code make the rest as the target has it: it is one state again.
+    after.run(6, 6, (SCORES, RANKS, STATE))
+    assert not is_mixed(after.settings)
+    assert kept()[SCORES] == production.log(SCORES).version() > whole[SCORES]

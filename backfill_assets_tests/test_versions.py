@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from backfill_assets import version_of
+from backfill_assets.backfills import jobs, stages
 from backfill_assets.backfills.planning import refuse_impossible
 from backfill_assets.backfills.plans import Parameters
 from backfill_assets.backfills.target_days import tables_for
@@ -21,7 +22,7 @@ from backfill_assets.backfills.verification import verify
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.dagster_ext.internals import BaseAssetGraph
 from backfill_assets.definitions import build_defs
-from backfill_assets.delta import target_forks
+from backfill_assets.delta import retirement, target_forks
 from backfill_assets.delta.history import history, life
 from backfill_assets.delta.maintained import Maintained
 from backfill_assets.delta.maintenance import maintain
@@ -35,7 +36,8 @@ from backfill_assets.tables.codes import code_of
 from backfill_assets.tables.table import DeclarationError
 from backfill_assets_tests import version_tables as first
 from backfill_assets_tests import version_tables_second as second
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, undo
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, planned, undo
+from backfill_assets_tests.version_tables_second import RETIRES
 
 #: A day on which nothing of before can be undone any more.
 GONE = second.RETIRES + 100 * DAY
@@ -43,6 +45,14 @@ DATES = {"start": date(2024, 1, 1), "end": date(2024, 2, 1)}
 PLACE = "backfill_assets_tests.version_tables_second:"
 MADE = ("spent", "spent_v2", "logged", "logged_v2", "most", "most_v2")
 FIRST, SECOND = ("spent", "logged", "most"), ("spent_v2", "logged_v2", "most_v2")
+
+
+class KilledError(Exception):
+    """Stands for the end of the process."""
+
+
+def _raise(*_: object, **__: object) -> None:
+    raise KilledError
 
 
 @pytest.fixture
@@ -158,7 +168,7 @@ def test_what_is_gone_is_not_made_again_by_chance(deployed):
     assert seen(back, "spent") == {day(1): 1}
 
 
-def test_files_that_a_target_may_need_stay(deployed):
+def test_files_that_a_target_may_need_stay(deployed, monkeypatch):
     before = deployed("TABLES", day(3))
     before.land(1, [order("1", 1)])
     before.run(1, 1, [*LAYERS, *MADE])
@@ -169,8 +179,55 @@ def test_files_that_a_target_may_need_stay(deployed):
     assert "no file was taken away, as the target(s) v9 may still need it" in note
     assert seen(after, "spent") == {day(1): 1}
     target_forks.drop(after.settings, "v9")
-    maintained(after, GONE)
+    # Killed between the commit that leaves no row and the files: the next one removes them.
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(retirement, "remove_files", _raise)
+        maintained(after, GONE)
     assert after.rows("spent") == []
+    version, left = after.log("spent").version(), len(data(after, "spent"))
+    assert maintained(after, GONE)["spent"].removed == left == 1
+    assert data(after, "spent") == []
+    assert after.log("spent").version() == version
+
+
+def test_a_table_with_memory_and_one_by_week_retire(engine, spark, tmp_path):
+    tables, retired = "backfill_assets_tests.retired_memory:TABLES", ("so_far", "by_week")
+    deploy = partial(Pipeline, engine, tmp_path, tables=tables, window_days=1)
+    before = deploy(today=day(9))
+    for n in range(1, 9):
+        before.land(n, [order(str(n), n)])
+    before.run(1, 8, [*LAYERS, "spent", "so_far"])
+    before.run(1, 1, ["by_week"])
+    rows = [seen(before, name) for name in retired]
+    assert rows == [{day(n): n for n in range(1, 9)}, {day(1): 7}]
+    after = deploy(today=RETIRES)
+    # A day more, and a late line, which all days of the state since would have.
+    after.land(9, [order("9", 9), order("late", 8)])
+    after.night(RETIRES)
+    assert seen(after, "spent") == {**dict.fromkeys(map(day, range(1, 10)), 1), day(8): 2}
+    assert [seen(after, name) for name in retired] == rows
+    now = situation(after.settings, after.instance, after.now)
+    assert {state for name in retired for state in day_states(name, now).values()} == {
+        State.RETIRED
+    }
+    assert {incident.table for incident in incidents(now)}.isdisjoint(retired)
+    session = after.io_manager.engine.spark_session
+    for one in maintain(session, after.settings, retired, today=GONE):
+        assert (one.removed or 0) >= 1
+        assert after.rows(one.table) == data(after, one.table) == []
+
+
+def test_a_kept_plan_of_a_table_that_is_retired_since_is_not_launched(deployed, monkeypatch):
+    before = deployed("TABLES", day(3))
+    before.land(1, [order("1", 1)])
+    plan = planned(before, str(day(1)), tables=("spent", "spent_v2"))
+    after = deployed("RETIRED", RETIRES)
+    monkeypatch.setattr(stages, "lacking_daemons", lambda _: [])
+    graph = after.repository.asset_graph
+    with pytest.raises(ValueError, match="spent is retired since 2024-01-10: no day of it is"):
+        jobs.launch(after.settings, graph, before.instance, after.code, plan.id)
+    assert not before.instance.get_backfills()
+    assert not before.instance.get_runs()
 
 
 def test_dagster_shows_versions_and_retired_assets(engine):

@@ -11,9 +11,10 @@ from backfill_assets.backfills.layers import across_layers
 from backfill_assets.backfills.reconciliation import reconcile
 from backfill_assets.backfills.reports import Difference, Report, Versions
 from backfill_assets.backfills.target_bounds import beyond, keep_verdict, rows_moved
-from backfill_assets.backfills.target_days import made, unbuilt
+from backfill_assets.backfills.target_days import made, refuse_migrated, unbuilt
 from backfill_assets.calendar.partitions import spelled
 from backfill_assets.dagster_ext.internals import BaseAssetGraph
+from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.delta.targets import Bounds, Target
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import tables_of
@@ -56,8 +57,9 @@ def compare(
 
     Raises:
         ReconciliationError: a version cannot be read.
-        TargetError: the target is gone.
+        TargetError: the target is gone, or a table of it was migrated since.
     """
+    refuse_migrated(settings, target, read_ledgers(settings))
     bounds = bounds or target.required or Bounds()
     found = Comparison(problems=list(unbuilt(settings, graph, target, code)))
     ledgers = target.ledgers(settings)

@@ -183,7 +183,7 @@ def plan_backfill(
         landing=digest_of(landed) if landed else "",
         held=_names(one.manifest.held for of in landed.values() for one in of.targets.values()),
         replaced=_names(one.replaced for of in landed.values() for one in of.targets.values()),
-        tables={name: _outlook(of, final.get(name, set())) for name, of in found.items()},
+        tables={name: _outlook(ledgers[name], of, final) for name, of in found.items()},
         files=files,
         size=size,
         commits=sum(min(len(of), chunks) for of in work.values()),
@@ -218,8 +218,11 @@ def _cut(parameters: Parameters, load: Workload, most: int | None) -> tuple[tupl
     return tuple(Stage(name=name, days=str(of), work=load.of(of)) for name, of in stages), runs
 
 
-def _outlook(fates: Mapping[date, Fate], final: Collection[date]) -> Outlook:
+def _outlook(
+    ledger: Ledger, fates: Mapping[date, Fate], final_days: Mapping[str, Collection[date]]
+) -> Outlook:
     """The fates of the days of a table, by ranges."""
+    final = final_days.get(ledger.table.name, ())
     return Outlook(
         **{
             expected.name.lower(): tuple(
@@ -233,6 +236,7 @@ def _outlook(fates: Mapping[date, Fate], final: Collection[date]) -> Outlook:
             for reason in dict.fromkeys(fate.why for fate in fates.values())
             if reason
         },
+        apart=ledger.table.cadence.value,
     )
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, timedelta
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
 from backfill_assets.backfills.skews import Skew
-from backfill_assets.calendar.partitions import DAY, Window, unpacked, windows
+from backfill_assets.calendar.cadences import Cadence
+from backfill_assets.calendar.partitions import DAY, Window, unpacked
 from backfill_assets.delta.history import spans
 
 
@@ -108,6 +109,7 @@ class Outlook(BaseModel, frozen=True):
         lacking: see `Expected`.
         final: those of them that are final.
         why: by reason, the days that are computed, or may be.
+        apart: days from one partition of the table to the next.
     """
 
     identical: tuple[str, ...] = ()
@@ -117,6 +119,11 @@ class Outlook(BaseModel, frozen=True):
     other_settings: tuple[str, ...] = ()
     final: tuple[str, ...] = ()
     why: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
+    apart: int = 1
+
+    def spelled(self, days: Iterable[date]) -> str:
+        """Days of the table, by ranges: a week after the other is one, as a day after the other."""
+        return spans(Cadence(self.apart).ranges(days))
 
     def by_reason(self) -> Iterator[tuple[Expected, str, list[date]]]:
         """The days, by what will become of them and why; without a reason where none is due."""
@@ -263,10 +270,10 @@ def in_lines(plan: BackfillPlan) -> Iterator[tuple[str, str, str, str]]:
     """The plan's days for a reader: table, what becomes of them, why, and which they are."""
     for name, outlook in plan.tables.items():
         for expected, because, days in outlook.by_reason():
-            yield name, f"{len(days)} {expected.value}", because, spans(windows(days))
+            yield name, f"{len(days)} {expected.value}", because, outlook.spelled(days)
         if outlook.final:
             days = unpacked(outlook.final)
-            yield name, f"of these, {len(days)} final", "", spans(windows(days))
+            yield name, f"of these, {len(days)} final", "", outlook.spelled(days)
 
 
 def in_numbers(plan: BackfillPlan) -> Iterator[tuple[str, str]]:

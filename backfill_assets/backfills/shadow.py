@@ -21,6 +21,7 @@ from backfill_assets.backfills.target_days import (
     behind,
     days_of,
     refuse_foreign,
+    refuse_migrated,
     tables_for,
 )
 from backfill_assets.calendar.partitions import DAY, Window, packed
@@ -143,7 +144,8 @@ def catch_up(io: DeltaIOManager, settings: Settings, target: Target) -> Target:
         target: the target.
 
     Raises:
-        TargetError: another writer has changed days that the target has made.
+        TargetError: another writer has changed days that the target has made, or a table of it was
+            migrated.
         PublishError: files of days that it has made are gone.
     """
     targets.refuse_busy(target)
@@ -152,6 +154,7 @@ def catch_up(io: DeltaIOManager, settings: Settings, target: Target) -> Target:
     pins = {name: ledger.version for name, ledger in now.items()}
     if pins == target.pins:
         return target
+    refuse_migrated(settings, target, now)
     refuse_foreign(settings, target, now)
     fresh = target.model_copy(update={"pins": pins, "asked": _asked(target, now)})
     if all(pins[name] == target.pins[name] for name in target.tables):

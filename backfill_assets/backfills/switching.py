@@ -10,11 +10,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from typing import Any
 
 from backfill_assets.backfills.plans import Expected
 from backfill_assets.backfills.shadow import versions_of
 from backfill_assets.backfills.target_bounds import refuse_uncompared
-from backfill_assets.backfills.target_days import adoptable, behind, days_of, refuse_foreign
+from backfill_assets.backfills.target_days import (
+    adoptable,
+    behind,
+    days_of,
+    refuse_foreign,
+    refuse_migrated,
+)
 from backfill_assets.calendar.partitions import Window, packed, spelled, unpacked
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.dagster_ext.internals import BaseAssetGraph
@@ -25,7 +32,7 @@ from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.delta.records import CANARY, PERSON, SWITCH_OVER
 from backfill_assets.delta.targets import Target, TargetError
 from backfill_assets.delta.versions import keep_versions
-from backfill_assets.publish.adoption import adopt
+from backfill_assets.publish.adoption import Adopted, adopt, adopted_before
 from backfill_assets.publish.candidates import Done
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.run_tags import REASON_TAG
@@ -58,6 +65,10 @@ def switch_over(
         tags: of that run.
         only: only these of the days that were asked for, and what follows from them.
 
+    Yields:
+        Each table, with what became of all of its days: also of those that a switch-over had
+        published that was killed.
+
     Raises:
         TargetError: the target is behind production, or others have changed the days. Nothing was
             written; or a switch-over that was begun goes no further, and the message says so.
@@ -70,30 +81,39 @@ def switch_over(
     _refuse_other_tables(settings, target)
     for of, days in target.days.items():
         table, adopted = tables_of(settings)[of], adoptable(settings, target, of, unpacked(days))
-        latest = io.ledger(table).latest.items()
-        mine = {day for day, record in latest if record.backfill_id == target.switch_id}
-        if not (left := adopted.days - mine):
-            continue
-        adopted = replace(adopted, days=left)
-        # A person has begun it, whoever finishes it.
-        by = {"backfill_id": target.switch_id, "launched_by": PERSON}
-        record = {**io.record(table, run_id, tags), **by}
-        versions = partial(versions_of, target, read_ledgers(settings))
+        yield table, _adopt(io, settings, target, adopted, io.record(table, run_id, tags))
+    _end(settings, target)
 
-        def refuse(ledger: Ledger, target: Target = target) -> None:
+
+def _adopt(
+    io: DeltaIOManager,
+    settings: Settings,
+    target: Target,
+    adopted: Adopted,
+    record: Mapping[str, Any],
+) -> list[Done]:
+    """Publish days of a table in production; what became of each, also of those that were."""
+    table = adopted.ledger.table
+    now = io.ledger(table)
+    mine = {day for day, of in now.latest.items() if of.backfill_id == target.switch_id}
+    # Who was killed may not have told Dagster of these.
+    done = adopted_before(now, adopted.days & mine)
+    if left := adopted.days - mine:
+
+        def refuse(ledger: Ledger) -> None:
             refuse_foreign(settings, target, {ledger.table.name: ledger})
 
-        done = adopt(
-            adopted,
+        done += adopt(
+            replace(adopted, days=left),
             io.writer(table),
             partial(io.ledger, table),
-            record,
-            versions,
+            # A person has begun it, whoever finishes it.
+            {**record, "backfill_id": target.switch_id, "launched_by": PERSON},
+            partial(versions_of, target, read_ledgers(settings)),
             refuse,
             CANARY if target.canary else SWITCH_OVER,
         )
-        yield table, done
-    _end(settings, target)
+    return sorted(done, key=lambda one: one.day)
 
 
 def _end(settings: Settings, target: Target) -> None:
@@ -147,6 +167,7 @@ def _begin(
     now = read_ledgers(settings)
     # All that follows is about the forks as they are here, and so is what is switched over.
     versions = {name: target.ledger(settings, name).version or 0 for name in target.tables}
+    refuse_migrated(settings, target, now)
     refuse_foreign(settings, target, now)
     problems = []
     for name, of in behind(settings, graph, target, code, only).items():

@@ -10,6 +10,7 @@ from backfill_assets.backfills.planning import target_days
 from backfill_assets.backfills.plans import Expected, Parameters
 from backfill_assets.calendar.partitions import Window, spelled
 from backfill_assets.dagster_ext.internals import BaseAssetGraph
+from backfill_assets.delta.evolution import version_of
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.targets import Target, TargetError
@@ -143,6 +144,31 @@ def adoptable(
     if days is not None:
         found.intersection_update(days)
     return Adopted(target.url(settings, name), ledger, frozenset(found), target.since(name))
+
+
+def refuse_migrated(settings: Settings, target: Target, now: Ledgers) -> None:
+    """See that no table has been migrated since its fork was made: the fork has the old columns.
+
+    Args:
+        settings: the deployment's settings.
+        target: the target.
+        now: tables of it, as production has them.
+
+    Raises:
+        TargetError: one has; the days of the target cannot become those of the table any more.
+    """
+    problems = []
+    for name in target.tables:
+        fork, there = target.ledger(settings, name).metadata, now[name].metadata
+        if fork and there and (was := version_of(fork)) != (version := version_of(there)):
+            problems.append(f"{name} (its schema has version {version}, and the fork's {was})")
+    if problems:
+        raise TargetError(
+            f"{', '.join(problems)}: the columns were changed since target {target.name} was made, "
+            "and what it has built has the columns of then. Nothing was written, and production is "
+            f"as it was. Drop the target (`backfill-assets drop {target.name}`), and build the "
+            "days into a new one."
+        )
 
 
 def refuse_foreign(settings: Settings, target: Target, now: Ledgers) -> None:

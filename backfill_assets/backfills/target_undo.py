@@ -8,6 +8,7 @@ from datetime import date
 import dagster as dg
 
 from backfill_assets.backfills.footprints import Origins, footprint, part_of
+from backfill_assets.backfills.target_days import adoptable
 from backfill_assets.backfills.undo import NothingToUndoError, UndoRefusedError, take_back
 from backfill_assets.dagster_ext.run_locks import is_alive
 from backfill_assets.delta import targets
@@ -134,6 +135,25 @@ def _end(settings: Settings, target: Target) -> None:
     """
     left = {"undoing": "", "switching": False, "canary": _stands(settings, target)}
     targets.change(settings, target.name, lambda of: of.model_copy(update=left))
+
+
+def is_mixed(settings: Settings) -> bool:
+    """Whether production has some days of a target, or some tables of it, and not the others.
+
+    Where days of it have been switched over alone, or undone alone, runs of production may have
+    made the rest as the target has it, or all of them anew: then it is not mixed any more.
+    """
+    return any(
+        of.switching or of.undoing or (of.canary and _stands(settings, of) and _lacks(settings, of))
+        for of in targets.readable(settings)
+    )
+
+
+def _lacks(settings: Settings, target: Target) -> bool:
+    """Whether production has any day with other rows than the target has made."""
+    ledgers = read_ledgers(settings)
+    found = ((adoptable(settings, target, name), ledgers[name]) for name in target.tables)
+    return any(adopted.changed(adopted.days, now) for adopted, now in found)
 
 
 def _stands(settings: Settings, target: Target) -> bool:

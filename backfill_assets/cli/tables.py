@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from datetime import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,6 +22,7 @@ from backfill_assets.settings import PREFIX, Settings, load_settings
 
 if TYPE_CHECKING:
     from backfill_assets.calendar.partitions import Window
+    from backfill_assets.delta.ledgers import Ledger
     from backfill_assets.monitoring.states import Situation, State
 
 _VERDICTS = ("ok", "warn", "alert")
@@ -114,6 +115,7 @@ def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
     """
     settings = load_settings()
     refuse_no_warehouse(settings)
+    from backfill_assets.calendar.partitions import packed
     from backfill_assets.monitoring.states import MEANING, day_states
 
     now = _situation(settings)
@@ -121,13 +123,13 @@ def status(out: Output, tables: Sequence[str], as_json: bool) -> Status:
     states = dict.fromkeys(state for of in found.values() for state in of)
     if as_json:
         named = {
-            name: {state.value: [str(window) for window in days] for state, days in of.items()}
+            name: {state.value: packed(days) for state, days in of.items()}
             for name, of in found.items()
         }
         good = all(state.good for state in states)
         out.json({"as_of": str(now.today), "good": good, "tables": named})
     else:
-        _show_states(out, found)
+        _show_states(out, now.ledgers, found)
         for state in states:
             if not state.good:
                 out.say(f"{state.value}: {MEANING[state]}")
@@ -144,15 +146,16 @@ def _situation(settings: Settings) -> Situation:
         return situation(settings, found, datetime.now(settings.zone))
 
 
-def _by_state(states: Any) -> dict[State, list[Window]]:
-    from backfill_assets.calendar.partitions import windows
+def _by_state(states: Any) -> dict[State, list[date]]:
     from backfill_assets.monitoring.states import State
 
     days = {state: [day for day, of in states.items() if of is state] for state in State}
-    return {state: windows(of) for state, of in days.items() if of}
+    return {state: of for state, of in days.items() if of}
 
 
-def _show_states(out: Output, found: dict[str, dict[State, list[Window]]]) -> None:
+def _show_states(
+    out: Output, ledgers: Mapping[str, Ledger], found: dict[str, dict[State, list[date]]]
+) -> None:
     from rich.table import Table as Grid
 
     from backfill_assets.delta.history import spans
@@ -163,7 +166,8 @@ def _show_states(out: Output, found: dict[str, dict[State, list[Window]]]) -> No
         grid.add_column(heading, justify=justify, no_wrap=True)
     for name, of in found.items():
         for state, days in of.items():
-            grid.add_row(name, state.value, str(sum(map(len, days))), spans(days))
+            ranges = ledgers[name].table.cadence.ranges(days)
+            grid.add_row(name, state.value, str(len(days)), spans(ranges))
         if not of:
             grid.add_row(name, "no day is due", "0", "none")
     out.grid(grid)

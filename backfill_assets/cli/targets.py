@@ -56,13 +56,16 @@ def plan_target(out: Output, days: Window, name: str, given: Mapping[str, Any]) 
         tables = tables_for(settings, given["tables"])
         target = target_forks.described(settings, name, tables, days, given["reason"])
     found = behind(settings, graph(settings), target, running_code(settings), days)
-    _show_fates(out, name, found)
+    _show_fates(out, settings, name, found)
 
 
-def _show_fates(out: Output, name: str, found: Mapping[str, Mapping[date, Fate]]) -> None:
+def _show_fates(
+    out: Output, settings: Settings, name: str, found: Mapping[str, Mapping[date, Fate]]
+) -> None:
     from rich.table import Table as Grid
 
-    from backfill_assets.calendar.partitions import spelled
+    from backfill_assets.delta.history import spans
+    from backfill_assets.tables.catalog import tables_of
 
     grid = Grid(title=f"Target {name}", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in ("table", "what becomes of them", "why", "days"):
@@ -72,7 +75,8 @@ def _show_fates(out: Output, name: str, found: Mapping[str, Mapping[date, Fate]]
         for day, fate in of.items():
             alike.setdefault(fate, []).append(day)
         for fate, days in alike.items():
-            grid.add_row(table, fate.expected.value, fate.why, spelled(days))
+            ranges = tables_of(settings)[table].cadence.ranges(days)
+            grid.add_row(table, fate.expected.value, fate.why, spans(ranges))
     out.grid(grid)
     if not found:
         out.say("nothing to build: all days are as they would be made now")

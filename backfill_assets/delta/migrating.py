@@ -23,6 +23,7 @@ from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.partitions import any_of, windows
+from backfill_assets.dagster_ext.engine_failures import engine_lost
 from backfill_assets.delta.commits import PublishError, Writer, gist
 from backfill_assets.delta.creation import CONSTRAINT, add_constraints, own_rules, schema_of
 from backfill_assets.delta.data_files import rows_in
@@ -38,6 +39,7 @@ from backfill_assets.delta.schema_changes import (
     properties_before,
 )
 from backfill_assets.delta.snapshots import data_files, literal
+from backfill_assets.engine.jars import EngineError
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.quality.audit import Measured, empty_day, measure
 from backfill_assets.tables.schemas import renamed_from
@@ -115,6 +117,7 @@ def migrate(writer: Writer) -> Iterator[str]:
     Raises:
         SchemaError: something cannot be changed in place. Nothing was written.
         PublishError: the columns and the days are as they were.
+        EngineError: the engine was lost; the same again does what is left.
     """
     staged = _Staged()
     for _ in range(_ATTEMPTS):
@@ -165,6 +168,7 @@ def _change(writer: Writer, found: Migration, staged: _Staged) -> int | None:
             ledger = now
         return _commit(writer, found, staged, ledger)
     except (DeltaError, OSError, *SPARK_ERRORS) as error:
+        _refuse_lost(writer.table, error)
         raise PublishError(
             f"{writer.table.name}: the migration failed ({gist(error)}). Its columns and days are "
             "as they were, and data files that no commit names are left to VACUUM. Migrate it "
@@ -292,11 +296,27 @@ def _finish(writer: Writer, found: Migration) -> Iterator[str]:
             continue
         try:
             add_constraints(writer.session, url, table, {name: rule})
-        except SPARK_ERRORS as error:
+        except (ConnectionError, *SPARK_ERRORS) as error:
+            _refuse_lost(table, error)
             yield f"rule {name} ({rule}) is held by the audit alone: {gist(error)}"
     if not wanted.items() <= there.items():
         log = delta_log(url).load()
         log.alter.set_table_properties(wanted, raise_if_not_exists=False)
+
+
+def _refuse_lost(table: Table, error: Exception) -> None:
+    """See that it was not the engine that failed.
+
+    Raises:
+        EngineError: it did; nothing is wrong with the table.
+    """
+    if engine_lost(error):
+        raise EngineError(
+            f"the Spark engine was lost while {table.name} was migrated ({gist(error)}). The table "
+            "is as it was, or has the columns of the model already; data files that no commit "
+            "names are left to VACUUM. See that the engine has memory and disk, and run "
+            f"`backfill-assets migrate {table.name}` again: it does what is left."
+        ) from error
 
 
 def _remove(writer: Writer, staged: _Staged, days: Sequence[date] | Mapping[date, Any]) -> None:

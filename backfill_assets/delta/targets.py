@@ -278,11 +278,6 @@ def interrupted(settings: Settings) -> list[Target]:
     return [t for t in readable(settings) if t.switching and not t.undoing]
 
 
-def is_mixed(settings: Settings) -> bool:
-    """Whether production has some days of a target, or some tables of it, and not the others."""
-    return any(t.switching or t.canary or t.undoing for t in readable(settings))
-
-
 def readable(settings: Settings) -> Iterator[Target]:
     """The targets, but for those of another version, which looks after them."""
     for name in names(settings):

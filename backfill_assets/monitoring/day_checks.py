@@ -12,9 +12,9 @@ import dagster as dg
 from dagster import AssetKey
 
 from backfill_assets.backfills.accounts import mixed_backfills
+from backfill_assets.backfills.target_undo import is_mixed
 from backfill_assets.backfills.undertakings import under_way
 from backfill_assets.calendar.partitions import Window, windows
-from backfill_assets.delta.targets import is_mixed
 from backfill_assets.delta.versions import keep_versions
 from backfill_assets.escaping import markdown
 from backfill_assets.monitoring.look import Look

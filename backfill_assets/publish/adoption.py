@@ -164,6 +164,21 @@ def adopt(
     return sorted(done, key=lambda one: one.day)
 
 
+def adopted_before(ledger: Ledger, days: Iterable[date]) -> list[Done]:
+    """What became of days that a table had adopted already, by what its log says.
+
+    Args:
+        ledger: that of the table.
+        days: the days.
+    """
+    return [
+        one
+        for day in sorted(days)
+        for record in [ledger.latest[day]]
+        for one in _outcomes(ledger, [day], record.version, [day], record.inputs)
+    ]
+
+
 def _said(
     ledger: Ledger, of: Record, days: Sequence[date], inputs: Mapping[str, int], kind: str
 ) -> dict[str, Any]:

@@ -23,7 +23,10 @@ from backfill_assets.publish.candidates import Built, Candidate, Input, Plan, Sn
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.quality.checks import failure_text
 from backfill_assets.tables.catalog import declared
+from backfill_assets.tables.drifts import wrong_drifts
 from backfill_assets.tables.partitioning import WHOLE_DAYS
+from backfill_assets.tables.rules import wrong_names
+from backfill_assets.tables.skews import wrong_skews
 from backfill_assets.tables.table import DeclarationError, Table
 
 #: The metadata of an asset that has its pandera model.
@@ -60,7 +63,10 @@ def _table_of(spec: dg.AssetSpec) -> Table:
             f"{name}: the asset has {kind}, not dg.DailyPartitionsDefinition. {WHOLE_DAYS}. A "
             "table by week is declared by a function, with Reads(TABLE, WEEK)"
         )
-    return Table(name, model)
+    made = Table(name, model)
+    if wrong := [*wrong_drifts(made), *wrong_skews(made), *wrong_names(made)]:
+        raise DeclarationError(f"{name}: {'; '.join(wrong)}")
+    return made
 
 
 def _by_day(of: dg.PartitionsDefinition | None) -> bool:

@@ -53,6 +53,7 @@ from backfill_assets_tests.benchmarks.bench_jobs import (
     write_landing,
 )
 from backfill_assets_tests.benchmarks.bench_listing import looking_through, many_files
+from backfill_assets_tests.benchmarks.bench_migrations import migrations
 from backfill_assets_tests.benchmarks.bench_profile import heavy_days, profile, small_days
 from backfill_assets_tests.benchmarks.bench_scale import scale
 from backfill_assets_tests.benchmarks.bench_served import chunked, one_day, planned
@@ -83,6 +84,7 @@ PARTS = (
     "scale",
     "state",
     "targets",
+    "migrations",
     "even",
     "skew",
 )
@@ -194,7 +196,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=30, help="one-day runs on each kind of engine")
     parser.add_argument("--history", type=int, default=10_000, help="days of the part scale")
     parser.add_argument(
-        "--state-days", type=int, default=DAYS, help="days of the parts state and targets"
+        "--state-days", type=int, default=DAYS, help="days of the parts state, targets, migrations"
     )
     parser.add_argument("--customers", type=int, default=10_000, help="those of the part state")
     parser.add_argument("--rows", type=int, default=10_000_000, help="those of the part skew")
@@ -230,6 +232,7 @@ def main() -> None:
         "scale": lambda at: scale(engine, at, given.history),
         "state": lambda at: state(engine, at, given.state_days, given.customers),
         "targets": lambda at: shadows(engine, at, given.state_days),
+        "migrations": lambda at: migrations(engine, at, given.state_days),
         "even": lambda at: even(engine, at, 42, 10_000),
         "skew": lambda at: skewed(engine, at, given.rows),
     }

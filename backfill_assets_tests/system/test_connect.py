@@ -15,12 +15,13 @@ from backfill_assets_tests.connect_server import connect_server
 
 #: The suite's core, run once more in a process that has a Connect session.
 CORE = [
-    *("test_audit.py", "test_io_manager.py", "test_skew.py", "test_task_times.py"),
-    "system/test_pipeline.py",
+    *("test_audit.py", "test_io_manager.py", "test_migrations.py", "test_skew.py"),
+    *("test_task_times.py", "system/test_pipeline.py"),
 ]
 CHOICE = (
     "digest or refusals or constraints or create or same_day_end or empty_day or pinned or "
-    "thirty or moved or model or merge or skewed_rows or task_times_of or task_times_that"
+    "thirty or moved or model or merge or skewed_rows or task_times_of or task_times_that or "
+    "(readers_see and renamed)"
 )
 
 

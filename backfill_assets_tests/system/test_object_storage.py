@@ -44,8 +44,12 @@ CORE = [
     "system/test_races.py",
     "system/test_recovery.py",
     "test_targets.py",
+    "test_migrations.py",
 ]
-CHOICE = "life or nightly_against or killed_at_random or target_from_end_to_end"
+CHOICE = (
+    "life or nightly_against or killed_at_random or target_from_end_to_end or "
+    "(readers_see and renamed)"
+)
 
 pytestmark = [
     pytest.mark.timeout(3600),
@@ -85,7 +89,7 @@ def run_on(server: S3Server, choice: str, *names: str, **more: str) -> str:
 
 
 def test_a_life_races_and_kills_on_s3(server):
-    assert "6 passed" in run_on(server, CHOICE, *CORE)
+    assert "7 passed" in run_on(server, CHOICE, *CORE)
 
 
 @pytest.mark.skipif(not CDNOW.exists(), reason="the CDNOW file is not beside the project")

@@ -5,87 +5,23 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
 from backfill_assets.delta import targets
-from backfill_assets.delta.versions import versions_that_belong_together
 from backfill_assets.settings import PREFIX
-from backfill_assets_tests.beside import (
-    AFTER,
-    ALL,
-    BEFORE,
-    SCORES,
-    landed,
-    shadow,
-)
+from backfill_assets_tests.beside import AFTER, BEFORE, landed, shadow
 from backfill_assets_tests.deployed import COMMAND
 from backfill_assets_tests.killing import wait_for
+from backfill_assets_tests.looking import CHANGED, reading
 from backfill_assets_tests.pipeline import Pipeline, day, undo
 from backfill_assets_tests.places import PROJECT, dagster_yaml
 
-CHANGED = ALL[-3:]
-DAYS = range(1, 7)
-
-
-class Reader(threading.Thread):
-    """Reads the tables in a loop, as they are and as they belong together."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        super().__init__()
-        self.pipeline, self.over = pipeline, threading.Event()
-        self.looks, self.wrong = 0, []
-
-    def run(self) -> None:
-        while not self.over.is_set():
-            self.look()
-
-    def look(self) -> None:
-        found = {name: _points(self.pipeline, name) for name in CHANGED}
-        self.wrong += [(name, of) for name, of in found.items() if of not in (OLD, CANARY, NEW)]
-        pins = versions_that_belong_together(self.pipeline.settings.warehouse)
-        pinned = [_points(self.pipeline, name, pins[name]) for name in CHANGED]
-        if pinned not in ([OLD] * 3, [NEW] * 3):
-            self.wrong.append(("pinned", pinned))
-        self.looks += 1
-
-
-#: What each table has of n orders a day, for a point an order.
-EXPECTED = {
-    SCORES: {n: n for n in DAYS},
-    "ranks": {n: n for n in DAYS},
-    "sums": {n: sum(range(1, n + 1)) for n in DAYS},
-}
-
-
-#: By day, the points for an order: before, with the last day switched over, and after.
-OLD, CANARY, NEW = (1,) * 6, (1,) * 5 + (10,), (10,) * 6
-
-
-def _points(pipeline: Pipeline, name: str, version: int | None = None) -> tuple[int, ...]:
-    """By day, the points for an order that a reader of a table sees."""
-    log = DeltaTable(pipeline.settings.table(name), version=version)
-    rows = log.to_pyarrow_table().to_pylist()
-    by_day = {(row["run_date"] - day(1)).days + 1: row["score"] for row in rows}
-    assert len(rows) == len(by_day) == len(DAYS)
-    return tuple(by_day[n] // EXPECTED[name][n] for n in DAYS)
-
-
-@contextmanager
-def reading(pipeline: Pipeline) -> Iterator[Reader]:
-    reader = Reader(pipeline)
-    reader.start()
-    try:
-        yield reader
-    finally:
-        reader.over.set()
-        reader.join()
+#: So many orders of one customer on each day.
+ORDERS = {n: n for n in range(1, 7)}
 
 
 def version(pipeline: Pipeline, name: str) -> int:
@@ -125,8 +61,7 @@ def test_killed_between_any_two_tables(engine, spark, tmp_path: Path) -> None:
         return subprocess.Popen(switch, env=environment, cwd=PROJECT, stdout=subprocess.DEVNULL)
 
     chance = random.Random(11)
-    with reading(production) as reader:
-        wait_for(lambda: reader.looks)
+    with reading(production, ORDERS) as reader:
         for killed_after in chance.sample(CHANGED, 2):
             at = version(production, killed_after)
             process = begun()
@@ -135,7 +70,7 @@ def test_killed_between_any_two_tables(engine, spark, tmp_path: Path) -> None:
             process.wait()
             assert begun().wait() == 0
             assert not targets.interrupted(settings)
-            assert [_points(production, name) for name in CHANGED] == [NEW] * 3
+            assert reader.points() == [reader.new] * 3
             undo(after, "v2")
             production.tick("watch_days")
     assert not reader.wrong
@@ -144,11 +79,12 @@ def test_killed_between_any_two_tables(engine, spark, tmp_path: Path) -> None:
 
 #: The steps of a target, and the most files that come about before a kill: logs of forks, data
 #: files, commits, what is known of the target.
+#: Then what readers see.
 STEPS = (
-    (f"backfill {day(1)}...{day(6)} --target v2 --select scores", 24, OLD),
-    (f"switch v2 --days {day(6)}", 4, CANARY),
-    ("switch v2", 4, NEW),
-    ("undo v2", 4, OLD),
+    (f"backfill {day(1)}...{day(6)} --target v2 --select scores", 24, "old"),
+    (f"switch v2 --days {day(6)}", 4, "canary"),
+    ("switch v2", 4, "new"),
+    ("undo v2", 4, "old"),
 )
 
 
@@ -168,8 +104,7 @@ def test_each_step_killed_at_a_random_moment(engine, spark, tmp_path: Path, seed
     def files() -> int:
         return sum(path.suffix in (".json", ".parquet") for path in after.warehouse.rglob("*"))
 
-    with reading(production) as reader:
-        wait_for(lambda: reader.looks)
+    with reading(production, ORDERS) as reader:
         for words, most, then in STEPS:
             at, count = files(), chance.randint(1, most)
             process = begun(words)
@@ -186,7 +121,7 @@ def test_each_step_killed_at_a_random_moment(engine, spark, tmp_path: Path, seed
             there = targets.find(settings, "v2")
             assert not (there.switching or there.undoing), there
             assert repeated == 0 or (killed and words.startswith("undo")), words
-            assert [_points(production, name) for name in CHANGED] == [then] * 3, (words, count)
+            assert reader.points() == [getattr(reader, then)] * 3, (words, count)
             look = reader.looks
             wait_for(lambda look=look: reader.looks > look)
     assert not reader.wrong

@@ -1,0 +1,65 @@
+"""A table of one row model or another, as a schema change has it before and after."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+from deltalake import DeltaTable
+from pandera.pyspark import Field
+
+from backfill_assets.delta.commits import Writer
+from backfill_assets.delta.logs import delta_log
+from backfill_assets.orders.facts import FACT
+from backfill_assets.tables.columns import nullable
+from backfill_assets.tables.table import Table
+from backfill_assets_tests.pipeline import Pipeline
+
+CONFIG = {"partition": "run_date", "key": ["customer"], "totals": ["orders"]}
+
+
+def table_of(version: int = 1, **columns: Any) -> Table:
+    """The table of before, with these columns in place of its own; none takes one away.
+
+    Args:
+        version: of the schema.
+        columns: (type, field) by name; with another name before them, the column has that name.
+    """
+    own: dict[str, Any] = {
+        "run_date": (T.DateType, Field(description="The day.")),
+        "customer": (T.StringType, Field(description="The customer.")),
+        "orders": (T.IntegerType, Field(ge=1, description="Orders.")),
+        "paid": (T.DecimalType(10, 2), Field(description="Paid.")),
+        "share": (T.FloatType, Field(description="Share.")),
+        "note": (T.StringType, nullable(1.0, 1.0, "A note.")),
+    }
+    named = {}
+    for name, of in own.items():
+        new = columns.pop(name, of)
+        if isinstance(new, tuple) and isinstance(new[0], str):
+            named[new[0]] = new[1:]
+        elif new is not None:
+            named[name] = new
+    named |= columns
+    config = type("Config", (), {"strict": True, "metadata": {**CONFIG, "schema_version": version}})
+    body = {
+        "__annotations__": {name: kind for name, (kind, _) in named.items()},
+        "__module__": __name__,
+        "Config": config,
+        **{name: field for name, (_, field) in named.items()},
+    }
+    return replace(FACT, model=type("Model", (pa.DataFrameModel,), body))
+
+
+BEFORE = table_of()
+
+
+def writer(pipeline: Pipeline, table: Table) -> Writer:
+    engine = pipeline.io_manager.engine
+    return Writer(lambda: engine.spark_session, pipeline.io_manager.url(table), table)
+
+
+def log_of(url: str, version: int | None = None) -> DeltaTable:
+    return delta_log(url, version).load()

@@ -1,0 +1,146 @@
+"""Migrations killed by SIGKILL: readers see the table as it was or as it is, until it is done."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from deltalake import DeltaTable
+
+from backfill_assets.delta.migrating import look
+from backfill_assets.delta.reading import read_ledger
+from backfill_assets.settings import PREFIX
+from backfill_assets.tables.catalog import tables_of
+from backfill_assets_tests.conftest import SMALL
+from backfill_assets_tests.connect_server import connect_server
+from backfill_assets_tests.deployed import COMMAND
+from backfill_assets_tests.killing import wait_for
+from backfill_assets_tests.pipeline import Pipeline, day, order
+from backfill_assets_tests.places import PROJECT, dagster_yaml
+
+BEFORE = "backfill_assets_tests.migrating_tables:TABLES"
+AFTER = "backfill_assets_tests.migrating_tables_after:TABLES"
+DAYS = 6
+#: A killed migration has made as many files, or fewer: data files, and commits.
+MOST = DAYS + 6
+
+#: What a reader sees: the columns with their types, and the rows.
+Seen = tuple[list[tuple[str, str]], list[dict[str, Any]]]
+
+
+class Reader(threading.Thread):
+    """Reads the table in a loop by two engines.
+
+    Attributes:
+        looks: what it has seen, each once, in this order.
+        count: how often it has looked.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.url, self.over, self.count = url, threading.Event(), 0
+        self.looks: list[Seen] = [self.look()]
+
+    def run(self) -> None:
+        while not self.over.is_set():
+            if (seen := self.look()) != self.looks[-1]:
+                self.looks.append(seen)
+            self.count += 1
+
+    def look(self) -> Seen:
+        log = DeltaTable(self.url)
+        arrow = log.to_pyarrow_table()
+        with duckdb.connect() as engine:
+            rows = engine.register("t", log.to_pyarrow_dataset()).sql("SELECT * FROM t")
+            named = [dict(zip(rows.columns, row, strict=True)) for row in rows.fetchall()]
+        found = sorted(arrow.to_pylist(), key=str)
+        assert sorted(named, key=str) == found
+        return [(of.name, str(of.type)) for of in arrow.schema], found
+
+
+def migrated(row: dict[str, Any]) -> dict[str, Any]:
+    """A row under the changes of `migrating_tables_after`."""
+    kept = {name: value for name, value in row.items() if name not in ("note", "share")}
+    return {**kept, "remark": row["note"]}
+
+
+@pytest.mark.parametrize(
+    ("seed", "kills", "connect"),
+    [
+        (1, 2, True),
+        *(pytest.param(seed, 8, False, marks=pytest.mark.slow) for seed in range(2, 6)),
+    ],
+)
+def test_killed_until_it_is_done(engine, spark, tmp_path: Path, seed, kills, connect) -> None:
+    production = Pipeline(engine, tmp_path, tables=BEFORE, window_days=1)
+    for n in range(1, DAYS + 1):
+        production.land(n, [order(f"{n}-{k}", n, customer=f"c{k}") for k in range(n)])
+    production.run(1, DAYS, ["raw_orders", "raw_orders_rejected", "stg_orders", "notes"])
+    url, settings = production.settings.table("notes"), production.settings
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/dagster.yaml").write_text(dagster_yaml().read_text())
+    environment = {
+        **os.environ,
+        "DAGSTER_HOME": str(tmp_path / "home"),
+        f"{PREFIX}TABLES": AFTER,
+        **{
+            f"{PREFIX}{name.upper()}": str(getattr(settings, name))
+            for name in ("landing", "warehouse", "start", "end", "window_days")
+        },
+    }
+    (tmp_path / "server").mkdir()
+    server = connect_server(tmp_path / "server", SMALL) if connect else nullcontext("")
+    chance, hit = random.Random(seed), []
+
+    def files() -> int:
+        found = (path for path in Path(url).rglob("*") if path.suffix in (".json", ".parquet"))
+        return sum(1 for _ in found)
+
+    with server as remote:
+        if remote:
+            environment["SPARK_REMOTE"] = remote
+
+        def begun() -> subprocess.Popen:
+            words = [COMMAND, "migrate", "notes"]
+            return subprocess.Popen(words, env=environment, cwd=PROJECT, stdout=subprocess.DEVNULL)
+
+        reader = Reader(url)
+        reader.start()
+        try:
+            for _ in range(kills):
+                enough, process = files() + chance.randint(1, MOST), begun()
+                wait_for(
+                    lambda enough=enough, process=process: (
+                        files() >= enough or process.poll() is not None
+                    )
+                )
+                time.sleep(chance.uniform(0, 0.05))
+                process.kill()
+                hit.append(process.wait())
+            assert begun().wait() == 0
+            at = reader.count
+            wait_for(lambda: reader.count > at + 1 or not reader.is_alive())
+        finally:
+            reader.over.set()
+            reader.join()
+    assert -signal.SIGKILL in hit
+    # Whole and of one schema at every look, and no way back.
+    (columns, before), (_, after) = reader.looks
+    assert ("orders", "int32") in columns
+    assert after == sorted(map(migrated, before), key=str)
+    names = dict(reader.looks[-1][0])
+    assert (names["orders"], *names) == ("int64", "run_date", "customer_id", "orders", "remark")
+    table = tables_of(Pipeline(engine, tmp_path, tables=AFTER).settings)["notes"]
+    assert look(url, table).changes == []
+    ledger = read_ledger(url, table)
+    assert ledger.published == {day(n) for n in range(1, DAYS + 1)}
+    assert not ledger.external
