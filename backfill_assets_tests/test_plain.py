@@ -92,7 +92,16 @@ def forgotten(context: dg.AssetExecutionContext) -> DataFrame:
     return context.resources.engine.spark_session.range(1)
 
 
-ASSETS = [page_visits, home_visits, customers_a_day]
+@asset(Visits, required_resource_keys={"engine"})
+def slow_visits(context: dg.AssetExecutionContext) -> DataFrame:
+    spark = context.resources.engine.spark_session
+    rows = f"'home' AS page, 1L AS visits, DATE'{context.partition_key}' AS visited"
+    return spark.range(1).selectExpr(*rows.split(", ")).where(f"{SLEPT} = 'null'")
+
+
+#: Work that is done once, as the rows are kept for the write.
+SLEPT = "reflect('java.lang.Thread', 'sleep', 700L)"
+ASSETS = [page_visits, home_visits, customers_a_day, slow_visits]
 
 
 class Plain:
@@ -317,3 +326,9 @@ def test_one_backfill_builds_an_asset_and_the_one_that_reads_it(plain):
     plain.run("home_visits", 1, 3, backfill="together")
     rows = DeltaTable(plain.settings.table("home_visits")).to_pyarrow_table().to_pylist()
     assert {(row["visited"], row["page"]) for row in rows} == {(day(n), "home") for n in (1, 2, 3)}
+
+
+def test_the_times_of_tasks_are_those_of_the_audit_as_well(plain):
+    plain.run("slow_visits", 1, 1)
+    (told,) = plain.materializations("slow_visits")
+    assert told.metadata["longest task seconds"].value >= 0.7
