@@ -109,7 +109,7 @@ def agrees(pipeline: Pipeline, days: int) -> None:
     assert held(pipeline, "training_daily") == memory_model.training(features, labels)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_plain_python_agrees_and_days_one_by_one_equal_a_range(engine, tmp_path, seed):
     days = 40
     lines = landed(seed, days)
