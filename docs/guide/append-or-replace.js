@@ -81,7 +81,7 @@ function page(root) {
     place.replaceChildren(
       table(
         `The table, after ${now.commits} commit(s)`,
-        ["day", "the day is", "rows: reader", "right", "total: reader", "right"],
+        ["day", "the day is", "rows: reader", "rows: right", "total: reader", "total: right"],
         days.map(({ day, reader, right, verdict }) => [
           `day ${day}`, [SIGNS[verdict] ?? `✗ ${verdict}`, verdict === "right" ? "good" : "bad"],
           String(reader.rows), String(right.rows), money(reader.total), money(right.total),
