@@ -178,11 +178,11 @@ def test_append_or_replace_by_keyboard(browser, site):
     assert page.said.endswith("Wrong days: 0, of them empty: 0.")
     page.choose("Way of writing", "merge by key")
     page.press_at("Row without a key on day 4")
-    page.press_at("Row of shop b on day 3 is no more")
+    page.press_at("Row of shop b on day 3 is taken away")
     page.press_at("Run")
     page.press_at("Run")
     assert "Wrong days: 2, of them empty: 0." in page.said
-    assert "A null key matches none: each MERGE inserts its row again." in page.text
+    assert "A null key matches nothing: each MERGE inserts its row again." in page.text
     page.press_at("Reset")
     assert page.said.startswith("Readers see 0 rows")
     assert "An append" not in page.text

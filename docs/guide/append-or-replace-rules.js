@@ -143,7 +143,7 @@ export function lesson(way, crash, before, after, right) {
   if (has.has("rows too many")) return failed + tooMany(way, after, right);
   if (has.has("other amounts")) return failed + otherAmounts(way);
   if (has.has("empty")) return `${failed}The days of other jobs are still empty.`;
-  if (way === "append" && failed) return `${failed}Whoever runs it again appends its rows again.`;
+  if (way === "append" && failed) return `${failed}A second run appends its rows again.`;
   if (equal(before, after)) return `${failed}Nothing changed for readers: this run can be repeated.`;
   return `${failed}Readers see what is right.${way === "append" ? " Run it once more." : ""}`;
 }
@@ -152,13 +152,13 @@ function tooMany(way, after, right) {
   const keys = (rows) => rows.map((row) => row.key);
   const nulls = (rows) => keys(rows).filter((key) => key === null).length;
   if (way === "append") return "An append counts each run.";
-  if (nulls(after) > nulls(right)) return "A null key matches none: each MERGE inserts its row again.";
+  if (nulls(after) > nulls(right)) return "A null key matches nothing: each MERGE inserts its row again.";
   const known = keys(after).filter((key) => key !== null);
   if (new Set(known).size < known.length) return "What an append left twice stays twice: a MERGE updates both rows.";
-  return "The source has a row no more. A MERGE takes no row away.";
+  return "The source no longer has a row. This MERGE takes no row away.";
 }
 
 function otherAmounts(way) {
-  if (way === "merge-versions") return "The table has a greater version than the source. This MERGE keeps it.";
+  if (way === "merge-versions") return "The table has a newer version than the source. This MERGE keeps it.";
   return "An older version was delivered last, and it counts. Compare versions before the write.";
 }

@@ -29,10 +29,15 @@ function page(root) {
     }),
     choice("Crash of the job (of each day: the third)", CRASHES, (value) => (asked.crash = value)),
   ];
-  const goOn = button("Go on with the failed job", () => run(now.next));
+  const begin = button("Run", () => run(0));
+  const goOn = button("Go on with the failed job", () => {
+    run(now.next);
+    // A button that is switched off would lose the keyboard.
+    if (goOn.disabled) begin.focus();
+  });
   const toggles = [
     ["corrected", "Price of shop c: 12, not 10"],
-    ["withdrawn", "Row of shop b on day 3 is no more"],
+    ["withdrawn", "Row of shop b on day 3 is taken away"],
     ["keyless", "Row without a key on day 4"],
     ["old", "Shop a on day 2: version 1 again, with 99"],
   ].map(([name, text]) =>
@@ -76,7 +81,7 @@ function page(root) {
     place.replaceChildren(
       table(
         `The table, after ${now.commits} commit(s)`,
-        ["day", "the day is", "rows: reader", "right", "total: reader", "right"],
+        ["day", "the day is", "rows: reader", "rows: right", "total: reader", "total: right"],
         days.map(({ day, reader, right, verdict }) => [
           `day ${day}`, [SIGNS[verdict] ?? `✗ ${verdict}`, verdict === "right" ? "good" : "bad"],
           String(reader.rows), String(right.rows), money(reader.total), money(right.total),
@@ -98,7 +103,7 @@ function page(root) {
   root.append(
     ...choices.map(({ box }) => box),
     element("p", { role: "group", "aria-label": "The source" }, "The source: ", ...toggles),
-    element("p", {}, button("Run", () => run(0)), goOn, button("Reset", reset)),
+    element("p", {}, begin, goOn, button("Reset", reset)),
     said,
     place,
     done.box,

@@ -228,12 +228,12 @@ function buggy(world, days) {
 /** What a launch taught, in a sentence. */
 export function lesson({ next, became }, world) {
   if (next !== null) return "The run that failed published nothing. What other runs published stays: go on with it.";
-  if (needless(became)) return "Days that were right were built again. With a record of what a day was made of, they cost nothing.";
+  if (needless(became)) return "Days that were right were built again. With a record of what each day was made of, they are left alone.";
   if (became["input missing"].length) return "A day cannot be built without its own day of the input. Begin with that table.";
   const wrong = left(world);
   if (!wrong.length) return "All days are as they should be.";
   const upstream = wrong.some((of) => of.name !== FACTS && of.state !== "late");
   return upstream && !became.computed.some((of) => of.name === RAW)
-    ? "Days are left whose input is wrong: begin with the table where it went wrong."
-    : "Days are left: look at which days of the tables they were made of.";
+    ? "Some days still have a wrong input: begin with the table where it went wrong."
+    : "Some days are still not right: look at which days of the input they are made of.";
 }

@@ -38,10 +38,13 @@ function page(root) {
   const size = choice("Days in a run", SIZES, (value) => ask({ size: Number(value) }));
   const failing = number("Run that fails (0: none)", [0, 99, 0], (value) => (asked.failing = value));
   const always = toggle("Build identical days too", (on) => ask({ always: on }));
+  const launches = button("Launch", () => launch(0));
   const goOn = button("Go on with the failed run", () => {
     // Whoever goes on has mended what made it fail.
     asked.failing = failing.input.value = 0;
     launch(next);
+    // A button that is switched off would lose the keyboard.
+    if (goOn.disabled) launches.focus();
   });
 
   function cell(name, day) {
@@ -155,9 +158,9 @@ function page(root) {
   root.append(
     situations.box, told, grid,
     element("p", {}, "✓ filled, – empty, ! late (its input is newer), ✗ wrong; [asked for], (follows). Arrow keys move " +
-      "in the grid. SPACE on a day begins a range, SPACE on another day ends it."),
+      "in the grid. SPACE or a tap on a day begins a range, on another day it ends the range."),
     begin.box, first.box, last.box, size.box, failing.box,
-    element("p", {}, always, button("Launch", () => launch(0)), goOn, button("Reset", () => reset()),
+    element("p", {}, always, launches, goOn, button("Reset", () => reset()),
       button("Another situation", several)),
     said, done.box,
   );

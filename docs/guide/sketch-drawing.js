@@ -120,6 +120,8 @@ export class Drawing {
     const [wide, high] = SIZE.piece;
     const box = { x: -wide / 2, y: -high / 2, width: wide, height: high, rx: 6 };
     const handle = shape("circle", { class: "handle", cx: wide / 2, r: 9 });
+    // What a finger hits is wider than what is drawn.
+    const reach = shape("circle", { class: "reach", cx: wide / 2, r: 17 });
     handle.append(shape("title", {}, `Drag to another piece: an edge from ${KINDS[kind].name}`));
     const made = shape(
       "g",
@@ -135,10 +137,11 @@ export class Drawing {
       shape("rect", box),
       ...label(KINDS[kind].name),
       ...(concerned ? [shape("text", { class: "mark", x: -wide / 2 + 9, y: -6 }, "!")] : []),
+      reach,
       handle,
     );
     made.addEventListener("keydown", (event) => this.key(event, kind));
-    made.addEventListener("pointerdown", (event) => this.grab(event, kind, made, handle));
+    made.addEventListener("pointerdown", (event) => this.grab(event, kind, made, [handle, reach]));
     return made;
   }
 
@@ -160,11 +163,11 @@ export class Drawing {
   }
 
   /** A pointer moves a piece, or pulls an edge out of its handle. */
-  grab(event, kind, made, handle) {
+  grab(event, kind, made, handles) {
     if (event.button) return;
     event.preventDefault();
     made.focus();
-    const pulls = event.target === handle;
+    const pulls = handles.includes(event.target);
     const piece = this.sketch.pieces[kind];
     const first = this.point(event) ?? piece;
     const at = (later) => {

@@ -178,7 +178,7 @@ const form = element(
     if (!source.value || !aim.value) return say("Choose two pieces.");
     return edits.connected(source.value, aim.value);
   }),
-  // The findings stand above the list: whoever works with the list is brought there.
+  // The findings are above the list: whoever works with the list is brought there.
   element("p", {}, button("Grade, and go to the findings", () => {
     grade();
     result.focus();
@@ -242,7 +242,8 @@ const keys = element(
   { id: "sketch-keys", class: "keys" },
   "Drag a piece to move it. Drag its circle to another piece to draw an edge; ",
   "click an edge to remove it. By keyboard, on a piece: arrow keys move it, ",
-  "Enter begins an edge and ends it at another piece, Delete removes the piece.",
+  "Enter begins an edge and ends it at another piece, Escape gives it up, Delete removes the ",
+  "piece. The list below does the same, and removes edges.",
 );
 
 document

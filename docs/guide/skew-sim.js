@@ -47,14 +47,14 @@ function page(root) {
       `${spelled(now.copies)} row(s) of customers are copied.`;
     const longest = now.workers.findIndex((worker) => worker.time === now.time);
     places[0].replaceChildren(table(
-      `Workers: ${FORMS[asked.form]}`, ["worker", "tasks", "time (rows)", ""],
+      `Workers: ${FORMS[asked.form]}`, ["worker", "tasks", "time (rows)", "as a bar"],
       now.workers.map((worker, at) => [
         `worker ${at + 1}${at === longest ? " (longest)" : ""}`, String(worker.tasks.length), spelled(worker.time),
         element("span", { class: at === longest ? "bar longest" : "bar", style: `width: ${(120 * worker.time) / now.time}px` }),
       ]),
     ));
     places[1].replaceChildren(table(
-      "All forms", ["query", "time (rows)", ": even share", "largest task", "tasks with rows", "scans", "copied"],
+      "All forms", ["query", "time (rows)", "times the even share", "largest task", "tasks with rows", "scans", "copied"],
       Object.entries(found).map(([name, of]) => [
         FORMS[name], spelled(of.time), (of.time / of.even).toFixed(1), spelled(of.largest), String(of.busy),
         String(of.scans), spelled(of.copies),
