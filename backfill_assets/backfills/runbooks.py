@@ -59,7 +59,9 @@ def _commands(found: Chronicle) -> Iterator[tuple[str, str]]:
         yield "Plan: does it list the days that you expect, and no others?", _ours(*plan)
         yield "Launch", _ours("backfill", ID)
     else:
-        for command in dict.fromkeys(step.command for step in found.steps if step.command):
+        # An account or an undo of these days is not part of how others are made.
+        made = (step.command for step in found.steps if step.made and step.command)
+        for command in dict.fromkeys(made):
             yield "Run", _RANGE.sub(DAYS, command)
     selected = ["--select", ",".join(tables)] if tables else []
     yield "Reconcile: is all of it there, and does it add up?", _ours("reconcile", ID)
