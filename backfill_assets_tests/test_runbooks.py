@@ -181,3 +181,18 @@ def test_commands_are_kept_in_their_order_and_forgotten_with_the_plan(instance):
     assert {len(command.outcome) for command in found} == {1000}
     assert undertakings.forget(instance, time.time() + 1) == ["aecrkdop"]
     assert command_log.noted(instance, "aecrkdop") == []
+
+
+def test_a_command_that_cannot_be_kept_is_answered(instance, monkeypatch, caplog):
+    def refuse(_: object) -> None:
+        raise PermissionError("permission denied for table kvs\nHINT: none")
+
+    key = "backfill_assets/commands/aecrkdop"
+    instance.daemon_cursor_storage.set_cursor_values({key: '[{"of": "a later version"}]'})
+    assert command_log.noted(instance, "aecrkdop") == []
+    command_log.note(instance, "aecrkdop", "backfill-assets reconcile aecrkdop", "adds up")
+    (known,) = command_log.noted(instance, "aecrkdop")
+    monkeypatch.setattr(instance.daemon_cursor_storage, "set_cursor_values", refuse)
+    command_log.note(instance, "aecrkdop", "backfill-assets reconcile aecrkdop", "adds up")
+    assert command_log.noted(instance, "aecrkdop") == [known]
+    assert "(PermissionError: permission denied for table kvs)" in caplog.text
