@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from backfill_assets.backfills.chronicles import Chronicle, days_touched, options
-from backfill_assets.backfills.postmortems import table
-from backfill_assets.escaping import markdown, one_line
+from backfill_assets.escaping import markdown, markdown_table, one_line
 
 #: What a person puts in place of them.
 DAYS, ID, WHY = "FIRST...LAST", "ID", "WHY"
@@ -43,7 +42,8 @@ def _page(found: Chronicle) -> Iterator[str]:
         for step in found.steps
         if step.took is not None
     ]
-    yield from table(("what", "took", "outcome"), rows)
+    yield markdown_table(("what", "took", "outcome"), rows)
+    yield ""
     yield f"Days written: {days_touched(found) or 'none'}"
     yield ""
 
