@@ -7,6 +7,7 @@ Each function belongs to one format, and is called where that format is made.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
 #: What Markdown takes for a sign of its own in a line: code, tags, emphasis, cells of a table, the
 #: end of a link's or picture's text, characters by name, and what lists and headings begin with.
@@ -40,6 +41,13 @@ def markdown(text: str) -> str:
     what it says.
     """
     return _MARKDOWN.sub(r"\\\g<0>", one_line(text).strip())
+
+
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown, whose cells are foreign text; lines of a cell are put side by side."""
+    cells = [[markdown(cell.replace("\n", ", ")) for cell in row] for row in rows]
+    heading, *lines = (f"| {' | '.join(line)} |" for line in (headings, *cells))
+    return "\n".join([heading, "|---" * len(headings) + "|", *lines])
 
 
 def chat(text: str) -> str:

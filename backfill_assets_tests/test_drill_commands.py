@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 from decimal import Decimal
 from pathlib import Path
@@ -122,6 +123,13 @@ def test_an_end_is_an_end(folder, capsys):
     assert told == f"amounts: {OUTAGES['amounts'].cause}, {DAYS}"
     assert f"$ backfill-assets drill ask {folder.resolve()} {DAYS}" in commands
     assert not any("{" in line for line in commands)
+
+
+def test_commands_of_a_solution_are_for_a_shell(tmp_path, folder):
+    moved = tmp_path / "my drill; ls"
+    folder.rename(moved)
+    filled = playing.Drill(moved).filled("rm {folder}/landing/bulk.jsonl")
+    assert shlex.split(filled) == ["rm", f"{moved}/landing/bulk.jsonl"]
 
 
 def test_who_gives_up_has_no_score(folder, capsys):

@@ -7,6 +7,7 @@ import time
 
 import dagster as dg
 import pytest
+from dagster._core.test_utils import create_run_for_test
 
 from backfill_assets.backfills import command_log, undertakings
 from backfill_assets.backfills.postmortems import BLANK, SECTIONS, unfilled
@@ -97,20 +98,59 @@ def test_the_pages_of_a_plan_that_nobody_launched(instance, capsys):
 def test_what_a_person_has_written_stays(instance, tmp_path, capsys):
     kept(instance, "aecrkdop")
     folder = tmp_path / "pages"
+    paths = [folder / f"{kind}-aecrkdop.md" for kind in ("post-mortem", "runbook")]
+    for _ in range(2):
+        assert main(["runbook", "aecrkdop", "--out", str(folder)]) == 0
+        assert capsys.readouterr().out.splitlines() == [*map(str, paths)]
+    before = paths[0].read_text()
+    assert unfilled(before) == [*SECTIONS]
+    launched(instance, "aecrkdop", "bad amounts")
     assert main(["runbook", "aecrkdop", "--out", str(folder)]) == 0
-    path = folder / "post-mortem-aecrkdop.md"
-    assert capsys.readouterr().out.splitlines() == [
-        str(path), str(folder / "runbook-aecrkdop.md"),
-    ]  # fmt: skip
-    text = path.read_text()
-    assert unfilled(text) == [*SECTIONS]
-    assert main(["runbook", "aecrkdop", "--out", str(folder)]) == 0
-    assert "stays" not in capsys.readouterr().out
-    path.write_text(text.replace(f"{BLANK}{SECTIONS['Cause']}", "An old job was left running."))
-    assert unfilled(path.read_text()) == ["Impact", "Follow-ups"]
-    assert main(["runbook", "aecrkdop", "--out", str(folder)]) == 0
-    assert f"{path} stays as it is: somebody has written in it" in capsys.readouterr().out
-    assert "An old job was left running." in path.read_text()
+    text = paths[0].read_text()
+    assert text != before, "a page in which nobody has written is made anew"
+    filled = text.replace(f"{BLANK}{SECTIONS['Cause']}", "An old job was left running.")
+    assert unfilled(filled) == ["Impact", "Follow-ups"]
+    beside = text.replace("## Plan", "Two jobs ran at once.\n\n## Plan")
+    for post_mortem, runbook in ((filled, b"When: at night\n"), (beside, b"Caf\xe9\n")):
+        paths[0].write_text(post_mortem)
+        paths[1].write_bytes(runbook)
+        written = [path.read_bytes() for path in paths]
+        capsys.readouterr()
+        assert main(["runbook", "aecrkdop", "--out", str(folder)]) == 0
+        assert capsys.readouterr().out.splitlines() == [
+            f"{path} stays as it is: somebody has written in it" for path in paths
+        ]
+        assert [path.read_bytes() for path in paths] == written
+
+
+def test_a_runbook_of_a_run_has_what_made_its_days(instance, tmp_path, capsys):
+    first, last = DAYS.split("...")
+    range_ = "dagster/asset_partition_range_"
+    run = create_run_for_test(
+        instance,
+        tags={f"{range_}start": first, f"{range_}end": last},
+        status=dg.DagsterRunStatus.SUCCESS,
+        asset_selection=frozenset({dg.AssetKey("fact_daily_orders")}),
+    )
+    publish_facts(tmp_path, dict.fromkeys(JAN[:3], "ok"), run_id=run.run_id)
+    name = run.run_id[:8]
+    command_log.note(instance, name, f"backfill-assets reconcile {name}", "adds up")
+    asked = {"ops": {"put_back": {"config": {"backfill": name, "days": "", "reason": "wrong"}}}}
+    for status in (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELED):
+        create_run_for_test(instance, job_name="undo", run_config=asked, status=status)
+    assert main(["runbook", name]) == 0
+    post_mortem, _, runbook = capsys.readouterr().out.partition("# Runbook, after")
+    blocks = re.findall(r"```text\n(.*?)\n```", runbook, re.S)
+    assert [block.partition(" --")[0] for block in blocks] == [
+        "dagster asset materialize -m backfill_assets.definitions",
+        "backfill-assets reconcile ID",
+        "backfill-assets verify FIRST...LAST",
+        "backfill-assets undo ID",
+    ]
+    assert f"backfill-assets undo {name} --reason wrong\n" in post_mortem
+    # Neither was refused: one goes on, and somebody ended the other.
+    outcomes = re.findall(r"\| undo by run \w+ \|  \| (.*) \|", post_mortem)
+    assert sorted(outcomes) == ["canceled", "started"]
 
 
 @pytest.mark.parametrize(
@@ -141,3 +181,18 @@ def test_commands_are_kept_in_their_order_and_forgotten_with_the_plan(instance):
     assert {len(command.outcome) for command in found} == {1000}
     assert undertakings.forget(instance, time.time() + 1) == ["aecrkdop"]
     assert command_log.noted(instance, "aecrkdop") == []
+
+
+def test_a_command_that_cannot_be_kept_is_answered(instance, monkeypatch, caplog):
+    def refuse(_: object) -> None:
+        raise PermissionError("permission denied for table kvs\nHINT: none")
+
+    key = "backfill_assets/commands/aecrkdop"
+    instance.daemon_cursor_storage.set_cursor_values({key: '[{"of": "a later version"}]'})
+    assert command_log.noted(instance, "aecrkdop") == []
+    command_log.note(instance, "aecrkdop", "backfill-assets reconcile aecrkdop", "adds up")
+    (known,) = command_log.noted(instance, "aecrkdop")
+    monkeypatch.setattr(instance.daemon_cursor_storage, "set_cursor_values", refuse)
+    command_log.note(instance, "aecrkdop", "backfill-assets reconcile aecrkdop", "adds up")
+    assert command_log.noted(instance, "aecrkdop") == [known]
+    assert "(PermissionError: permission denied for table kvs)" in caplog.text

@@ -25,7 +25,10 @@ from backfill_assets.delta.maintenance import maintain
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.delta.targets import Target, TargetError
 from backfill_assets.delta.versions import versions_that_belong_together
+from backfill_assets.orders.facts import FACT
 from backfill_assets.publish.candidates import Outcome
+from backfill_assets.publish.io_manager import DeltaIOManager
+from backfill_assets.settings import load_settings
 from backfill_assets.staleness.backlog import backlog
 from backfill_assets_tests.beside import (
     AFTER,
@@ -41,6 +44,7 @@ from backfill_assets_tests.beside import (
     shadow,
     switch,
 )
+from backfill_assets_tests.commands import publish_facts
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, undo
 from backfill_assets_tests.publishing import together
 
@@ -295,9 +299,24 @@ def test_a_switch_over_that_is_killed_is_finished(production, new, monkeypatch):
         target_forks.drop(after.settings, "v2")
     (request,) = after.tick("switch_overs").run_requests
     at = production.log(SCORES).version()
-    after.repository.get_job("switch_over").execute_in_process(
-        instance=after.instance, run_config=request.run_config, tags=request.tags
-    )
+
+    def finish(*, fails: bool = False) -> None:
+        result = after.repository.get_job("switch_over").execute_in_process(
+            instance=after.instance,
+            run_config=request.run_config,
+            tags=request.tags,
+            raise_on_error=False,
+        )
+        assert result.success is not fails
+
+    # Nor is it finished while Dagster is not told of all tables.
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaIOManager, "events", _raise)
+        finish(fails=True)
+    assert seen(production, RANKS)[2] == 20
+    assert not after.materialized(SCORES)
+    (request,) = after.tick("switch_overs").run_requests
+    finish()
     assert production.log(SCORES).version() == at
     assert seen(production, RANKS) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 40, 6: 40}
     assert not after.tick("switch_overs").run_requests
@@ -392,6 +411,15 @@ def test_of_two_who_change_a_target_one_is_refused(new, tmp_path):
     targets.change(settings, "v9", lambda of: of.model_copy(update={"canary": True}))
     found = targets.find(settings, "v9")
     assert (found.reason, found.canary, found.revision) == ("first", True, 2)
+
+
+def test_a_target_of_a_table_that_is_retired_is_no_mix(tmp_path):
+    settings = load_settings(warehouse=f"{tmp_path}/warehouse")
+    publish_facts(tmp_path, {day(1): "ok"}, backfill_id="v9-1")
+    names = ("retired", FACT.name)
+    target = Target(name="v9", tables=names, asked=(DAYS,), pins={}, canary=True)
+    targets.keep(settings, target)
+    assert not is_mixed(settings)
 
 
 def test_a_name_that_is_none(new):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -70,6 +71,20 @@ def test_task_times_that_cannot_be_had(engine, spark, monkeypatch):
         assert work(engine, 1) is None
     finally:
         spark.conf.set(TASK_TIMES, TASK_TIMES_CLASS)
+
+
+@pytest.mark.parametrize("known", [TASK_TIMES_CLASS, ""])
+def test_task_times_fail_nothing_and_are_asked_for_once(known):
+    # A server that knows the listener, or does not, and then nothing more.
+    session = Mock(**{"conf.get.return_value": known})
+    session.removeTag.side_effect = KeyError  # so does Connect's client, where tags were cleared
+    session.sql.side_effect = ValueError("Cannot invoke RPC on closed channel!")
+    with watched() as tasks:
+        for _ in range(3):
+            module.watch(session)
+    assert tasks.times() is None
+    assert session.conf.get.call_count == 1
+    assert session.sql.called is session.removeTag.called is bool(known)
 
 
 def test_the_listener_comes_with_its_jar(tmp_path):

@@ -37,6 +37,7 @@ class Step:
         command: as it was typed, or as it would be; empty if no person gave one.
         outcome: what came of it.
         took: seconds; none if it is not known.
+        made: whether it made the days, so that the same again makes others.
     """
 
     at: float
@@ -44,6 +45,7 @@ class Step:
     command: str = ""
     outcome: str = ""
     took: float | None = None
+    made: bool = False
 
 
 @dataclass(frozen=True)
@@ -194,8 +196,7 @@ def _failed(instance: dg.DagsterInstance, record: dg.RunRecord) -> Step:
 def _reconciled(instance: dg.DagsterInstance, stage: str) -> Iterator[Step]:
     for record in instance.get_run_records(dg.RunsFilter(tags={RECONCILES_TAG: stage})):
         run = record.dagster_run
-        good = run.status is dg.DagsterRunStatus.SUCCESS
-        said = "passed" if good else f"did not pass: {reason(instance, run.run_id)}"
+        said = _outcome(instance, run, "passed", "did not pass")
         yield Step(_began(record), f"reconciliation of {stage}", "", said, _took(record))
 
 
@@ -216,12 +217,20 @@ def _of_runs(instance: dg.DagsterInstance, ledgers: Ledgers, name: str) -> Itera
         for record in instance.get_run_records(filters)
     }
     for record in records.values():
-        run, said = record.dagster_run, record.dagster_run.status.value.lower()
-        if _has_failed(record):
-            said = f"{said}: {reason(instance, run.run_id)}"
+        run = record.dagster_run
+        said = _outcome(instance, run, "success", "failure")
         of = days_of_run(run.tags)
         what = f"run {run.run_id[:8]}" + (f": {of}" if of else "")
-        yield Step(_began(record), what, _typed(run), said, _took(record))
+        yield Step(_began(record), what, _typed(run), said, _took(record), made=True)
+
+
+def _outcome(instance: dg.DagsterInstance, run: dg.DagsterRun, good: str, bad: str) -> str:
+    """What came of a run; of one that has neither succeeded nor failed, its status."""
+    if run.status is dg.DagsterRunStatus.SUCCESS:
+        return good
+    if run.status is dg.DagsterRunStatus.FAILURE:
+        return f"{bad}: {reason(instance, run.run_id)}"
+    return run.status.value.lower()
 
 
 def _typed(run: dg.DagsterRun) -> str:
@@ -242,8 +251,7 @@ def _of_undos(instance: dg.DagsterInstance, name: str) -> Iterator[Step]:
         run = record.dagster_run
         of = str(_undo_of(run).get("backfill", ""))
         if of == name or of.startswith(f"{name}-") or (len(of) >= 8 and name.startswith(of)):
-            good = run.status is dg.DagsterRunStatus.SUCCESS
-            said = "put back" if good else f"refused: {reason(instance, run.run_id)}"
+            said = _outcome(instance, run, "put back", "refused")
             what = f"undo by run {run.run_id[:8]}"
             yield Step(_began(record), what, _typed_undo(run), said, _took(record))
 

@@ -34,7 +34,7 @@ from backfill_assets.dagster_ext.retries import first_attempt, is_retry
 from backfill_assets.dagster_ext.run_failures import failed_runs
 from backfill_assets.delta import maintenance
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.escaping import markdown
+from backfill_assets.escaping import markdown_table
 from backfill_assets.publish.run_tags import REASON_TAG
 from backfill_assets.settings import Settings
 from backfill_assets.tables.codes import Code
@@ -170,9 +170,7 @@ def give_account(
 
 
 def _table(rows: Iterable[tuple[str, ...]], *headings: str) -> dg.MarkdownMetadataValue:
-    cells = (tuple(markdown(cell.replace("\n", ", ")) for cell in row) for row in rows)
-    lines = [headings, tuple("---" for _ in headings), *cells]
-    return dg.MetadataValue.md("\n".join("| " + " | ".join(row) + " |" for row in lines))
+    return dg.MetadataValue.md(markdown_table(headings, rows))
 
 
 def _plan_metadata(plan: BackfillPlan) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
 
 from backfill_assets.backfills.chronicles import Chronicle, Step
 from backfill_assets.backfills.plans import in_lines, in_numbers
 from backfill_assets.calendar.partitions import spelled
-from backfill_assets.escaping import markdown, one_line
+from backfill_assets.escaping import markdown, markdown_table, one_line
 
 #: The sections that only a person can fill in, each with what belongs there.
 SECTIONS: Mapping[str, str] = {
@@ -53,7 +53,8 @@ def _page(found: Chronicle) -> Iterator[str]:
     yield "## What was done"
     yield ""
     rows = [(_moment(s.at), s.what, _duration(s.took), s.outcome) for s in found.steps]
-    yield from table(("at (UTC)", "what", "took", "outcome"), rows)
+    yield markdown_table(("at (UTC)", "what", "took", "outcome"), rows)
+    yield ""
     yield "The commands, in their order:"
     yield ""
     yield from typed(found.steps)
@@ -94,7 +95,8 @@ def _days(found: Chronicle) -> Iterator[str]:
     headings = (
         "table", "days written", "version before", "version after", "put back since", "why",
     )  # fmt: skip
-    yield from table(headings, rows)
+    yield markdown_table(headings, rows)
+    yield ""
     yield "Every version can be read for as long as its files are kept."
     yield ""
 
@@ -106,8 +108,10 @@ def _of_plan(found: Chronicle) -> Iterator[str]:
         yield "There was no plan under this name, or it is not kept any more."
         yield ""
         return
-    yield from table(("table", "what becomes of them", "why", "days"), in_lines(found.plan))
-    yield from table(("", ""), in_numbers(found.plan))
+    yield markdown_table(("table", "what becomes of them", "why", "days"), in_lines(found.plan))
+    yield ""
+    yield markdown_table(("", ""), in_numbers(found.plan))
+    yield ""
 
 
 def _verdict(found: Chronicle) -> Iterator[str]:
@@ -117,15 +121,6 @@ def _verdict(found: Chronicle) -> Iterator[str]:
     yield from (f"Made by code {code}." for code in found.codes)
     if not (found.ended or found.codes):
         yield "Nothing that it did is on record in any table."
-
-
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """A table, as lines of Markdown; what is in its cells is foreign text."""
-    yield f"| {' | '.join(headings)} |"
-    yield "|---" * len(headings) + "|"
-    for row in rows:
-        yield f"| {' | '.join(markdown(cell.replace(chr(10), ', ')) for cell in row)} |"
-    yield ""
 
 
 def typed(steps: Iterable[Step]) -> Iterator[str]:

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from backfill_assets.backfills.chronicles import Chronicle, days_touched, options
-from backfill_assets.backfills.postmortems import table
-from backfill_assets.escaping import markdown, one_line
+from backfill_assets.escaping import markdown, markdown_table, one_line
 
 #: What a person puts in place of them.
 DAYS, ID, WHY = "FIRST...LAST", "ID", "WHY"
@@ -43,7 +42,8 @@ def _page(found: Chronicle) -> Iterator[str]:
         for step in found.steps
         if step.took is not None
     ]
-    yield from table(("what", "took", "outcome"), rows)
+    yield markdown_table(("what", "took", "outcome"), rows)
+    yield ""
     yield f"Days written: {days_touched(found) or 'none'}"
     yield ""
 
@@ -59,7 +59,9 @@ def _commands(found: Chronicle) -> Iterator[tuple[str, str]]:
         yield "Plan: does it list the days that you expect, and no others?", _ours(*plan)
         yield "Launch", _ours("backfill", ID)
     else:
-        for command in dict.fromkeys(step.command for step in found.steps if step.command):
+        # An account or an undo of these days is not part of how others are made.
+        made = (step.command for step in found.steps if step.made and step.command)
+        for command in dict.fromkeys(made):
             yield "Run", _RANGE.sub(DAYS, command)
     selected = ["--select", ",".join(tables)] if tables else []
     yield "Reconcile: is all of it there, and does it add up?", _ours("reconcile", ID)

@@ -55,6 +55,9 @@ def switch_over(
 ) -> Iterator[tuple[Table, list[Done]]]:
     """Publish in production what a target has made, table after table, inputs first.
 
+    It has not ended before the caller has taken all that it yields, and may have told Dagster: who
+    is killed meanwhile is finished, and tells it then.
+
     Args:
         io: reads and publishes in production.
         settings: the deployment's settings.
@@ -79,9 +82,14 @@ def switch_over(
         target = _begin(settings, graph, code, target, tags.get(REASON_TAG, ""), only)
     tags = {**tags, REASON_TAG: tags.get(REASON_TAG) or target.switch_reason}
     _refuse_other_tables(settings, target)
+    switched = []
+    # All commits come first: of three years of days it takes longer to tell of them, and readers of
+    # several tables would see a mix as long.
     for of, days in target.days.items():
         table, adopted = tables_of(settings)[of], adoptable(settings, target, of, unpacked(days))
-        yield table, _adopt(io, settings, target, adopted, io.record(table, run_id, tags))
+        done = _adopt(io, settings, target, adopted, io.record(table, run_id, tags))
+        switched.append((table, done))
+    yield from switched
     _end(settings, target)
 
 

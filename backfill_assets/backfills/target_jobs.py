@@ -176,17 +176,14 @@ def _switching(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobD
             if config.days:
                 days_asked(config.days, settings)
             only = Window.parse(config.days) if config.days else None
-            # All commits come before the first event: of three years of days the events take
-            # longer, and readers of several tables would see a mix as long.
-            switched = [
-                *switch_over(io, settings, graph, code, config.target, run.run_id, tags, only)
-            ]
+            for table, done in switch_over(
+                io, settings, graph, code, config.target, run.run_id, tags, only
+            ):
+                context.log.info(f"{table.name}: {len(done)} day(s) switched over")
+                for told in io.events(context.instance, tags, table, done):
+                    yield from told
         except ValueError as refused:
             raise dg.Failure(str(refused), allow_retries=False) from refused
-        for table, done in switched:
-            context.log.info(f"{table.name}: {len(done)} day(s) switched over")
-            for told in io.events(context.instance, tags, table, done):
-                yield from told
         yield dg.Output(None)
 
     @dg.job(

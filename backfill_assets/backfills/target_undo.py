@@ -152,7 +152,9 @@ def is_mixed(settings: Settings) -> bool:
 def _lacks(settings: Settings, target: Target) -> bool:
     """Whether production has any day with other rows than the target has made."""
     ledgers = read_ledgers(settings)
-    found = ((adoptable(settings, target, name), ledgers[name]) for name in target.tables)
+    # A table that is declared no more is in no state with the others.
+    names = [name for name in target.tables if name in ledgers]
+    found = ((adoptable(settings, target, name), ledgers[name]) for name in names)
     return any(adopted.changed(adopted.days, now) for adopted, now in found)
 
 
@@ -160,6 +162,8 @@ def _stands(settings: Settings, target: Target) -> bool:
     """Whether production has any day as the target made it."""
     ledgers = read_ledgers(settings)
     for name in target.tables:
+        if name not in ledgers:
+            continue
         origins = Origins(ledgers[name])
         changes = footprint(ledgers[name], part_of(target.name), origins)
         if any(origins.holds(day, change) for day, change in changes.items()):

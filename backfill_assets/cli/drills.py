@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,10 +55,11 @@ def start(out: Output, folder: Path, name: str, seed: int | None, days: int | No
     begun = playing.start(Engine.of(load_settings()), folder, name, seed, days)
     out.say(begun.symptom)
     out.note("The clock is running.")
-    out.note(f"Source   . {folder / ENVIRONMENT}")
+    typed = shlex.quote(str(folder))
+    out.note(f"Source   . {shlex.quote(str(folder / ENVIRONMENT))}")
     out.note("Then     the ordinary commands work on it: backfill-assets status, history, show")
-    out.note(f"Next     backfill-assets drill found {folder} CAUSE DAYS, when you know it;")
-    out.note(f"         backfill-assets drill hint {folder}, when you do not")
+    out.note(f"Next     backfill-assets drill found {typed} CAUSE DAYS, when you know it;")
+    out.note(f"         backfill-assets drill hint {typed}, when you do not")
 
 
 @command("drill look incident")
@@ -132,7 +134,7 @@ def end(out: Output, folder: Path) -> Status:
     """
     scored = _found(folder).end()
     _show(out, scored)
-    out.note(f"Next     backfill-assets drill solution {folder}")
+    out.note(f"Next     backfill-assets drill solution {shlex.quote(str(folder))}")
     return Status.FINE if scored.repaired else Status.FINDING
 
 
@@ -160,7 +162,8 @@ def solution(out: Output, folder: Path, give_up: bool) -> None:
         it.give_up()
     if not it.ended:
         raise CannotRunError(
-            f"the drill has not ended: backfill-assets drill end {folder}, or --give-up"
+            f"the drill has not ended: backfill-assets drill end {shlex.quote(str(folder))}, or "
+            "--give-up"
         )
     out.say(f"{it.name}: {it.outage.cause}, {it.days}")
     for line in it.solution():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from hashlib import sha256
 from pathlib import Path
 
 import click
@@ -42,15 +43,19 @@ def runbook(out: Output, backfill: str, folder: Path | None) -> None:
     name = re.sub(r"[^-\w]", "_", backfill)
     for kind, text in pages.items():
         path = folder / f"{kind}-{name}.md"
-        if kind == "post-mortem" and _written_in(path):
+        if path.exists() and not _is_as_made(path):
             out.say(f"{path} stays as it is: somebody has written in it")
             continue
-        path.write_text(text, encoding="utf-8")
+        path.write_text(f"{_mark(text)}\n{text}", encoding="utf-8")
         out.say(f"{path}")
 
 
-def _written_in(path: Path) -> bool:
-    """Whether a person has filled in a section of a post-mortem."""
-    from backfill_assets.backfills.postmortems import SECTIONS, unfilled
+def _is_as_made(path: Path) -> bool:
+    """Whether a page is as this command wrote it, so that nothing of a person's is in it."""
+    mark, _, text = path.read_text(encoding="utf-8", errors="replace").partition("\n")
+    return mark == _mark(text)
 
-    return path.exists() and len(unfilled(path.read_text(encoding="utf-8"))) < len(SECTIONS)
+
+def _mark(text: str) -> str:
+    """The first line of a page, which no reader of Markdown shows."""
+    return f"<!-- backfill-assets runbook {sha256(text.encode()).hexdigest()[:16]} -->"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timezone
@@ -147,9 +148,9 @@ class Drill:
         return [self.filled(line) for line in self.outage.solution]
 
     def filled(self, line: str) -> str:
-        """A line of a solution with what it leaves open."""
+        """A line of a solution with what it leaves open, for a shell."""
         return line.format(
-            folder=self.folder,
+            folder=shlex.quote(str(self.folder)),
             days=self.days,
             first=self.days.start,
             last=self.days.end - DAY,

@@ -30,8 +30,8 @@ _LISTENERS = "spark.extraListeners"
 _SOURCE = JavaSource("TaskTimes.java", "task-times.jar")
 #: What a tag begins with whose tasks the listener looks at.
 _TAG = "backfill-assets-tasks-"
-#: What an engine raises that is gone, or that does not have the class.
-_ENGINE_ERRORS = (PySparkException, Py4JError, OSError)
+#: What a compiler raises that cannot be started, and a folder that cannot be written to.
+_NOT_COMPILED = (PySparkException, Py4JError, OSError)
 #: Of each thread, what it watches.
 _here = threading.local()
 
@@ -73,11 +73,13 @@ class Watch:
     def __init__(self) -> None:
         self._tag = f"{_TAG}{uuid4().hex}"
         self._session: SparkSession | None = None
+        self._asked = False
 
     def begin(self, session: SparkSession) -> None:
         """Have the listener look at what the thread asks this session for, if there is one."""
-        if self._session is None:
-            with suppress(*_ENGINE_ERRORS):  # which the next query says as well
+        if not self._asked:
+            self._asked = True  # a server without the listener is asked for it but once
+            with suppress(Exception):  # which the next query says as well
                 if session.conf.get(TASK_TIMES, "") == TASK_TIMES_CLASS:
                     session.addTag(self._tag)
                     self._session = session
@@ -85,7 +87,8 @@ class Watch:
     def end(self) -> None:
         """Have the listener look no more."""
         if self._session is not None:
-            with suppress(*_ENGINE_ERRORS):
+            # The days are published; and a transform may have cleared the tags of its thread.
+            with suppress(Exception):
                 self._session.removeTag(self._tag)
 
     def times(self) -> TaskTimes | None:
@@ -97,11 +100,10 @@ class Watch:
             return None
         # Of values, so that it needs no job.
         asked = f"SELECT reflect('{TASK_TIMES_CLASS}', 'taken', '{self._tag}') FROM VALUES (1)"
-        try:
+        with suppress(Exception):  # the days are published, with these numbers or without
             (row,) = self._session.sql(asked).collect()
-        except _ENGINE_ERRORS:
-            return None
-        return TaskTimes.told(row[0] or "")
+            return TaskTimes.told(row[0] or "")
+        return None
 
 
 @contextmanager
@@ -128,7 +130,7 @@ def build_task_times(cache: Path) -> None:
         cache: the folder of the jars.
     """
     # The folder may not be ours to write to.
-    with suppress(*_ENGINE_ERRORS):
+    with suppress(*_NOT_COMPILED):
         jar = _SOURCE.build(cache)
         if unknown_jars([jar]):  # a compiler that is none of those that this was tried with
             jar.unlink()
