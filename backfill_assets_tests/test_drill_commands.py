@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -53,9 +54,14 @@ def amounts(folder: Path) -> list[Decimal]:
 
 
 def test_its_file_is_for_a_shell(folder):
+    other = {f"{PREFIX}WEBHOOK": "https://chat.test", "SPARK_REMOTE": "sc://production:15002"}
+    kept = {f"{PREFIX}JARS": "/opt/jars"}
     said = subprocess.run(
-        ["sh", "-c", f". {folder}/env.sh; env"], capture_output=True, text=True, check=True
-    ).stdout
+        ["sh", "-c", f". {folder}/env.sh; env"],
+        env={**os.environ, **other, **kept}, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert not [name for name in other if f"{name}=" in said]
+    assert f"{PREFIX}JARS=/opt/jars\n" in said
     for name, value in Deployment(folder).variables.items():
         assert f"{name}={value}\n" in said
     assert f"{PREFIX}END=2024-01-06\n" in said

@@ -32,6 +32,8 @@ OWN = ".drill"
 #: What the player's shell is to source.
 ENVIRONMENT = "env.sh"
 _WINDOW_DAYS, _SEED = 2, 7
+#: Settings that are the machine's, and not a deployment's.
+_MACHINE = ("jars", "spark_conf")
 _INSTANCE = Path(__file__).parent.parent / "scaffold" / "dagster.yaml"
 
 #: By table and day, what is published: equal texts are equal rows.
@@ -150,8 +152,14 @@ class Deployment:
         return load_settings(**{**own, "partitions_per_run": None, **others})
 
     def write_environment(self) -> None:
-        """Write the file that the player's shell is to source."""
-        lines = [f"export {name}={shlex.quote(of)}\n" for name, of in self.variables.items()]
+        """Write the file that the player's shell is to source.
+
+        What the shell has of another deployment is unset: commands of a drill must reach neither
+        its engine nor its chat.
+        """
+        others = [PREFIX + name.upper() for name in Settings.model_fields if name not in _MACHINE]
+        lines = [f"unset {' '.join(sorted(['SPARK_REMOTE', *others]))}\n"]
+        lines += [f"export {name}={shlex.quote(of)}\n" for name, of in self.variables.items()]
         (self.folder / ENVIRONMENT).write_text("".join(lines))
 
     @contextmanager

@@ -23,7 +23,7 @@ from backfill_assets.publish.chains import AT_ONCE
 from backfill_assets.publish.materializations import days_reported, latest_materializations
 from backfill_assets.publish.publisher import Publisher
 from backfill_assets.publish.run_tags import CODE_TAG, REWRITE_TAG, merges, pinned
-from backfill_assets.publish.task_metadata import task_metadata
+from backfill_assets.publish.task_metadata import PLOT, task_metadata
 from backfill_assets.quality.checks import day_metadata, evaluations
 from backfill_assets.tables.catalog import declared
 from backfill_assets.tables.derived import carries_state
@@ -102,6 +102,9 @@ class DeltaIOManager(Publisher):
             done: what the run made of the days.
             took: metadata of the days that were computed, besides what is known of each.
         """
+        not_computed = (Outcome.IDENTICAL, Outcome.FAILED, Outcome.WITHDRAWN)
+        newest = max((one.day for one in done if one.outcome not in not_computed), default=None)
+        numbers = {name: of for name, of in took.items() if name != PLOT}
         known = days_reported(instance, table, done)
         # The daemon waits for a materialization of every day that it asked for.
         asked = "dagster/backfill" in tags
@@ -111,7 +114,10 @@ class DeltaIOManager(Publisher):
             if one.outcome in (Outcome.FAILED, Outcome.WITHDRAWN):
                 reported.append(one)
             elif asked or one.outcome is not Outcome.IDENTICAL or one.day not in known:
-                told.append(self._materialization(table, one, took))
+                # The plot is large, and the same for all days of a run: the newest has it.
+                told.append(
+                    self._materialization(table, one, took if one.day == newest else numbers)
+                )
                 reported.append(one)
             else:
                 metadata = _outcome_metadata(one)

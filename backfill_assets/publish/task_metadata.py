@@ -8,6 +8,8 @@ import dagster as dg
 
 from backfill_assets.engine.task_times import TaskTimes
 
+#: The entry that has the plot.
+PLOT = "task times"
 #: So many tasks have a line each; of more, the lines are spread over them.
 _LINES = 12
 _BAR = 30
@@ -20,7 +22,7 @@ def task_metadata(times: TaskTimes | None) -> dict[str, Any]:
     return {
         "longest task seconds": round(times.longest, 3),
         "median task seconds": round(times.median, 3),
-        "task times": dg.MetadataValue.md(_plot(times)),
+        PLOT: dg.MetadataValue.md(_plot(times)),
     }
 
 
