@@ -420,6 +420,8 @@ def test_a_target_of_a_table_that_is_retired_is_no_mix(tmp_path):
     target = Target(name="v9", tables=names, asked=(DAYS,), pins={}, canary=True)
     targets.keep(settings, target)
     assert not is_mixed(settings)
+    with pytest.raises(TargetError, match=r"declared any more\..*drop v9"):
+        target.ledger(settings, "retired")
 
 
 def test_a_name_that_is_none(new):

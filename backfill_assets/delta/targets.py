@@ -146,9 +146,19 @@ class Target(BaseModel, frozen=True):
         return -1 if pin is None else pin
 
     def ledger(self, settings: Settings, table: str) -> Ledger:
-        """What the log of a table says, as the target sees it."""
-        url, of = self.url(settings, table), tables_of(settings)[table]
-        ledger = read_ledger(url, of, settings.warehouse)
+        """What the log of a table says, as the target sees it.
+
+        Raises:
+            TargetError: no table of this name is declared any more.
+        """
+        declared = tables_of(settings).get(table)
+        if declared is None:
+            raise TargetError(
+                f"target {self.name} has days of {table}, and no such table is declared any more. "
+                "Nothing was done, and production is as it was. Declare the table again, or drop "
+                f"the target: `backfill-assets drop {self.name}`"
+            )
+        ledger = read_ledger(self.url(settings, table), declared, settings.warehouse)
         if table in self.tables:
             # Whoever builds on meanwhile adds nothing to a switch-over that has begun.
             version = self.versions.get(table) if self.switching else None
