@@ -159,6 +159,6 @@ function tooMany(way, after, right) {
 }
 
 function otherAmounts(way) {
-  if (way === "merge-versions") return "The table has a newer version than the source. This MERGE keeps it.";
+  if (way === "merge-versions") return "This MERGE keeps the version that the table has, unless that of the source is greater.";
   return "An older version was delivered last, and it counts. Compare versions before the write.";
 }

@@ -125,7 +125,7 @@ function page(root) {
       "Orders and revenue by day",
       ["day", "state", "by arrival day", "facts (by event day)", "corrections", "current"],
       days(ARRIVALS).map((day) => [
-        `day ${day}`, state(day, asked.window, asked.today, asked.missing), money(arrived[day]),
+        `day ${day}`, day <= EVENTS ? state(day, asked.window, asked.today, asked.missing) : "–", money(arrived[day]),
         money(now.facts[day]), money(now.corrections[day]), money(now.current[day]),
       ]),
     ));
