@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings as hypothesis
 
 from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import load_settings
@@ -31,6 +32,11 @@ LASTING = {
     **SMALL,
     "spark.driver.extraJavaOptions": "-XX:ReservedCodeCacheSize=256m",
 }
+
+
+# How long an example takes depends on what else the machine does.
+hypothesis.register_profile("suite", deadline=None)
+hypothesis.load_profile("suite")
 
 
 def pytest_configure() -> None:

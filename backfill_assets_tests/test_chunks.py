@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import mean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backfill_assets.backfills.chunks import TOLERANCE, even_stages, usual_stage
@@ -65,7 +65,6 @@ def test_no_stage_is_heavier_than_a_run_would_be_or_than_the_heaviest_day(load, 
     st.integers(28, 40),
     st.sampled_from([0, 1, 7]),
 )
-@settings(deadline=None)
 def test_stages_are_even_where_no_day_is_as_large_as_one(rows, heavy, most, lead):
     """A day like Black Friday, anywhere."""
     rows[heavy] = 180
