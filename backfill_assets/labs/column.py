@@ -7,9 +7,7 @@ from datetime import date
 from typing import Any, ClassVar
 
 import dagster as dg
-import pandera.pyspark as pa
 import pyspark.sql.types as T
-from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.partitions import DAY, Window, spelled
@@ -18,6 +16,7 @@ from backfill_assets.delta.evolution import GAPS
 from backfill_assets.delta.logs import delta_log
 from backfill_assets.delta.migrating import look, migrate
 from backfill_assets.labs.lab import Lab
+from backfill_assets.labs.sales import Sales
 from backfill_assets.publish.plain import MODEL, tables_of_assets
 from backfill_assets.tables.schemas import added
 
@@ -25,20 +24,6 @@ from backfill_assets.tables.schemas import added
 _WEEKS = [Window(date(year, 1, 4), date(year, 1, 11)) for year in (2021, 2022, 2023)]
 _SINCE = _WEEKS[-1].start
 _SHOPS = 3
-
-
-class Sales(pa.DataFrameModel):
-    """Sales of each shop on a day."""
-
-    day: T.DateType = Field(description="The day.")
-    shop: T.StringType = Field(description="The shop.")
-    amount: T.LongType = Field(ge=0, description="What it sold.")
-
-    class Config:
-        """One row for each day and shop."""
-
-        strict = True
-        metadata: ClassVar = {"partition": "day", "key": ["shop"], "totals": ["amount"]}
 
 
 class SalesByChannel(Sales):

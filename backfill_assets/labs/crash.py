@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 from datetime import date
-from typing import ClassVar
 
 import dagster as dg
-import pandera.pyspark as pandera
 import pyarrow as pa
-import pyspark.sql.types as T
 from deltalake import write_deltalake
-from pandera.pyspark import Field
 from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.commit_files import CommitLog
 from backfill_assets.delta.logs import load_log
 from backfill_assets.labs.lab import START, JobDiedError, Lab
+from backfill_assets.labs.sales import Sales
 from backfill_assets.publish.plain import MODEL
 
 _MONTHS = [Window(date(2024, month, 1), date(2024, month + 1, 1)) for month in range(1, 7)]
 _APRIL = _MONTHS[3]
 _DIES = date(2024, 4, 15)
-
-
-class Sales(pandera.DataFrameModel):
-    """Sales of each shop on a day."""
-
-    day: T.DateType = Field(description="The day.")
-    shop: T.StringType = Field(description="The shop.")
-    amount: T.LongType = Field(ge=0, description="What it sold.")
-
-    class Config:
-        """One row for each day and shop."""
-
-        strict = True
-        metadata: ClassVar = {"partition": "day", "key": ["shop"], "totals": ["amount"]}
 
 
 def crash(lab: Lab) -> None:
