@@ -18,6 +18,9 @@ demo: export BACKFILL_ASSETS_END ?= 2024-01-22
 ui: export BACKFILL_ASSETS_END ?= 2024-01-29
 endif
 DEMO_DAYS := 2024-01-01...2024-01-21
+# What a step says reaches the terminal through a process that Dagster ends with the step, read or
+# not. It waits so many seconds before; without, the last lines of a step may be missing.
+demo: export DAGSTER_COMPUTE_LOG_TAIL_WAIT_AFTER_FINISH ?= 0.5
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
 from backfill_assets.calendar.partitions import Window
+from backfill_assets.engine import stores
 from backfill_assets.sample.lines import SOURCE
 
 #: The customer of `send_many`.
@@ -30,7 +31,7 @@ def append_again(url: str, column: str, days: Window) -> None:
         column: its partition column.
         days: the days.
     """
-    rows = DeltaTable(url).to_pyarrow_table()
+    rows = DeltaTable(url).to_pyarrow_table(filesystem=stores.folder_of(url))
     inside = (pc.field(column) >= days.start) & (pc.field(column) < days.end)
     write_deltalake(url, rows.filter(inside), mode="append")
 
@@ -113,7 +114,9 @@ def _count(file: Path, rows: int, amount: Decimal) -> None:
 
 def facts_of(url: str) -> Facts:
     """Orders and revenue by day, as a reader sees them now, without Spark."""
-    rows: pa.Table = DeltaTable(url).to_pyarrow_table(columns=["run_date", "orders", "revenue"])
+    rows: pa.Table = DeltaTable(url).to_pyarrow_table(
+        columns=["run_date", "orders", "revenue"], filesystem=stores.folder_of(url)
+    )
     sums = rows.group_by("run_date").aggregate([("orders", "sum"), ("revenue", "sum")])
     found = {r["run_date"]: (r["orders_sum"], r["revenue_sum"]) for r in sums.to_pylist()}
     return dict(sorted(found.items()))

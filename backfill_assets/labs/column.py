@@ -15,6 +15,7 @@ from backfill_assets.delta.commits import Writer
 from backfill_assets.delta.evolution import GAPS
 from backfill_assets.delta.logs import delta_log
 from backfill_assets.delta.migrating import look, migrate
+from backfill_assets.engine.stores import folder_of
 from backfill_assets.labs.lab import Lab
 from backfill_assets.labs.sales import Sales
 from backfill_assets.publish.plain import MODEL, tables_of_assets
@@ -159,7 +160,7 @@ def _told(lab: Lab, success: bool) -> None:
 def _look(lab: Lab, url: str) -> None:
     """Tell what two readers see, who must see the same."""
     by_spark = [row.asDict() for row in lab.spark.read.format("delta").load(url).collect()]
-    by_rust = delta_log(url).load().to_pyarrow_table().to_pylist()
+    by_rust = delta_log(url).load().to_pyarrow_table(filesystem=folder_of(url)).to_pylist()
     for who, rows in (("Spark", by_spark), ("delta-rs", by_rust)):
         said = f"rows {len(rows)}   amount {sum(row['amount'] for row in rows)}"
         channels = Counter(row["channel"] or "null" for row in rows if "channel" in row)

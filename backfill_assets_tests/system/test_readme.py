@@ -86,6 +86,8 @@ class Place:
             "BACKFILL_ASSETS_SPARK_CONF": json.dumps(small),
             # As an earlier line of the same block says.
             "BACKFILL_ASSETS_END": SAMPLE_END,
+            # The last lines of a step arrive on a loaded machine as well (see the Makefile).
+            "DAGSTER_COMPUTE_LOG_TAIL_WAIT_AFTER_FINISH": "2",
         }
 
     def run(self, command: str, **variables: str) -> str:
