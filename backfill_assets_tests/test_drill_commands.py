@@ -16,9 +16,11 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.cli import main
 from backfill_assets.drills import journal, playing
 from backfill_assets.drills.breaking import folder_of, send
-from backfill_assets.drills.deployment import OWN, Deployment
-from backfill_assets.drills.outages import OUTAGES, READERS, RIGHT, SHOP_FILE
-from backfill_assets.drills.outages import WRONG as WRONG_AMOUNT
+from backfill_assets.drills.deployment import Deployment
+from backfill_assets.drills.outages import OUTAGES
+from backfill_assets.drills.places import OWN
+from backfill_assets.drills.strikes import READERS, RIGHT, SHOP_FILE
+from backfill_assets.drills.strikes import WRONG as WRONG_AMOUNT
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import PREFIX
 from backfill_assets_tests.commands import refused, wrong

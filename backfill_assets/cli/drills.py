@@ -47,7 +47,7 @@ def start(out: Output, folder: Path, name: str, seed: int | None, days: int | No
     NAME is that of an outage; one is chosen if none is named.
     """
     from backfill_assets.drills import playing
-    from backfill_assets.drills.deployment import ENVIRONMENT
+    from backfill_assets.drills.places import ENVIRONMENT
     from backfill_assets.engine.spark import Engine
     from backfill_assets.settings import load_settings
 
@@ -67,10 +67,9 @@ def start(out: Output, folder: Path, name: str, seed: int | None, days: int | No
 def look(out: Output, folder: Path) -> None:
     """Orders and revenue by day, as a reader sees them now."""
     from backfill_assets.drills import breaking
-    from backfill_assets.drills.outages import READERS
 
     it = _found(folder)
-    facts = breaking.facts_of(it.deployment.settings().table(READERS))
+    facts = breaking.facts_of(it.deployment.settings().table(it.outage.readers))
     out.facts((str(day), f"{orders:6,} {revenue:16,}") for day, (orders, revenue) in facts.items())
 
 
@@ -116,13 +115,8 @@ def causes(out: Output) -> None:
 @_FOLDER
 @click.argument("days", type=Partitions())
 def ask(out: Output, folder: Path, days: Window) -> None:
-    """Ask the source to send the files of some arrival days again."""
-    sent = _found(folder).ask(days)
-    out.say(
-        f"The source has sent {sent} again."
-        if sent
-        else f"The source says that it sent {days} as it should be. It sends nothing."
-    )
+    """Ask the source to send the files of some days again, or a service for more calls."""
+    out.say(_found(folder).ask(days))
 
 
 @command("drill end incident")

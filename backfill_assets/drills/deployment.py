@@ -20,6 +20,16 @@ from backfill_assets.definitions import build_defs
 from backfill_assets.delta.ledgers import Ledgers
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.drills.breaking import folder_of
+from backfill_assets.drills.places import (
+    CALLS_ANSWERED,
+    CALLS_PAID,
+    ENVIRONMENT,
+    OWN,
+    RATES_PORT,
+    RATES_URL,
+    DrillError,
+)
+from backfill_assets.drills.rates import url_of
 from backfill_assets.engine.spark import Engine
 from backfill_assets.labs.lab import START, materialize
 from backfill_assets.sample.emitter import Emitter
@@ -27,10 +37,7 @@ from backfill_assets.sample.rendering import render
 from backfill_assets.settings import PREFIX, Settings, load_settings
 from backfill_assets.tables.catalog import tables_of
 
-#: In the folder of a drill: what is the drill's own, and no part of the deployment.
-OWN = ".drill"
-#: What the player's shell is to source.
-ENVIRONMENT = "env.sh"
+ORDERS = "backfill_assets.orders.tables:TABLES"
 _WINDOW_DAYS, _SEED = 2, 7
 #: Settings that are the machine's, and not a deployment's.
 _MACHINE = ("jars", "spark_conf")
@@ -38,10 +45,6 @@ _INSTANCE = Path(__file__).parent.parent / "scaffold" / "dagster.yaml"
 
 #: By table and day, what is published: equal texts are equal rows.
 Contents = Mapping[str, Mapping[date, str]]
-
-
-class DrillError(Exception):
-    """A drill cannot go on like that; the message says what to do."""
 
 
 class Deployment:
@@ -67,15 +70,17 @@ class Deployment:
                 f"{folder}`"
             ) from error
         self.days = Window.parse(said["days"])
+        self._tables = said["tables"]
 
     @classmethod
-    def made(cls, folder: Path, days: int, orders_per_day: int) -> Deployment:
+    def made(cls, folder: Path, days: int, orders_per_day: int, tables: str = ORDERS) -> Deployment:
         """A new one, in which sample orders have landed and nothing is loaded.
 
         Args:
             folder: a new or an empty folder.
             days: so many arrival days.
             orders_per_day: so many orders happen on each of them.
+            tables: where they are declared.
 
         Raises:
             DrillError: the folder has something in it.
@@ -84,7 +89,8 @@ class Deployment:
             raise DrillError(f"{folder} is not empty; nothing was written. Name a new folder")
         (folder / OWN).mkdir(parents=True)
         window = Window(START, START + days * DAY)
-        (folder / OWN / "deployment.json").write_text(json.dumps({"days": str(window)}))
+        said = {"days": str(window), "tables": tables}
+        (folder / OWN / "deployment.json").write_text(json.dumps(said))
         made = cls(folder)
         made._land(orders_per_day)
         made.home.mkdir()
@@ -113,7 +119,11 @@ class Deployment:
         left = () if loaded else ("warehouse", "home")
         for name in (OWN, "landing", "home", "warehouse"):
             if name not in left:
-                shutil.copytree(self.folder / name, folder / name)
+                shutil.copytree(
+                    self.folder / name,
+                    folder / name,
+                    ignore=lambda *_: (RATES_PORT, CALLS_PAID, CALLS_ANSWERED),
+                )
         if not loaded:
             (folder / "home").mkdir()
             shutil.copy(_INSTANCE, folder / "home" / "dagster.yaml")
@@ -127,7 +137,9 @@ class Deployment:
     @property
     def variables(self) -> dict[str, str]:
         """The environment variables with which the ordinary commands work on it."""
+        url = url_of(self.folder)
         return {
+            **({RATES_URL: url} if url else {}),
             "DAGSTER_HOME": str(self.home),
             f"{PREFIX}LANDING": str(self.folder / "landing"),
             f"{PREFIX}WAREHOUSE": str(self.folder / "warehouse"),
@@ -135,7 +147,7 @@ class Deployment:
             f"{PREFIX}END": str(self.days.end),
             f"{PREFIX}WINDOW_DAYS": str(_WINDOW_DAYS),
             f"{PREFIX}TIMEZONE": "UTC",
-            f"{PREFIX}TABLES": "backfill_assets.orders.tables:TABLES",
+            f"{PREFIX}TABLES": self._tables,
         }
 
     def settings(self, **others: Any) -> Settings:
@@ -165,15 +177,17 @@ class Deployment:
     @contextmanager
     def instance(self) -> Iterator[dg.DagsterInstance]:
         """Dagster's instance. It finds itself by the environment, which is put back."""
-        before = os.environ.get("DAGSTER_HOME")
-        os.environ["DAGSTER_HOME"] = str(self.home)
+        # What a lookup asks is found by the environment as well; settings are handed over.
+        own = {name: of for name, of in self.variables.items() if not name.startswith(PREFIX)}
+        before = {name: os.environ[name] for name in own if name in os.environ}
+        os.environ.update(own)
         try:
             with dg.DagsterInstance.get() as found:
                 yield found
         finally:
-            del os.environ["DAGSTER_HOME"]
-            if before is not None:
-                os.environ["DAGSTER_HOME"] = before
+            for name in own:
+                del os.environ[name]
+            os.environ.update(before)
 
     @property
     def ledgers(self) -> Ledgers:

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from backfill_assets.drills.deployment import OWN
+from backfill_assets.drills.places import OWN
 
 #: What can happen: the outage, and what the player asks for.
 INCIDENT, HINT, FOUND, WRONG, ASKED, END, GAVE_UP = (
@@ -37,6 +37,12 @@ def note(folder: Path, what: str, **said: Any) -> None:
     line = {"at": datetime.now(timezone.utc).isoformat(), "what": what, **said}
     with (folder / OWN / "journal.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def has_ended(folder: Path) -> bool:
+    """Whether a drill has ended, well or not, or its folder is gone."""
+    gone = not (folder / OWN).is_dir()
+    return gone or any(event.what in (END, GAVE_UP) for event in events(folder))
 
 
 def events(folder: Path) -> list[Event]:

@@ -14,7 +14,6 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.drills import journal
 from backfill_assets.drills.deployment import Contents, Deployment
 from backfill_assets.drills.journal import Event
-from backfill_assets.drills.outages import READERS
 from backfill_assets.drills.scoring import Observed
 
 #: What a day holds that nobody has published.
@@ -26,6 +25,7 @@ def observed(
     right: Contents,
     events: Sequence[Event],
     days: Window,
+    asked: str,
     now: datetime,
 ) -> Observed:
     """All that a score follows from.
@@ -35,6 +35,7 @@ def observed(
         right: what the tables hold when they are right.
         events: the journal.
         days: those that a diagnosis should name.
+        asked: the table that readers ask.
         now: when the drill ends.
     """
     (incident,) = (event for event in events if event.what == journal.INCIDENT)
@@ -43,7 +44,7 @@ def observed(
     broken = {
         name: _wrong(ledger, right.get(name, {}), since[name]) for name, ledger in ledgers.items()
     }
-    readers = ledgers[READERS]
+    readers = ledgers[asked]
     return Observed(
         detected=found[0].at - incident.at if found else None,
         # The first that were named count: the second would be a guess.
@@ -59,10 +60,8 @@ def observed(
             len(_written_since(ledger, since[name]) - broken[name])
             for name, ledger in ledgers.items()
         ),
-        broken_for_readers=len(broken[READERS]),
-        answers=wrong_answers(
-            [*_states(readers, right[READERS], incident.at, since[READERS])], now
-        ),
+        broken_for_readers=len(broken[asked]),
+        answers=wrong_answers([*_states(readers, right[asked], incident.at, since[asked])], now),
         sections=len(SECTIONS),
         filled=_filled(deployment.folder),
     )

@@ -7,16 +7,19 @@ import random
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from datetime import date, datetime, timezone
 from pathlib import Path
 
 from backfill_assets.calendar.partitions import DAY, Window
-from backfill_assets.drills import breaking, journal
-from backfill_assets.drills.deployment import OWN, Contents, Deployment, DrillError
+from backfill_assets.drills import breaking, journal, rates
+from backfill_assets.drills.deployment import Contents, Deployment
 from backfill_assets.drills.journal import Event
 from backfill_assets.drills.observing import newest_run, observed
-from backfill_assets.drills.outages import OUTAGES, RIGHT, SHOP_FILE, Outage
+from backfill_assets.drills.outages import OUTAGES, Outage
+from backfill_assets.drills.places import OWN, DrillError
 from backfill_assets.drills.scoring import Observed, Score, score
+from backfill_assets.drills.strikes import RIGHT, SHOP_FILE
 from backfill_assets.engine.spark import Engine
 
 
@@ -81,7 +84,7 @@ class Drill:
     @property
     def ended(self) -> bool:
         """Whether it has ended, well or not."""
-        return any(event.what in (journal.END, journal.GAVE_UP) for event in self.events)
+        return journal.has_ended(self.folder)
 
     def hint(self) -> str:
         """The next hint; the last one again if there is no other.
@@ -111,17 +114,18 @@ class Drill:
         journal.note(self.folder, journal.FOUND if right else journal.WRONG, **said)
         return right
 
-    def ask(self, days: Window) -> Window | None:
-        """Ask the source for days again; those that it sends, none if they are as they should be.
+    def ask(self, days: Window) -> str:
+        """Ask the source for days again, or a service for the calls that they need; what it says.
 
         Raises:
             DrillError: the drill has ended.
         """
         self._refuse_ended()
         journal.note(self.folder, journal.ASKED, days=str(days))
-        sent = [day for day in days if day in self.days] if self.name == "amounts" else []
-        breaking.send(self.folder / "landing", sent, SHOP_FILE, RIGHT)
-        return Window(sent[0], sent[-1] + DAY) if sent else None
+        wrong = [day for day in days if day in self.days]
+        if self.outage.asked and wrong:
+            return self.outage.asked(self.deployment, wrong)
+        return f"The source says that it sent {days} as it should be. It sends nothing."
 
     def end(self) -> Score:
         """End it, and score it; one that has ended has the score of its end.
@@ -134,7 +138,9 @@ class Drill:
                 return score(Observed.of(event.said["observed"]))
         self._refuse_ended()
         now = datetime.now(timezone.utc)
-        seen = observed(self.deployment, self.right, self.events, self.days, now)
+        seen = observed(
+            self.deployment, self.right, self.events, self.days, self.outage.readers, now
+        )
         journal.note(self.folder, journal.END, observed=seen.as_json())
         return score(seen)
 
@@ -202,9 +208,11 @@ def prepared(engine: Engine, folder: Path, outage: Outage, days: int | None = No
         days: so many days, in place of those of the outage.
     """
     wanted = max(days or outage.days, outage.fewest)
-    found = Deployment.made(folder, wanted, outage.orders_per_day)
+    found = Deployment.made(folder, wanted, outage.orders_per_day, outage.tables)
     breaking.send(folder / "landing", found.days, SHOP_FILE, RIGHT)
-    found.load(engine, found.days)
+    rates.pay(found.folder, len(found.days))
+    with rates.answering(found.folder) if outage.asks else nullcontext():
+        found.load(engine, found.days)
     return found
 
 

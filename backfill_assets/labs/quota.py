@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 
 import requests
@@ -18,6 +16,7 @@ from backfill_assets.backfills.plans import Expected
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.labs.lab import START, JobDiedError, Lab, Line
+from backfill_assets.labs.loopback import Loopback
 from backfill_assets.labs.quota_tables import PLACES, order_places
 from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets.quality.audit import Measured
@@ -33,51 +32,28 @@ _PLANNED = Window(START, START + 20 * DAY)
 _ROWS = 500_000
 
 
-class _Places(ThreadingHTTPServer):
-    """A service on this machine, which has calls left for today.
+class _Places(Loopback):
+    """Says where a customer is, and has calls left for today.
 
     Attributes:
         answered: calls.
         refused: calls beyond the quota.
     """
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(self._place)
         self.answered = self.refused = 0
         self.lock = Lock()
 
-    def admits(self) -> bool:
-        """Whether one more call is within the quota."""
+    def _place(self, path: str) -> tuple[int, Mapping[str, str]]:
+        """Where a customer is, or that the quota is used up."""
         with self.lock:
             fine = self.answered < _LEFT
             self.answered += fine
             self.refused += not fine
-            return fine
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """Answers one call."""
-
-    server: _Places
-
-    def do_GET(self) -> None:
-        """Answer where a customer is, or that the quota is used up."""
-        status, said = (200, _place(self.path)) if self.server.admits() else (429, {})
-        body = json.dumps(said).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing on the terminal."""
-
-
-def _place(path: str) -> dict[str, str]:
-    customer = path.rpartition("/")[2]
-    return {"customer_id": customer, "country": "AT" if int(customer[2:]) % 2 else "FR"}
+        customer = path.rpartition("/")[2]
+        country = "AT" if int(customer[2:]) % 2 else "FR"
+        return (200, {"customer_id": customer, "country": country}) if fine else (429, {})
 
 
 def quota(lab: Lab) -> None:
@@ -144,8 +120,7 @@ def quota(lab: Lab) -> None:
 def _ask_each(service: _Places, rows: list[Line]) -> int:
     """Ask for each row, as a job does that keeps nothing; how many were answered."""
     with requests.Session() as session:
-        url = _url(service)
-        return sum(session.get(f"{url}/places/{row['customer_id']}").ok for row in rows)
+        return sum(session.get(f"{service.url}/places/{row['customer_id']}").ok for row in rows)
 
 
 @contextmanager
@@ -155,7 +130,7 @@ def _service() -> Iterator[_Places]:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
         before = os.environ.get(PLACES.url)
-        os.environ[PLACES.url] = _url(server)
+        os.environ[PLACES.url] = server.url
         try:
             yield server
         finally:
@@ -164,10 +139,6 @@ def _service() -> Iterator[_Places]:
                 os.environ[PLACES.url] = before
             server.shutdown()
             thread.join()
-
-
-def _url(server: _Places) -> str:
-    return f"http://127.0.0.1:{server.server_address[1]}"
 
 
 def _told(lab: Lab, service: _Places) -> None:

@@ -18,6 +18,7 @@ from backfill_assets.labs.lab import Lab
 from backfill_assets.labs.late import late
 from backfill_assets.labs.leak import leak
 from backfill_assets.labs.merge import merge
+from backfill_assets.labs.overwrite import overwrite
 from backfill_assets.labs.quota import quota
 from backfill_assets.labs.skew import skew
 from backfill_assets.labs.swap import swap
@@ -27,6 +28,7 @@ from backfill_assets.labs.torn import torn
 LABS: Mapping[str, Callable[[Lab], None]] = {
     "append": append,
     "torn": torn,
+    "overwrite": overwrite,
     "merge": merge,
     "dedup": dedup,
     "event-time": event_time,

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.cli import main
 from backfill_assets.drills import playing
 from backfill_assets.drills.deployment import Deployment
 from backfill_assets.drills.observing import newest_run
-from backfill_assets.drills.outages import OUTAGES, READERS
+from backfill_assets.drills.outages import OUTAGES
 from backfill_assets.drills.playing import Drill
 from backfill_assets.drills.scoring import Score
+from backfill_assets.drills.strikes import EUROS, READERS
 from backfill_assets.engine.spark import Engine
 from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets_tests.pages import documented
@@ -70,6 +72,13 @@ def the_file_alone(drill: Drill, _engine: Engine) -> None:
     file.unlink()
 
 
+def a_call_for_one_day(drill: Drill, engine: Engine) -> None:
+    """The days that are missing once more, with one of the calls that they need."""
+    drill.found("crashed", drill.days)
+    assert drill.ask(Window(drill.days.start, drill.days.start + DAY)).endswith("1 more calls.")
+    drill.deployment.run(engine, drill.days, [EUROS])
+
+
 def nothing(drill: Drill, _engine: Engine) -> None:
     """It is looked at, and ended."""
     drill.hint()
@@ -83,6 +92,7 @@ WRONG: dict[str, tuple[Callable[[Drill, Engine], None], str]] = {
     "amounts": (nothing_is_asked, STILL_WRONG),
     "crashed": (from_the_beginning, STILL_WRONG),
     "timezone": (nothing, STILL_WRONG),
+    "quota": (a_call_for_one_day, STILL_WRONG),
 }
 
 
@@ -108,12 +118,13 @@ def wrongly(name: str, folder: Path, engine: Engine) -> None:
     [
         "purged",
         "skewed",
+        "quota",
         *(pytest.param(n, marks=pytest.mark.slow) for n in ("amounts", "crashed", "timezone")),
     ],
 )
 def test_a_drill_is_solved_by_its_solution(name, right, engine, player, tmp_path, capsys):
-    if name == "timezone":  # of days of its own
-        right = playing.prepared(engine, tmp_path / "right", OUTAGES[name])
+    if name in ("timezone", "quota"):  # of days, and of tables, of its own
+        right = playing.prepared(engine, tmp_path / "right", OUTAGES[name], DAYS)
     drill = playing.begin(engine, right, tmp_path / "solved", name, random.Random(3))
     assert OUTAGES[name].cause not in drill.symptom
     shutil.copytree(drill.folder, tmp_path / "other")

@@ -1,0 +1,151 @@
+"""The service of drill `quota`: exchange rates, for as many calls as somebody has paid for.
+
+It is a process of its own, for programs of this machine only. It ends with the drill, with its
+folder, or after a day.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any
+
+import requests
+
+from backfill_assets.drills import journal
+from backfill_assets.drills.places import (
+    CALLS_ANSWERED,
+    CALLS_PAID,
+    OWN,
+    RATES_PORT,
+    DrillError,
+)
+from backfill_assets.labs.loopback import Loopback
+
+_LOOK, _LONGEST, _LONGEST_START = 0.2, 24 * 3600, 60  # seconds
+#: So often it is started. The port may be that of one that is about to end.
+_STARTS = 3
+
+
+class Rates(Loopback):
+    """The service of a folder.
+
+    A call beyond those that are paid for is answered with 403, as by services that sell calls.
+    """
+
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        """One that listens; as for `Loopback`."""
+        self._own, self._lock = folder / OWN, Lock()
+        super().__init__(self._rate, port)
+
+    def _rate(self, path: str) -> tuple[int, Mapping[str, Any]]:
+        if path == "/folder":
+            return 200, {"folder": str(self._own.parent)}
+        found = re.fullmatch(r"/rates/(\d{4}-\d\d-\d\d)/(\w+)", path)
+        if not found:
+            return 404, {"error": "there is /rates/<day>/<currency>"}
+        with self._lock:
+            answered = _number(self._own / CALLS_ANSWERED)
+            if answered >= _number(self._own / CALLS_PAID):
+                return 403, {"error": f"all of the {answered} calls that are paid for are used up"}
+            _write(self._own / CALLS_ANSWERED, answered + 1)
+        day, currency = found.groups()
+        thousandths = 500 + int(day.replace("-", "")) * 37 % 400
+        return 200, {"day": day, "currency": currency, "in_euros": f"{thousandths / 1000:.3f}"}
+
+
+def pay(folder: Path, calls: int) -> None:
+    """Pay for more calls of the service of a folder."""
+    _write(folder / OWN / CALLS_PAID, _number(folder / OWN / CALLS_PAID) + calls)
+
+
+@contextmanager
+def answering(folder: Path) -> Iterator[None]:
+    """A service of a folder that ends with the block."""
+    with Rates(folder) as server:
+        _write(folder / OWN / RATES_PORT, server.server_address[1])
+        thread = Thread(target=server.serve_forever, args=(_LOOK,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def start(folder: Path) -> None:
+    """Start the service of a folder, unless it answers. Its URL stays the same.
+
+    Raises:
+        DrillError: it does not start.
+    """
+    log = folder / OWN / "rates.log"
+    for _ in range(_STARTS):
+        if _answers(folder):
+            return
+        with log.open("a") as said:
+            process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,  # Ctrl-C is not meant for it
+            )
+        until = time.monotonic() + _LONGEST_START
+        while process.poll() is None and time.monotonic() < until:
+            if _answers(folder):
+                return
+            time.sleep(_LOOK)
+    raise DrillError(f"the service of the drill does not start; {log} says why")
+
+
+def url_of(folder: Path) -> str:
+    """The URL of the service of a folder; empty if it has none."""
+    port = _number(folder / OWN / RATES_PORT)
+    return f"http://127.0.0.1:{port}" if port else ""
+
+
+def _answers(folder: Path) -> bool:
+    """Whether it is the service of this folder that answers at its URL."""
+    url = url_of(folder)
+    try:
+        found = requests.get(f"{url}/folder", timeout=5).json() if url else {}
+    except (requests.RequestException, ValueError):
+        return False
+    return bool(found == {"folder": str(folder)})
+
+
+def _number(path: Path) -> int:
+    try:
+        return int(path.read_text())
+    except FileNotFoundError:
+        return 0
+
+
+def _write(path: Path, number: int) -> None:
+    """Write a number that another process may be reading."""
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    new.write_text(str(number))
+    new.replace(path)
+
+
+def main() -> None:
+    """Answer until the drill of a folder has ended, or the folder is gone."""
+    folder = Path(sys.argv[1])
+    since = time.monotonic()
+    with Rates(folder, _number(folder / OWN / RATES_PORT)) as server:
+        _write(folder / OWN / RATES_PORT, server.server_address[1])
+        Thread(target=server.serve_forever, args=(_LOOK,), daemon=True).start()
+        while time.monotonic() - since < _LONGEST and not journal.has_ended(folder):
+            time.sleep(_LOOK)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""What the outages of the drills break, and what somebody else does who is asked for help."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from string import ascii_lowercase
+
+import dagster as dg
+
+from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.drills import breaking, rates
+from backfill_assets.drills.deployment import Deployment
+from backfill_assets.drills.places import DrillError
+from backfill_assets.engine.spark import Engine
+
+#: The table that the readers of a drill ask.
+READERS = "fact_daily_orders"
+EUROS = "fact_daily_euros"
+#: The source's file that a drill counts on: one order a day.
+SHOP_FILE = "shop-api.jsonl"
+RIGHT, WRONG = Decimal("10.00"), Decimal("1000000.00")
+LOG = ("raw_orders", "raw_orders_rejected")
+MADE = (
+    "stg_orders",
+    "late_orders",
+    "fact_daily_orders",
+    "fact_daily_orders_current",
+    "fact_order_corrections",
+    "arrival_lateness",
+)
+#: So many orders happen on a day, unless an outage says otherwise.
+ORDERS_PER_DAY = 40
+#: With so many times the orders of a day does one customer skew it.
+_SKEW = 20
+
+
+@dataclass(frozen=True)
+class Struck:
+    """What an outage did.
+
+    Attributes:
+        days: those that a diagnosis should name.
+        symptom: what a user says of it.
+        run: the run that did it, by its first eight characters; empty if none did.
+    """
+
+    days: Window
+    symptom: str
+    run: str = ""
+
+
+Strike = Callable[[Deployment, Engine, random.Random], Struck]
+#: What somebody else does who is asked about days, and says.
+Asked = Callable[[Deployment, Sequence[date]], str]
+
+
+def _some(deployment: Deployment, rng: random.Random) -> Window:
+    """Three to five days, neither the first nor the last ones."""
+    length = rng.randint(3, 5)
+    first = rng.randint(2, len(deployment.days) - length - 4)
+    start = deployment.days.start + first * DAY
+    return Window(start, start + length * DAY)
+
+
+def _revenue(deployment: Deployment) -> Decimal:
+    facts = breaking.facts_of(deployment.settings().table(READERS))
+    return sum((revenue for _, revenue in facts.values()), Decimal(0))
+
+
+def doubled(deployment: Deployment, _engine: Engine, rng: random.Random) -> Struck:
+    """Append some days of the facts once more."""
+    days, right = _some(deployment, rng), _revenue(deployment)
+    breaking.append_again(deployment.settings().table(READERS), "run_date", days)
+    return Struck(
+        days,
+        f"Finance: {READERS} has a revenue of {_revenue(deployment):,} for {deployment.days}. Our "
+        f"books say {right:,}. Yesterday the two agreed.",
+    )
+
+
+def amounts(deployment: Deployment, engine: Engine, rng: random.Random) -> Struck:
+    """Have the source send a wrong amount on some days, and load them."""
+    days = _some(deployment, rng)
+    landing = deployment.folder / "landing"
+    breaking.send(landing, days, SHOP_FILE, WRONG)
+    deployment.load(engine, deployment.days)
+    now = _revenue(deployment)
+    return Struck(
+        days,
+        f"Finance: the revenue of {deployment.days} is {now:,} in {READERS}. Our books say "
+        f"{now - len(days) * (WRONG - RIGHT):,}. All runs are green.",
+    )
+
+
+def purged(deployment: Deployment, _engine: Engine, rng: random.Random) -> Struck:
+    """Purge most of the landing, and delete the rows of some days."""
+    days = _some(deployment, rng)
+    settings = deployment.settings()
+    breaking.purge(deployment.folder / "landing", [*deployment.days][:-3])
+    breaking.delete_rows(settings.table("stg_orders"), "event_date", days)
+    breaking.delete_rows(settings.table(READERS), "run_date", days)
+    return Struck(
+        days,
+        f"Finance: the report has no orders at all on {len(days)} days of {deployment.days}. The "
+        "days were there yesterday, and the landing is nearly empty now.",
+    )
+
+
+def timezone(deployment: Deployment, engine: Engine, _rng: random.Random) -> Struck:
+    """Make 45 days under another time zone, in one run."""
+    days = Window(deployment.days.end - 45 * DAY, deployment.days.end)
+    done = deployment.run(engine, days, timezone="America/New_York")
+    _refuse_failed(done)
+    return Struck(
+        days,
+        "The shop's manager: since yesterday the orders of the nights are reported on the day "
+        "before. The totals of the months are nearly the same.",
+        done.run_id[:8],
+    )
+
+
+def crashed(deployment: Deployment, engine: Engine, rng: random.Random) -> Struck:
+    """Load the first days, and then kill the run of the others."""
+    first = deployment.days.start
+    half = first + rng.randint(len(deployment.days) // 2, len(deployment.days) - 5) * DAY
+    of = {"dagster/backfill": "".join(rng.choices(ascii_lowercase, k=8))}
+    for window, tables in ((deployment.days, LOG), (Window(first, half), MADE)):
+        _refuse_failed(deployment.run(engine, window, tables, tags=of))
+    missing = Window(half, deployment.days.end)
+    killed = {"io_manager": dg.IOManagerDefinition(_killed)}
+    done = deployment.run(engine, missing, MADE, resources=killed, tags=of)
+    return Struck(
+        missing,
+        f"Finance: the report ends with {half - DAY}. {deployment.days} has been loaded from "
+        "scratch since last night, we were told.",
+        done.run_id[:8],
+    )
+
+
+def quota(deployment: Deployment, engine: Engine, rng: random.Random) -> Struck:
+    """Load the first days in euros; then the service takes no call more."""
+    first, end = deployment.days.start, deployment.days.end
+    half = first + rng.randint(len(deployment.days) // 2, len(deployment.days) - 5) * DAY
+    rates.pay(deployment.folder, (half - first).days)
+    rates.start(deployment.folder)
+    deployment.load(engine, deployment.days, [*LOG, *MADE])
+    deployment.load(engine, Window(first, half), [EUROS])
+    missing = Window(half, end)
+    done = deployment.run(engine, missing, [EUROS])
+    return Struck(
+        missing,
+        f"Finance: the report in euros, {EUROS}, ends with {half - DAY}. The one in dollars has "
+        f"all days up to {end - DAY}.",
+        done.run_id[:8],
+    )
+
+
+def more_calls(deployment: Deployment, days: Sequence[date]) -> str:
+    """Have the service take a call for each wrong day."""
+    rates.pay(deployment.folder, len(days))
+    rates.start(deployment.folder)
+    return f"The service takes {len(days)} more calls."
+
+
+def sent_again(deployment: Deployment, days: Sequence[date]) -> str:
+    """Send right files for wrong days."""
+    breaking.send(deployment.folder / "landing", days, SHOP_FILE, RIGHT)
+    return f"The source has sent {Window(days[0], days[-1] + DAY)} again."
+
+
+def _killed(_: dg.InitResourceContext) -> dg.IOManager:
+    raise RuntimeError("the machine was restarted while this run was at work")
+
+
+def skewed(deployment: Deployment, engine: Engine, rng: random.Random) -> Struck:
+    """Load a file of one customer's, who has most orders of its day."""
+    days = _some(deployment, rng)
+    day = days.start
+    orders = _SKEW * ORDERS_PER_DAY
+    breaking.send_many(deployment.folder / "landing", day, "bulk.jsonl", orders)
+    reach = Window(day, min(day + 3 * DAY, deployment.days.end))
+    done = deployment.run(engine, reach)
+    _refuse_failed(done)
+    return Struck(
+        Window(day, day + DAY),
+        f"Marketing: {orders:,} orders on one day make {breaking.MANY} our best customer. Nobody "
+        "here has heard of it.",
+        done.run_id[:8],
+    )
+
+
+def _refuse_failed(done: dg.ExecuteInProcessResult) -> None:
+    if not done.success:
+        said = "; ".join(str(event.message) for event in done.all_events if event.is_failure)
+        raise DrillError(f"the outage of the drill could not be made: {said}")

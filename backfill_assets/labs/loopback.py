@@ -1,0 +1,54 @@
+"""An HTTP service of JSON for programs of this machine, to try what asks a service."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+#: The status and the JSON object of an answer, by the path of a request.
+Answer = Callable[[str], tuple[int, Mapping[str, Any]]]
+
+
+class Loopback(ThreadingHTTPServer):
+    """The service; it answers in `serve_forever`, until `shutdown`."""
+
+    daemon_threads = True
+
+    def __init__(self, answer: Answer, port: int = 0) -> None:
+        """One that listens.
+
+        Args:
+            answer: is called for each GET, by several threads.
+            port: of this machine; any that is free, if it is 0.
+
+        Raises:
+            OSError: the port is not free.
+        """
+        self.answer = answer
+        super().__init__(("127.0.0.1", port), _Handler)
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one request."""
+
+    server: Loopback
+
+    def do_GET(self) -> None:
+        """Send what the service answers."""
+        status, said = self.server.answer(self.path)
+        body = json.dumps(said).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing on the terminal."""

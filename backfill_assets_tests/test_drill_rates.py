@@ -1,0 +1,86 @@
+"""The service of drill `quota`: what it answers, who pays, and when it ends; without Spark."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import requests
+
+from backfill_assets.drills import journal, rates
+from backfill_assets.drills.deployment import Deployment
+from backfill_assets.drills.outages import OUTAGES
+from backfill_assets.drills.places import OWN, RATES_PORT, RATES_URL, DrillError
+from backfill_assets_tests.killing import wait_for
+
+
+@pytest.fixture
+def deployment(tmp_path) -> Iterator[Deployment]:
+    made = Deployment.made(tmp_path / "incident", 5, 2, OUTAGES["quota"].tables)
+    yield made
+    shutil.rmtree(made.folder, ignore_errors=True)  # the service ends
+
+
+def called(deployment: Deployment) -> int:
+    """The status of a call."""
+    url = deployment.variables[RATES_URL]
+    return requests.get(f"{url}/rates/2024-01-02/USD", timeout=30).status_code
+
+
+def is_up(deployment: Deployment) -> bool:
+    try:
+        return called(deployment) > 0
+    except requests.ConnectionError:
+        return False
+
+
+def test_it_takes_the_calls_that_are_paid_for(deployment):
+    rates.start(deployment.folder)
+    assert called(deployment) == 403
+    rates.pay(deployment.folder, 5)
+    assert [called(deployment) for _ in range(6)] == [200] * 5 + [403]
+    url = deployment.variables[RATES_URL]
+    assert requests.get(f"{url}/elsewhere", timeout=30).status_code == 404
+
+
+def test_it_ends_with_the_drill(deployment):
+    rates.pay(deployment.folder, 2)
+    rates.start(deployment.folder)
+    assert called(deployment) == 200
+    journal.note(deployment.folder, journal.END)
+    wait_for(lambda: not is_up(deployment))
+
+
+def test_it_ends_with_its_folder_and_starts_again_where_it_was(deployment):
+    """As after the machine was started again: `env.sh` has its URL, and the calls are counted."""
+    rates.pay(deployment.folder, 2)
+    rates.start(deployment.folder)
+    assert called(deployment) == 200
+    elsewhere = deployment.folder.with_name("elsewhere")
+    deployment.folder.rename(elsewhere)
+    wait_for(lambda: not is_up(Deployment(elsewhere)))
+    elsewhere.rename(deployment.folder)
+    before = deployment.variables
+    rates.start(deployment.folder)
+    assert deployment.variables == before
+    assert [called(deployment), called(deployment)] == [200, 403]
+
+
+def test_a_copy_has_a_service_of_its_own(deployment, tmp_path):
+    rates.pay(deployment.folder, 1)
+    with rates.answering(deployment.folder):
+        assert called(deployment) == 200
+        copy = deployment.copied(tmp_path / "copy", loaded=False)
+        assert RATES_URL in deployment.variables
+        assert RATES_URL not in copy.variables
+
+
+def test_a_port_that_somebody_else_has(deployment, tmp_path):
+    other = Deployment.made(tmp_path / "other", 5, 2)
+    with rates.answering(other.folder):
+        port = (other.folder / OWN / RATES_PORT).read_text()
+        (deployment.folder / OWN / RATES_PORT).write_text(port)
+        with pytest.raises(DrillError, match=r"does not start; .*rates\.log says why"):
+            rates.start(deployment.folder)
+        assert "Address already in use" in (deployment.folder / OWN / "rates.log").read_text()
