@@ -302,7 +302,9 @@ def files_of(pipeline: Pipeline, name: str) -> set[str]:
 
 
 @pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="kills an engine of its own")
-@pytest.mark.parametrize("name", ["dim_customers", "customer_lifetime_value"])
+@pytest.mark.parametrize(
+    "name", ["dim_customers", pytest.param("customer_lifetime_value", marks=pytest.mark.slow)]
+)
 def test_a_range_that_is_killed_while_it_writes_is_resumed(engine, spark, tmp_path, name):
     pipeline = pipeline_in(engine, tmp_path / "lived")
     early, late = LOOKS[1], history(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -73,7 +74,6 @@ SCORES = Lookup(
     quota=Quota(20, "day"),
     reserve=0.5,
     patience=1.0,
-    timeout=2.0,
     tries=2,
 )
 
@@ -110,14 +110,26 @@ def server(monkeypatch):
         yield found
 
 
-@pytest.fixture
-def pipeline(engine, tmp_path, server):
+def made(engine, root: Path) -> Pipeline:
     place = "backfill_assets_tests.system.test_enrichment:TABLES"
-    pipeline = Pipeline(engine, tmp_path, tables=place, window_days=2)
+    return Pipeline(engine, root, tables=place, window_days=2)
+
+
+@pytest.fixture(scope="module")
+def loaded(engine, spark, tmp_path_factory) -> Path:
+    """Five days of orders, to be copied: nobody has asked the service yet."""
+    pipeline = made(engine, tmp_path_factory.mktemp("loaded"))
     for n in range(1, 6):
         pipeline.land(n, [order(f"o{n}{c}", n, f"{n}.50", c) for c in ("c1", "c2", "c3")])
     pipeline.run(1, 5, EVERYTHING)
-    return pipeline
+    return pipeline.root
+
+
+@pytest.fixture
+def pipeline(engine, loaded, tmp_path, server) -> Pipeline:
+    for name in ("landing", "warehouse"):
+        shutil.copytree(loaded / name, tmp_path / name)
+    return made(engine, tmp_path)
 
 
 def amounts(pipeline: Pipeline) -> dict[str, Decimal]:

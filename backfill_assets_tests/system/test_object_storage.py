@@ -43,11 +43,11 @@ CORE = [
     "system/test_stored.py",
     "system/test_races.py",
     "system/test_recovery.py",
-    "test_targets.py",
+    "system/test_targets.py",
     "test_migrations.py",
 ]
 CHOICE = (
-    "life or nightly_against or killed_at_random or target_from_end_to_end or "
+    "(life and local0) or nightly_against or killed_at_random or target_from_end_to_end or "
     "(readers_see and renamed)"
 )
 
@@ -89,7 +89,12 @@ def run_on(server: S3Server, choice: str, *names: str, **more: str) -> str:
 
 
 def test_a_life_races_and_kills_on_s3(server):
-    assert "7 passed" in run_on(server, CHOICE, *CORE)
+    assert "5 passed" in run_on(server, CHOICE, *CORE)
+
+
+@pytest.mark.slow
+def test_a_life_of_which_a_part_is_on_s3(server):
+    assert "2 passed" in run_on(server, "life and not local0", "system/test_stored.py")
 
 
 @pytest.mark.skipif(not CDNOW.exists(), reason="the CDNOW file is not beside the project")

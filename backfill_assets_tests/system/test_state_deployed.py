@@ -16,7 +16,7 @@ from backfill_assets_tests.deployed import Deployment
 from backfill_assets_tests.memory_model import lifetime_values
 from backfill_assets_tests.pipeline import Pipeline, day, order
 
-TABLES = "backfill_assets_tests.test_state:TABLES"
+TABLES = "backfill_assets_tests.system.test_state:TABLES"
 DAYS, PER_RUN = 12, 4
 LOG = ("raw_orders", "raw_orders_rejected")
 CURRENT, LTV = "fact_daily_orders_current", "customer_lifetime_value"

@@ -59,7 +59,7 @@ ALL = (*FACTS, LTV)
 
 @pytest.fixture
 def stateful(engine, spark, tmp_path: Path) -> Pipeline:
-    return Pipeline(engine, tmp_path, tables="backfill_assets_tests.test_state:TABLES")
+    return Pipeline(engine, tmp_path, tables="backfill_assets_tests.system.test_state:TABLES")
 
 
 def values(orders: Iterable[Mapping[str, Any]], last: int) -> set[tuple]:
@@ -309,7 +309,7 @@ def test_a_plan_says_which_days_wait_and_verification_computes_them_again(
 
 
 def test_runs_of_days_that_are_built_upon_each_other_are_asked_one_after_another() -> None:
-    settings = load_settings(tables="backfill_assets_tests.test_state:TABLES", start=day(1))
+    settings = load_settings(tables="backfill_assets_tests.system.test_state:TABLES", start=day(1))
     graph = graph_for(settings)
     reason = Behind({})
     behind = Backlog({LTV: {day(n): reason for n in range(1, 8)}})
@@ -375,7 +375,7 @@ def test_rows_of_days_that_are_published_are_not_kept_in_memory(
 
 
 def test_the_value_of_a_cohort_is_that_of_the_newest_day(engine, spark, tmp_path: Path) -> None:
-    name = "backfill_assets_tests.test_state:TABLES"
+    name = "backfill_assets_tests.system.test_state:TABLES"
     stateful = Pipeline(engine, tmp_path, tables=name, end=day(33))
     ordered = [*ORDERED, {"id": "5", "n": 32, "c": "a", "amount": "16.00"}]
     for n in range(1, 33):
@@ -458,7 +458,7 @@ def test_its_days_are_final_when_those_it_is_made_of_are(
     engine, spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     monkeypatch.setattr(io_manager, "AT_ONCE", at_once)
-    name = "backfill_assets_tests.test_state:TABLES"
+    name = "backfill_assets_tests.system.test_state:TABLES"
     pipeline = Pipeline(engine, tmp_path, tables=name, window_days=1)
     land_all(pipeline, ORDERED, 5)
     layers = [*FACTS[:2], STAGED.name, FACT.name, frozen_value.name]
