@@ -19,6 +19,7 @@ from backfill_assets.drills.breaking import folder_of, send
 from backfill_assets.drills.deployment import Deployment
 from backfill_assets.drills.outages import OUTAGES
 from backfill_assets.drills.places import OWN
+from backfill_assets.drills.playing import Drill
 from backfill_assets.drills.strikes import READERS, RIGHT, SHOP_FILE
 from backfill_assets.drills.strikes import WRONG as WRONG_AMOUNT
 from backfill_assets.orders.tables import TABLES
@@ -67,6 +68,23 @@ def test_its_file_is_for_a_shell(folder):
     for name, value in Deployment(folder).variables.items():
         assert f"{name}={value}\n" in said
     assert f"{PREFIX}END=2024-01-06\n" in said
+
+
+def test_a_start_forgets_what_the_shell_has_of_another_deployment(folder, monkeypatch):
+    """What is right is made under the settings that the player works with."""
+    seen = {}
+
+    def start(*_) -> Drill:
+        seen.update(os.environ)
+        return Drill(folder)
+
+    monkeypatch.setattr(playing, "start", start)
+    monkeypatch.setenv(f"{PREFIX}LATE_LINES", "drop")
+    monkeypatch.setenv("SPARK_REMOTE", "sc://production:15002")
+    monkeypatch.setenv(f"{PREFIX}SPARK_CONF", "{}")
+    assert main(["drill", "start", "new"]) == 0
+    assert not {f"{PREFIX}LATE_LINES", "SPARK_REMOTE"} & seen.keys()
+    assert f"{PREFIX}SPARK_CONF" in seen
 
 
 def test_hints_get_clearer_and_are_counted(folder, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,10 +48,13 @@ def start(out: Output, folder: Path, name: str, seed: int | None, days: int | No
     NAME is that of an outage; one is chosen if none is named.
     """
     from backfill_assets.drills import playing
+    from backfill_assets.drills.deployment import of_other_deployments
     from backfill_assets.drills.places import ENVIRONMENT
     from backfill_assets.engine.spark import Engine
     from backfill_assets.settings import load_settings
 
+    for variable in of_other_deployments():  # as `env.sh` does in the player's shell
+        os.environ.pop(variable, None)
     out.note("Making a deployment, and loading it. This takes a minute or two ...")
     begun = playing.start(Engine.of(load_settings()), folder, name, seed, days)
     out.say(begun.symptom)

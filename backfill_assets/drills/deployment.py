@@ -47,6 +47,12 @@ _INSTANCE = Path(__file__).parent.parent / "scaffold" / "dagster.yaml"
 Contents = Mapping[str, Mapping[date, str]]
 
 
+def of_other_deployments() -> list[str]:
+    """The environment variables by which a shell may have another deployment than a drill."""
+    names = [PREFIX + name.upper() for name in Settings.model_fields if name not in _MACHINE]
+    return sorted(["SPARK_REMOTE", *names])
+
+
 class Deployment:
     """Landing, warehouse and DAGSTER_HOME in one folder, run in this process.
 
@@ -169,8 +175,7 @@ class Deployment:
         What the shell has of another deployment is unset: commands of a drill must reach neither
         its engine nor its chat.
         """
-        others = [PREFIX + name.upper() for name in Settings.model_fields if name not in _MACHINE]
-        lines = [f"unset {' '.join(sorted(['SPARK_REMOTE', *others]))}\n"]
+        lines = [f"unset {' '.join(of_other_deployments())}\n"]
         lines += [f"export {name}={shlex.quote(of)}\n" for name, of in self.variables.items()]
         (self.folder / ENVIRONMENT).write_text("".join(lines))
 
