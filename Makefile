@@ -18,8 +18,8 @@ demo: export BACKFILL_ASSETS_END ?= 2024-01-22
 ui: export BACKFILL_ASSETS_END ?= 2024-01-29
 endif
 DEMO_DAYS := 2024-01-01...2024-01-21
-# What a step says reaches the terminal through a process that Dagster ends with the step, read or
-# not. It waits so many seconds before; without, the last lines of a step may be missing.
+# What a step says reaches the terminal through another process. Dagster ends this process with the
+# step, and waits so many seconds first. Without the wait, the last lines of a step may be missing.
 demo: export DAGSTER_COMPUTE_LOG_TAIL_WAIT_AFTER_FINISH ?= 0.5
 
 help: ## list the targets

@@ -16,7 +16,7 @@ from backfill_assets.calendar.partitions import Window
 from backfill_assets.cli import main
 from backfill_assets.drills import journal, playing
 from backfill_assets.drills.breaking import folder_of, send
-from backfill_assets.drills.deployment import Deployment
+from backfill_assets.drills.deployment import Deployment, of_other_deployments
 from backfill_assets.drills.outages import OUTAGES
 from backfill_assets.drills.places import OWN
 from backfill_assets.drills.playing import Drill
@@ -33,6 +33,8 @@ DAYS = Window.parse("2024-01-02...2024-01-03")
 def folder(tmp_path, monkeypatch) -> Path:
     """Of a drill that has begun, in which nothing has been published."""
     monkeypatch.chdir(tmp_path)
+    for name in of_other_deployments():  # `start` forgets them, and they are put back
+        monkeypatch.delenv(name, raising=False)
     made = Deployment.made(Path("incident"), 5, 2)
     send(made.folder / "landing", made.days, SHOP_FILE, RIGHT)
     send(made.folder / "landing", DAYS, SHOP_FILE, WRONG_AMOUNT)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
 
 import pytest
 import requests
 
-from backfill_assets.drills import journal, rates
+from backfill_assets.drills import journal, playing, rates
 from backfill_assets.drills.deployment import Deployment
 from backfill_assets.drills.outages import OUTAGES
 from backfill_assets.drills.places import OWN, RATES_PORT, RATES_URL, DrillError
+from backfill_assets.labs.loopback import environment
 from backfill_assets_tests.killing import wait_for
 
 
@@ -22,10 +25,10 @@ def deployment(tmp_path) -> Iterator[Deployment]:
     shutil.rmtree(made.folder, ignore_errors=True)  # the service ends
 
 
-def called(deployment: Deployment) -> int:
+def called(deployment: Deployment, day: str = "2024-01-02") -> int:
     """The status of a call."""
     url = deployment.variables[RATES_URL]
-    return requests.get(f"{url}/rates/2024-01-02/USD", timeout=30).status_code
+    return requests.get(f"{url}/rates/{day}/USD", timeout=30).status_code
 
 
 def is_up(deployment: Deployment) -> bool:
@@ -38,8 +41,10 @@ def is_up(deployment: Deployment) -> bool:
 def test_it_takes_the_calls_that_are_paid_for(deployment):
     rates.start(deployment.folder)
     assert called(deployment) == 403
-    rates.pay(deployment.folder, 5)
-    assert [called(deployment) for _ in range(6)] == [200] * 5 + [403]
+    days = deployment.days
+    said = OUTAGES["quota"].on_ask(deployment, days, [*days][:4])
+    assert said == f"Calls that the service takes more, for {days}: 4."
+    assert [called(deployment, str(day)) for day in days] == [200] * 4 + [403]
     url = deployment.variables[RATES_URL]
     assert requests.get(f"{url}/elsewhere", timeout=30).status_code == 404
 
@@ -64,16 +69,44 @@ def test_it_ends_with_its_folder_and_starts_again_where_it_was(deployment):
     before = deployment.variables
     rates.start(deployment.folder)
     assert deployment.variables == before
-    assert [called(deployment), called(deployment)] == [200, 403]
+    assert [called(deployment, f"2024-01-0{n}") for n in (3, 4)] == [200, 403]
 
 
-def test_a_copy_has_a_service_of_its_own(deployment, tmp_path):
+def test_a_copy_asks_no_service_of_the_other_folder(deployment, tmp_path):
     rates.pay(deployment.folder, 1)
     with rates.answering(deployment.folder):
-        assert called(deployment) == 200
         copy = deployment.copied(tmp_path / "copy", loaded=False)
-        assert RATES_URL in deployment.variables
         assert RATES_URL not in copy.variables
+        whole = shutil.copytree(deployment.folder, tmp_path / "whole")
+        assert called(Deployment(whole)) == 404
+        assert called(deployment) == 200
+
+
+def test_a_call_that_is_repeated_counts_once(deployment):
+    rates.pay(deployment.folder, 1)
+    with rates.answering(deployment.folder):
+        assert [called(deployment), called(deployment)] == [200, 200]
+        assert called(deployment, "2024-01-03") == 403
+
+
+def test_no_proxy_is_asked(deployment, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    rates.start(deployment.folder)
+    with environment(deployment.variables):
+        assert called(deployment) == 403
+
+
+def test_a_start_that_is_broken_off_ends_the_service(deployment, monkeypatch, tmp_path):
+    def strike(of: Deployment, *_) -> None:
+        rates.start(of.folder)
+        assert called(of) == 403
+        raise KeyboardInterrupt
+
+    outage = replace(OUTAGES["quota"], strike=strike)
+    monkeypatch.setitem(playing.OUTAGES, "quota", outage)
+    with pytest.raises(KeyboardInterrupt):
+        playing.begin(None, deployment, tmp_path / "begun", "quota", Random(1))
+    wait_for(lambda: not is_up(Deployment(tmp_path / "begun")))
 
 
 def test_a_port_that_somebody_else_has(deployment, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shlex
 import shutil
@@ -32,6 +31,7 @@ from backfill_assets.drills.places import (
 from backfill_assets.drills.rates import url_of
 from backfill_assets.engine.spark import Engine
 from backfill_assets.labs.lab import START, materialize
+from backfill_assets.labs.loopback import NO_PROXY, environment
 from backfill_assets.sample.emitter import Emitter
 from backfill_assets.sample.rendering import render
 from backfill_assets.settings import PREFIX, Settings, load_settings
@@ -50,7 +50,7 @@ Contents = Mapping[str, Mapping[date, str]]
 def of_other_deployments() -> list[str]:
     """The environment variables by which a shell may have another deployment than a drill."""
     names = [PREFIX + name.upper() for name in Settings.model_fields if name not in _MACHINE]
-    return sorted(["SPARK_REMOTE", *names])
+    return sorted(["SPARK_REMOTE", RATES_URL, *names])
 
 
 class Deployment:
@@ -76,7 +76,7 @@ class Deployment:
                 f"{folder}`"
             ) from error
         self.days = Window.parse(said["days"])
-        self._tables = said["tables"]
+        self._tables = said.get("tables", ORDERS)
 
     @classmethod
     def made(cls, folder: Path, days: int, orders_per_day: int, tables: str = ORDERS) -> Deployment:
@@ -145,7 +145,7 @@ class Deployment:
         """The environment variables with which the ordinary commands work on it."""
         url = url_of(self.folder)
         return {
-            **({RATES_URL: url} if url else {}),
+            **({RATES_URL: url, **NO_PROXY} if url else {}),
             "DAGSTER_HOME": str(self.home),
             f"{PREFIX}LANDING": str(self.folder / "landing"),
             f"{PREFIX}WAREHOUSE": str(self.folder / "warehouse"),
@@ -184,15 +184,8 @@ class Deployment:
         """Dagster's instance. It finds itself by the environment, which is put back."""
         # What a lookup asks is found by the environment as well; settings are handed over.
         own = {name: of for name, of in self.variables.items() if not name.startswith(PREFIX)}
-        before = {name: os.environ[name] for name in own if name in os.environ}
-        os.environ.update(own)
-        try:
-            with dg.DagsterInstance.get() as found:
-                yield found
-        finally:
-            for name in own:
-                del os.environ[name]
-            os.environ.update(before)
+        with environment(own), dg.DagsterInstance.get() as found:
+            yield found
 
     @property
     def ledgers(self) -> Ledgers:

@@ -25,7 +25,7 @@ def observed(
     right: Contents,
     events: Sequence[Event],
     days: Window,
-    asked: str,
+    readers: str,
     now: datetime,
 ) -> Observed:
     """All that a score follows from.
@@ -35,7 +35,7 @@ def observed(
         right: what the tables hold when they are right.
         events: the journal.
         days: those that a diagnosis should name.
-        asked: the table that readers ask.
+        readers: the table that readers ask.
         now: when the drill ends.
     """
     (incident,) = (event for event in events if event.what == journal.INCIDENT)
@@ -44,7 +44,7 @@ def observed(
     broken = {
         name: _wrong(ledger, right.get(name, {}), since[name]) for name, ledger in ledgers.items()
     }
-    readers = ledgers[asked]
+    asked = ledgers[readers]
     return Observed(
         detected=found[0].at - incident.at if found else None,
         # The first that were named count: the second would be a guess.
@@ -60,8 +60,8 @@ def observed(
             len(_written_since(ledger, since[name]) - broken[name])
             for name, ledger in ledgers.items()
         ),
-        broken_for_readers=len(broken[asked]),
-        answers=wrong_answers([*_states(readers, right[asked], incident.at, since[asked])], now),
+        broken_for_readers=len(broken[readers]),
+        answers=wrong_answers([*_states(asked, right[readers], incident.at, since[readers])], now),
         sections=len(SECTIONS),
         filled=_filled(deployment.folder),
     )

@@ -24,8 +24,8 @@ class Outage:
         days: so many days have landed, unless the player says otherwise.
         fewest: so many days at least.
         orders_per_day: so many orders happen on each.
-        asked: what the source does that is asked for wrong days again, or a service for calls.
-        asks: whether its tables ask the service of rates.
+        on_ask: what the source does that is asked for days again, or a service for calls.
+        has_service: whether its tables ask the service of rates.
     """
 
     cause: str
@@ -36,18 +36,18 @@ class Outage:
     days: int = 28
     fewest: int = 12
     orders_per_day: int = ORDERS_PER_DAY
-    asked: strikes.Asked | None = None
-    asks: bool = False
+    on_ask: strikes.OnAsk = strikes.nothing_is_sent
+    has_service: bool = False
 
     @property
     def readers(self) -> str:
         """The table that readers ask."""
-        return EUROS if self.asks else READERS
+        return EUROS if self.has_service else READERS
 
     @property
     def tables(self) -> str:
         """Where its tables are declared."""
-        return "backfill_assets.drills.euro_tables:TABLES" if self.asks else ORDERS
+        return "backfill_assets.drills.euro_tables:TABLES" if self.has_service else ORDERS
 
 
 _MATERIALIZE = "dagster asset materialize -m backfill_assets.definitions --select"
@@ -99,7 +99,7 @@ OUTAGES: Mapping[str, Outage] = {
             *_END,
         ),
         loaded=False,
-        asked=strikes.sent_again,
+        on_ask=strikes.sent_again,
     ),
     "purged": Outage(
         "landing purged, and rows of days deleted",
@@ -165,7 +165,7 @@ OUTAGES: Mapping[str, Outage] = {
         loaded=False,
     ),
     "quota": Outage(
-        "the calls that were paid for at a service have expired",
+        "the calls that were paid for at a service are used up",
         strikes.quota,
         (
             "`backfill-assets status` names the days that are missing, and of which table. What "
@@ -184,8 +184,8 @@ OUTAGES: Mapping[str, Outage] = {
             *_END,
         ),
         loaded=False,
-        asked=strikes.more_calls,
-        asks=True,
+        on_ask=strikes.more_calls,
+        has_service=True,
     ),
     "skewed": Outage(
         "one customer has most rows of a day",

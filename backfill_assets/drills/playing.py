@@ -123,9 +123,7 @@ class Drill:
         self._refuse_ended()
         journal.note(self.folder, journal.ASKED, days=str(days))
         wrong = [day for day in days if day in self.days]
-        if self.outage.asked and wrong:
-            return self.outage.asked(self.deployment, wrong)
-        return f"The source says that it sent {days} as it should be. It sends nothing."
+        return self.outage.on_ask(self.deployment, days, wrong)
 
     def end(self) -> Score:
         """End it, and score it; one that has ended has the score of its end.
@@ -210,8 +208,9 @@ def prepared(engine: Engine, folder: Path, outage: Outage, days: int | None = No
     wanted = max(days or outage.days, outage.fewest)
     found = Deployment.made(folder, wanted, outage.orders_per_day, outage.tables)
     breaking.send(folder / "landing", found.days, SHOP_FILE, RIGHT)
-    rates.pay(found.folder, len(found.days))
-    with rates.answering(found.folder) if outage.asks else nullcontext():
+    if outage.has_service:
+        rates.pay(found.folder, len(found.days))
+    with rates.answering(found.folder) if outage.has_service else nullcontext():
         found.load(engine, found.days)
     return found
 
@@ -228,7 +227,11 @@ def begin(engine: Engine, right: Deployment, folder: Path, name: str, rng: rando
     """
     outage = OUTAGES[name]
     deployment = right.copied(folder, loaded=outage.loaded)
-    struck = outage.strike(deployment, engine, rng)
+    try:
+        struck = outage.strike(deployment, engine, rng)
+    except BaseException:
+        journal.note(deployment.folder, journal.GAVE_UP)  # a service ends with the drill
+        raise
     contents = {
         of: {str(day): text for day, text in days.items()} for of, days in right.contents().items()
     }

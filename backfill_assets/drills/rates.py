@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
@@ -37,25 +38,28 @@ _STARTS = 3
 class Rates(Loopback):
     """The service of a folder.
 
-    A call beyond those that are paid for is answered with 403, as by services that sell calls.
+    A call beyond those that are paid for is answered with 403, as by services that sell calls. A
+    call that is repeated counts once: its answer may have been lost.
     """
 
     def __init__(self, folder: Path, port: int = 0) -> None:
         """One that listens; as for `Loopback`."""
-        self._own, self._lock = folder / OWN, Lock()
+        self._folder, self._lock = folder, Lock()
         super().__init__(self._rate, port)
 
     def _rate(self, path: str) -> tuple[int, Mapping[str, Any]]:
-        if path == "/folder":
-            return 200, {"folder": str(self._own.parent)}
-        found = re.fullmatch(r"/rates/(\d{4}-\d\d-\d\d)/(\w+)", path)
+        # A copy of a drill has the port of the drill that it was copied from, and is another.
+        found = re.fullmatch(rf"/{_name(self._folder)}/rates/(\d{{4}}-\d\d-\d\d)/(\w+)", path)
         if not found:
-            return 404, {"error": "there is /rates/<day>/<currency>"}
+            known = path == f"/{_name(self._folder)}"
+            return 200 if known else 404, {"ask": "/rates/<day>/<currency>"}
+        answered = self._folder / OWN / CALLS_ANSWERED
         with self._lock:
-            answered = _number(self._own / CALLS_ANSWERED)
-            if answered >= _number(self._own / CALLS_PAID):
-                return 403, {"error": f"all of the {answered} calls that are paid for are used up"}
-            _write(self._own / CALLS_ANSWERED, answered + 1)
+            calls = answered.read_text().splitlines() if answered.exists() else []
+            if path not in calls:
+                if len(calls) >= _number(self._folder / OWN / CALLS_PAID):
+                    return 403, {"error": f"the {len(calls)} calls that are paid for are used up"}
+                _write(answered, "\n".join([*calls, path]))
         day, currency = found.groups()
         thousandths = 500 + int(day.replace("-", "")) * 37 % 400
         return 200, {"day": day, "currency": currency, "in_euros": f"{thousandths / 1000:.3f}"}
@@ -63,14 +67,15 @@ class Rates(Loopback):
 
 def pay(folder: Path, calls: int) -> None:
     """Pay for more calls of the service of a folder."""
-    _write(folder / OWN / CALLS_PAID, _number(folder / OWN / CALLS_PAID) + calls)
+    paid = folder / OWN / CALLS_PAID
+    _write(paid, str(_number(paid) + calls))
 
 
 @contextmanager
-def answering(folder: Path) -> Iterator[None]:
-    """A service of a folder that ends with the block."""
-    with Rates(folder) as server:
-        _write(folder / OWN / RATES_PORT, server.server_address[1])
+def answering(folder: Path, port: int = 0) -> Iterator[None]:
+    """A service of a folder that ends with the block; as for `Loopback`."""
+    with Rates(folder, port) as server:
+        _write(folder / OWN / RATES_PORT, str(server.server_address[1]))
         thread = Thread(target=server.serve_forever, args=(_LOOK,), daemon=True)
         thread.start()
         try:
@@ -103,23 +108,31 @@ def start(folder: Path) -> None:
             if _answers(folder):
                 return
             time.sleep(_LOOK)
+        process.kill()
+        process.wait()
     raise DrillError(f"the service of the drill does not start; {log} says why")
 
 
 def url_of(folder: Path) -> str:
     """The URL of the service of a folder; empty if it has none."""
     port = _number(folder / OWN / RATES_PORT)
-    return f"http://127.0.0.1:{port}" if port else ""
+    return f"http://127.0.0.1:{port}/{_name(folder)}" if port else ""
+
+
+def _name(folder: Path) -> str:
+    """What the URL of a folder's service has, and that of no other folder."""
+    return sha256(str(folder).encode()).hexdigest()[:12]
 
 
 def _answers(folder: Path) -> bool:
     """Whether it is the service of this folder that answers at its URL."""
     url = url_of(folder)
-    try:
-        found = requests.get(f"{url}/folder", timeout=5).json() if url else {}
-    except (requests.RequestException, ValueError):
-        return False
-    return bool(found == {"folder": str(folder)})
+    with requests.Session() as session:
+        session.trust_env = False  # no proxy
+        try:
+            return bool(url) and session.get(url, timeout=5).ok
+        except requests.RequestException:
+            return False
 
 
 def _number(path: Path) -> int:
@@ -129,10 +142,10 @@ def _number(path: Path) -> int:
         return 0
 
 
-def _write(path: Path, number: int) -> None:
-    """Write a number that another process may be reading."""
+def _write(path: Path, text: str) -> None:
+    """Write what another process may be reading."""
     new = path.with_name(f"{path.name}.{os.getpid()}")
-    new.write_text(str(number))
+    new.write_text(text)
     new.replace(path)
 
 
@@ -140,9 +153,7 @@ def main() -> None:
     """Answer until the drill of a folder has ended, or the folder is gone."""
     folder = Path(sys.argv[1])
     since = time.monotonic()
-    with Rates(folder, _number(folder / OWN / RATES_PORT)) as server:
-        _write(folder / OWN / RATES_PORT, server.server_address[1])
-        Thread(target=server.serve_forever, args=(_LOOK,), daemon=True).start()
+    with answering(folder, _number(folder / OWN / RATES_PORT)):
         while time.monotonic() - since < _LONGEST and not journal.has_ended(folder):
             time.sleep(_LOOK)
 

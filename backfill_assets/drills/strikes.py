@@ -54,8 +54,8 @@ class Struck:
 
 
 Strike = Callable[[Deployment, Engine, random.Random], Struck]
-#: What somebody else does who is asked about days, and says.
-Asked = Callable[[Deployment, Sequence[date]], str]
+#: What somebody else does and says who is asked about days, of which some are wrong.
+OnAsk = Callable[[Deployment, Window, Sequence[date]], str]
 
 
 def _some(deployment: Deployment, rng: random.Random) -> Window:
@@ -142,15 +142,22 @@ def crashed(deployment: Deployment, engine: Engine, rng: random.Random) -> Struc
 
 
 def quota(deployment: Deployment, engine: Engine, rng: random.Random) -> Struck:
-    """Load the first days in euros; then the service takes no call more."""
+    """Load the first days in euros; then the service takes no call more.
+
+    Raises:
+        DrillError: the others fail for another reason, or do not.
+    """
     first, end = deployment.days.start, deployment.days.end
     half = first + rng.randint(len(deployment.days) // 2, len(deployment.days) - 5) * DAY
     rates.pay(deployment.folder, (half - first).days)
     rates.start(deployment.folder)
-    deployment.load(engine, deployment.days, [*LOG, *MADE])
-    deployment.load(engine, Window(first, half), [EUROS])
     missing = Window(half, end)
+    for window, tables in ((deployment.days, [*LOG, *MADE]), (Window(first, half), [EUROS])):
+        _refuse_failed(deployment.run(engine, window, tables))
     done = deployment.run(engine, missing, [EUROS])
+    said = [str(of.description) for of in done.get_asset_check_evaluations() if not of.passed]
+    if not any("HTTP 403" in text for text in said):
+        raise DrillError(f"the service was to refuse its calls, and did not: {said}")
     return Struck(
         missing,
         f"Finance: the report in euros, {EUROS}, ends with {half - DAY}. The one in dollars has "
@@ -159,17 +166,24 @@ def quota(deployment: Deployment, engine: Engine, rng: random.Random) -> Struck:
     )
 
 
-def more_calls(deployment: Deployment, days: Sequence[date]) -> str:
-    """Have the service take a call for each wrong day."""
-    rates.pay(deployment.folder, len(days))
-    rates.start(deployment.folder)
-    return f"The service takes {len(days)} more calls."
+def nothing_is_sent(_: Deployment, days: Window, _wrong: Sequence[date]) -> str:
+    """Send nothing."""
+    return f"The source says that it sent {days} as it should be. It sends nothing."
 
 
-def sent_again(deployment: Deployment, days: Sequence[date]) -> str:
+def sent_again(deployment: Deployment, days: Window, wrong: Sequence[date]) -> str:
     """Send right files for wrong days."""
-    breaking.send(deployment.folder / "landing", days, SHOP_FILE, RIGHT)
-    return f"The source has sent {Window(days[0], days[-1] + DAY)} again."
+    if not wrong:
+        return nothing_is_sent(deployment, days, wrong)
+    breaking.send(deployment.folder / "landing", wrong, SHOP_FILE, RIGHT)
+    return f"The source has sent {Window(wrong[0], wrong[-1] + DAY)} again."
+
+
+def more_calls(deployment: Deployment, days: Window, wrong: Sequence[date]) -> str:
+    """Have the service take a call for each wrong day."""
+    rates.pay(deployment.folder, len(wrong))
+    rates.start(deployment.folder)
+    return f"Calls that the service takes more, for {days}: {len(wrong)}."
 
 
 def _killed(_: dg.InitResourceContext) -> dg.IOManager:

@@ -126,8 +126,8 @@ def put_in_place(folder: str, name: str, content: bytes) -> None:
 def folder_of(url: str) -> pafs.FileSystem:
     """A folder as a file system of Arrow's own, for reading a table by delta-rs.
 
-    From delta-rs's own, which is Python, Arrow's threads may still be on their way back when the
-    process ends, and then it ends with an abort.
+    Arrow's threads may still use delta-rs's own, which is Python, when the process ends. Then it
+    ends with an abort.
     """
     filesystem, path = open_store(url)
     return pafs.SubTreeFileSystem(path, filesystem)

@@ -1,12 +1,16 @@
-"""An HTTP service of JSON for programs of this machine, to try what asks a service."""
+"""An HTTP service of JSON for programs of this machine, and the environment to ask it in."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+#: Whoever asks such a service asks no proxy.
+NO_PROXY: Mapping[str, str] = {"no_proxy": "127.0.0.1"}
 #: The status and the JSON object of an answer, by the path of a request.
 Answer = Callable[[str], tuple[int, Mapping[str, Any]]]
 
@@ -33,6 +37,19 @@ class Loopback(ThreadingHTTPServer):
     def url(self) -> str:
         """Where it is."""
         return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables of this process that are put back after the block."""
+    before = {name: os.environ[name] for name in variables if name in os.environ}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 class _Handler(BaseHTTPRequestHandler):

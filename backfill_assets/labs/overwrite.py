@@ -11,7 +11,8 @@ from backfill_assets.labs.lab import START, Lab, Line
 
 _DAYS = Window(START, START + 4 * DAY)
 _SHOPS, _ORDERS, _LEFT = 2, 30, 5
-_DAY = "day = DATE'2024-01-02'"
+_SECOND = START + DAY
+_DAY = f"day = DATE'{_SECOND}'"
 _BUILT = ("raw_orders", "stg_orders", "fact_daily_orders")
 
 
@@ -51,14 +52,14 @@ def overwrite(lab: Lab) -> None:
     lab.spark.catalog.dropTempView("lab_delivered")
     _audited(lab)
     lab.lesson(
-        "an overwrite replaces what its condition says, by whatever comes: all days, if it says "
-        "nothing. Name the days, and count the rows before the commit."
+        "an overwrite replaces what its condition says by whatever comes. Without a condition it "
+        "replaces all days. Name the days, and compare the rows before the commit."
     )
 
 
 def _audited(lab: Lab) -> None:
-    """The same delivery here."""
-    lab.say("Here an audit counts the rows before they are published.")
+    """A delivery that lacks rows here."""
+    lab.say("Here a check compares what comes with what was loaded before.")
     here = lab.pipeline(window_days=0)
     for day in _DAYS:
         here.land(day, _orders(day, _ORDERS))
@@ -74,9 +75,8 @@ def _audited(lab: Lab) -> None:
     here.run(_DAYS, _BUILT)
     orders()
     lab.step(f"The file of the second day is replaced by one with {_LEFT} orders. The day is run.")
-    second = START + DAY
-    here.land(second, _orders(second, _LEFT))
-    done = here.run(Window(second, second + DAY), _BUILT)
+    here.land(_SECOND, _orders(_SECOND, _LEFT))
+    done = here.run(Window(_SECOND, _SECOND + DAY), _BUILT)
     orders()
     for check in done.get_asset_check_evaluations():
         if not check.passed:

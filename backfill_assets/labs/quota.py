@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
@@ -16,7 +15,7 @@ from backfill_assets.backfills.plans import Expected
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.labs.lab import START, JobDiedError, Lab, Line
-from backfill_assets.labs.loopback import Loopback
+from backfill_assets.labs.loopback import NO_PROXY, Loopback, environment
 from backfill_assets.labs.quota_tables import PLACES, order_places
 from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets.quality.audit import Measured
@@ -126,17 +125,12 @@ def _ask_each(service: _Places, rows: list[Line]) -> int:
 @contextmanager
 def _service() -> Iterator[_Places]:
     """A service that listens, and that the lookup knows; it ends with the block."""
-    with _Places() as server:
+    with _Places() as server, environment({PLACES.url: server.url, **NO_PROXY}):
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
-        before = os.environ.get(PLACES.url)
-        os.environ[PLACES.url] = server.url
         try:
             yield server
         finally:
-            os.environ.pop(PLACES.url)
-            if before is not None:
-                os.environ[PLACES.url] = before
             server.shutdown()
             thread.join()
 
