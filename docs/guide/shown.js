@@ -6,6 +6,7 @@ import { element } from "./guide.js";
 export const LABS = {
   append: "append-a-backfill-that-doubles-three-years",
   torn: "torn-a-reader-that-sees-an-empty-day",
+  overwrite: "overwrite-a-day-that-takes-the-others-with-it",
   merge: "merge-what-a-merge-by-key-does-not-do",
   dedup: "dedup-an-order-that-is-left-to-chance",
   "event-time": "event-time-mondays-order-that-arrives-on-wednesday",
