@@ -43,7 +43,7 @@ def test_it_takes_the_calls_that_are_paid_for(deployment):
     assert called(deployment) == 403
     days = deployment.days
     said = OUTAGES["quota"].on_ask(deployment, days, [*days][:4])
-    assert said == f"Calls that the service takes more, for {days}: 4."
+    assert said == f"The service takes more calls, for {days}: 4."
     assert [called(deployment, str(day)) for day in days] == [200] * 4 + [403]
     url = deployment.variables[RATES_URL]
     assert requests.get(f"{url}/elsewhere", timeout=30).status_code == 404

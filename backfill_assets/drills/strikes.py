@@ -183,7 +183,7 @@ def more_calls(deployment: Deployment, days: Window, wrong: Sequence[date]) -> s
     """Have the service take a call for each wrong day."""
     rates.pay(deployment.folder, len(wrong))
     rates.start(deployment.folder)
-    return f"Calls that the service takes more, for {days}: {len(wrong)}."
+    return f"The service takes more calls, for {days}: {len(wrong)}."
 
 
 def _killed(_: dg.InitResourceContext) -> dg.IOManager:
