@@ -16,6 +16,7 @@ from backfill_assets.dagster_ext.claims import (
     claimed_home,
     claimed_port,
     kept_private,
+    ui_of,
 )
 from backfill_assets_tests.places import PROJECT
 
@@ -51,13 +52,15 @@ def test_a_home_is_one_deployments_until_it_is_killed(tmp_path):
     with claimed_home(tmp_path, 3000), taken, claimed_home(tmp_path, 3001):
         pass
     with claimed_home(tmp_path, 3001):
-        pass
+        assert ui_of(tmp_path) == "http://127.0.0.1:3001"
+    assert ui_of(tmp_path / "elsewhere") == ""
 
 
 @pytest.mark.parametrize("said", ["", "{", "[]", '{"pid": "x"}', "\0"])
 def test_a_lock_that_says_nothing(tmp_path, said):
     with claimed_home(tmp_path, 3000):
         (tmp_path / "deployment.lock").write_text(said)
+        assert ui_of(tmp_path) == ""
         with pytest.raises(TakenError, match=r"of another deployment\. End that one first"):
             claimed_home(tmp_path, 3000).__enter__()
 

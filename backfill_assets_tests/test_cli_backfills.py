@@ -6,6 +6,7 @@ import json
 import re
 import time
 from datetime import date
+from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -16,9 +17,11 @@ from backfill_assets.backfills import stages as backfills
 from backfill_assets.backfills.accounts import Account, Certificate
 from backfill_assets.backfills.reports import Report
 from backfill_assets.cli import launching, main, outcomes
+from backfill_assets.dagster_ext.claims import claimed_home
 from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import STAGED, TABLES
+from backfill_assets.settings import PREFIX
 from backfill_assets_tests.commands import DAYS, JAN, kept, publish_facts, refused, wrong
 
 
@@ -194,6 +197,22 @@ def test_final_days_are_not_rewritten_unasked(instance, launches, capsys, monkey
     assert main(["backfill", "aaaaaaaa", "--yes"]) == 0
     assert launches == ["aaaaaaaa"]
     assert "Took     0:01:01" in capsys.readouterr().out
+
+
+def test_the_link_is_that_of_the_ui_of_this_machine(instance, launches, capsys, monkeypatch):
+    kept(instance, "aaaaaaaa")
+
+    def link() -> str:
+        assert main(["backfill", "aaaaaaaa"]) == 0
+        (line,) = re.findall(r"^Launched (\S+)$", capsys.readouterr().out, re.MULTILINE)
+        return line
+
+    monkeypatch.delenv(f"{PREFIX}UI_URL", raising=False)
+    assert link().startswith("http://127.0.0.1:3000/runs/b/")
+    with claimed_home(Path(instance.root_directory), 3017):
+        assert link().startswith("http://127.0.0.1:3017/runs/b/")
+        monkeypatch.setenv(f"{PREFIX}UI_URL", "https://dagster.example.org")
+        assert link().startswith("https://dagster.example.org/runs/b/")
 
 
 @pytest.mark.parametrize(("answer", "status"), [(False, 3), (True, 0)])

@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -59,11 +60,19 @@ def backfill(
             show_plan(out, made)
         _confirm_final(made, yes)
         it = _launched(settings, dagster, made)
-        out.note(f"Launched {settings.ui_url}/runs/b/{it.backfill_id}")
+        out.note(f"Launched {_ui_url(settings, dagster)}/runs/b/{it.backfill_id}")
         it = _watched(out, dagster, it)
     out.note(f"Took     {timedelta(seconds=round(it.took))}")
     out.note(f"Next     backfill-assets reconcile {made.id}, or backfill-assets undo {made.id}")
     return Status.FINE if it.complete else Status.FINDING
+
+
+def _ui_url(settings: Settings, dagster: dg.DagsterInstance) -> str:
+    """Where the UI is: as the settings say, else where the deployment of this machine has it."""
+    from backfill_assets.dagster_ext.claims import ui_of
+
+    here = "" if "ui_url" in settings.model_fields_set else ui_of(Path(dagster.root_directory))
+    return here or settings.ui_url
 
 
 def _days(ctx: click.Context, what: str) -> Window:

@@ -56,9 +56,20 @@ def claimed_home(home: Path, port: int) -> Iterator[None]:
 
 def _who(said: str) -> str:
     try:
-        other = json.loads(said)
-        return f": process {int(other['pid'])}, its UI at http://127.0.0.1:{int(other['port'])}"
+        return f": process {int(json.loads(said)['pid'])}, its UI at {_ui(said)}"
     except (ValueError, LookupError, TypeError):  # it has the lock, and has not said yet
+        return ""
+
+
+def _ui(said: str) -> str:
+    return f"http://127.0.0.1:{int(json.loads(said)['port'])}"
+
+
+def ui_of(home: Path) -> str:
+    """Where the UI of a home's newest deployment is; empty if there was none on this machine."""
+    try:
+        return _ui((home / _LOCK).read_text())
+    except (OSError, ValueError, LookupError, TypeError):
         return ""
 
 
