@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from pathlib import Path
@@ -62,6 +63,12 @@ def io_manager_of(defs: dg.Definitions) -> DataFrameIOManager:
     """The IO manager that the runs of definitions have."""
     with dg.build_resources({"it": defs.resources["io_manager"]}) as resources:
         return resources.it
+
+
+def copy_loaded(loaded: Path, root: Path) -> None:
+    """Copy a landing and its tables to where another pipeline has its own."""
+    for name in ("landing", "warehouse"):
+        shutil.copytree(loaded / name, root / name)
 
 
 class Pipeline:

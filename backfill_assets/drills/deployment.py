@@ -53,6 +53,11 @@ def of_other_deployments() -> list[str]:
     return sorted(["SPARK_REMOTE", RATES_URL, *names])
 
 
+def failures(done: dg.ExecuteInProcessResult) -> str:
+    """Why a run failed."""
+    return "; ".join(str(event.message) for event in done.all_events if event.is_failure)
+
+
 class Deployment:
     """Landing, warehouse and DAGSTER_HOME in one folder, run in this process.
 
@@ -225,8 +230,7 @@ class Deployment:
         """
         done = self.run(engine, days, tables)
         if not done.success:
-            said = "; ".join(str(e.message) for e in done.all_events if e.is_failure)
-            raise DrillError(f"the deployment of the drill could not be loaded: {said}")
+            raise DrillError(f"the deployment of the drill could not be loaded: {failures(done)}")
 
     def contents(self) -> Contents:
         """What is published now."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
 
 import requests
@@ -76,13 +76,8 @@ def answering(folder: Path, port: int = 0) -> Iterator[None]:
     """A service of a folder that ends with the block; as for `Loopback`."""
     with Rates(folder, port) as server:
         _write(folder / OWN / RATES_PORT, str(server.server_address[1]))
-        thread = Thread(target=server.serve_forever, args=(_LOOK,), daemon=True)
-        thread.start()
-        try:
+        with server.answering():
             yield
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def start(folder: Path) -> None:

@@ -13,7 +13,7 @@ import dagster as dg
 
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.drills import breaking, rates
-from backfill_assets.drills.deployment import Deployment
+from backfill_assets.drills.deployment import Deployment, failures
 from backfill_assets.drills.places import DrillError
 from backfill_assets.engine.spark import Engine
 
@@ -64,6 +64,12 @@ def _some(deployment: Deployment, rng: random.Random) -> Window:
     first = rng.randint(2, len(deployment.days) - length - 4)
     start = deployment.days.start + first * DAY
     return Window(start, start + length * DAY)
+
+
+def _half(deployment: Deployment, rng: random.Random) -> date:
+    """A day of the second half; with it at least five days are left."""
+    length = len(deployment.days)
+    return deployment.days.start + rng.randint(length // 2, length - 5) * DAY
 
 
 def _revenue(deployment: Deployment) -> Decimal:
@@ -126,7 +132,7 @@ def timezone(deployment: Deployment, engine: Engine, _rng: random.Random) -> Str
 def crashed(deployment: Deployment, engine: Engine, rng: random.Random) -> Struck:
     """Load the first days, and then kill the run of the others."""
     first = deployment.days.start
-    half = first + rng.randint(len(deployment.days) // 2, len(deployment.days) - 5) * DAY
+    half = _half(deployment, rng)
     of = {"dagster/backfill": "".join(rng.choices(ascii_lowercase, k=8))}
     for window, tables in ((deployment.days, LOG), (Window(first, half), MADE)):
         _refuse_failed(deployment.run(engine, window, tables, tags=of))
@@ -148,7 +154,7 @@ def quota(deployment: Deployment, engine: Engine, rng: random.Random) -> Struck:
         DrillError: the others fail for another reason, or do not.
     """
     first, end = deployment.days.start, deployment.days.end
-    half = first + rng.randint(len(deployment.days) // 2, len(deployment.days) - 5) * DAY
+    half = _half(deployment, rng)
     rates.pay(deployment.folder, (half - first).days)
     rates.start(deployment.folder)
     missing = Window(half, end)
@@ -209,5 +215,4 @@ def skewed(deployment: Deployment, engine: Engine, rng: random.Random) -> Struck
 
 def _refuse_failed(done: dg.ExecuteInProcessResult) -> None:
     if not done.success:
-        said = "; ".join(str(event.message) for event in done.all_events if event.is_failure)
-        raise DrillError(f"the outage of the drill could not be made: {said}")
+        raise DrillError(f"the outage of the drill could not be made: {failures(done)}")

@@ -7,16 +7,18 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 
 #: Whoever asks such a service asks no proxy.
 NO_PROXY: Mapping[str, str] = {"no_proxy": "127.0.0.1"}
+_LOOK = 0.05  # seconds between two looks whether it is to end
 #: The status and the JSON object of an answer, by the path of a request.
 Answer = Callable[[str], tuple[int, Mapping[str, Any]]]
 
 
 class Loopback(ThreadingHTTPServer):
-    """The service; it answers in `serve_forever`, until `shutdown`."""
+    """The service."""
 
     daemon_threads = True
 
@@ -37,6 +39,17 @@ class Loopback(ThreadingHTTPServer):
     def url(self) -> str:
         """Where it is."""
         return f"http://127.0.0.1:{self.server_address[1]}"
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Answer, in a thread, until the block ends."""
+        thread = Thread(target=self.serve_forever, args=(_LOOK,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.shutdown()
+            thread.join()
 
 
 @contextmanager

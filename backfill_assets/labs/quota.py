@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
-from threading import Lock, Thread
+from threading import Lock
 
 import requests
 
@@ -125,14 +125,12 @@ def _ask_each(service: _Places, rows: list[Line]) -> int:
 @contextmanager
 def _service() -> Iterator[_Places]:
     """A service that listens, and that the lookup knows; it ends with the block."""
-    with _Places() as server, environment({PLACES.url: server.url, **NO_PROXY}):
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    with (
+        _Places() as server,
+        environment({PLACES.url: server.url, **NO_PROXY}),
+        server.answering(),
+    ):
+        yield server
 
 
 def _told(lab: Lab, service: _Places) -> None:

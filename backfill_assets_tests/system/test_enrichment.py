@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -35,7 +34,16 @@ from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.known import current
 from backfill_assets.tables.table import DeclarationError
 from backfill_assets_tests.pages import documented
-from backfill_assets_tests.pipeline import EVERYTHING, Pipeline, day, order, planned, undo, verify
+from backfill_assets_tests.pipeline import (
+    EVERYTHING,
+    Pipeline,
+    copy_loaded,
+    day,
+    order,
+    planned,
+    undo,
+    verify,
+)
 from backfill_assets_tests.rate_server import SECRET, rate_server, true_rate
 
 EUR = fact_orders_eur.name
@@ -127,8 +135,7 @@ def loaded(engine, spark, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def pipeline(engine, loaded, tmp_path, server) -> Pipeline:
-    for name in ("landing", "warehouse"):
-        shutil.copytree(loaded / name, tmp_path / name)
+    copy_loaded(loaded, tmp_path)
     return made(engine, tmp_path)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from backfill_assets_tests.beside import (
     shadow,
     switch,
 )
-from backfill_assets_tests.pipeline import Pipeline, day, order, undo
+from backfill_assets_tests.pipeline import Pipeline, copy_loaded, day, order, undo
 
 New = Callable[..., Pipeline]
 WHOLE = f"{day(1)}...{day(6)}"
@@ -42,8 +41,7 @@ def loaded(engine, spark, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def production(engine, loaded, tmp_path: Path) -> Pipeline:
-    for name in ("landing", "warehouse"):
-        shutil.copytree(loaded / name, tmp_path / name)
+    copy_loaded(loaded, tmp_path)
     return Pipeline(engine, tmp_path, tables=BEFORE, window_days=1)
 
 

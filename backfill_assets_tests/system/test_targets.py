@@ -45,7 +45,7 @@ from backfill_assets_tests.beside import (
     switch,
 )
 from backfill_assets_tests.commands import publish_facts
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, undo
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, copy_loaded, day, order, undo
 from backfill_assets_tests.publishing import together
 
 New = Callable[..., Pipeline]
@@ -75,8 +75,7 @@ def loaded(engine, spark, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def production(new, loaded, tmp_path: Path) -> Pipeline:
-    for name in ("landing", "warehouse"):
-        shutil.copytree(loaded / name, tmp_path / "here" / name)
+    copy_loaded(loaded, tmp_path / "here")
     return new(BEFORE)
 
 
@@ -158,8 +157,7 @@ def test_the_same_as_the_backfill_in_place(production, new, loaded, tmp_path):
     chosen = random.Random(7)
     first = chosen.randint(1, 5)
     last = chosen.randint(first, 6)
-    for name in ("landing", "warehouse"):
-        shutil.copytree(loaded / name, tmp_path / "elsewhere" / name)
+    copy_loaded(loaded, tmp_path / "elsewhere")
     with_new_code = new(AFTER, "elsewhere")
     with_new_code.run(first, last, (SCORES,))
     with_new_code.run(first, 6, (RANKS,))
