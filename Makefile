@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install jars sample demo ui test test-system s3-server torture check bench drill soak docs lock clean
+.PHONY: help install jars sample demo ui test test-system snapshots s3-server torture check bench drill soak docs lock clean
 
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
@@ -75,6 +75,11 @@ test: $(VENV)/.installed-dev ## install what the tests need and run those of cod
 test-system: $(VENV)/.installed-dev ## the tests of whole deployments: kills, nights, commands, servers
 	@$(BIN)/backfill-assets jars
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'system and not slow' $(ARGS)
+
+# What users and their scripts rely on, as files in `__snapshots__` folders; review the difference.
+snapshots: $(VENV)/.installed-dev ## renew the snapshots of what users rely on, after a change that is meant
+	@$(BIN)/backfill-assets jars
+	@$(BIN)/python -m pytest -m 'not slow' --snapshot-update -k snapshot $(ARGS)
 
 s3-server: ## build the S3 server that the tests of object storage need, once; needs Go
 	@.ci/s3-server
