@@ -76,10 +76,9 @@ test-system: $(VENV)/.installed-dev ## the tests of whole deployments: kills, ni
 	@$(BIN)/backfill-assets jars
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'system and not slow' $(ARGS)
 
-# What users and their scripts rely on, as files in `__snapshots__` folders; review the difference.
-snapshots: $(VENV)/.installed-dev ## renew the snapshots of what users rely on, after a change that is meant
+snapshots: $(VENV)/.installed-dev ## renew the snapshots of what users rely on, after an intended change
 	@$(BIN)/backfill-assets jars
-	@$(BIN)/python -m pytest -m 'not slow' --snapshot-update -k snapshot $(ARGS)
+	@$(BIN)/python -m pytest -m 'not slow' --snapshot-update backfill_assets_tests/contracts $(ARGS)
 
 s3-server: ## build the S3 server that the tests of object storage need, once; needs Go
 	@.ci/s3-server
