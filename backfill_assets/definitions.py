@@ -19,7 +19,7 @@ from backfill_assets.monitoring.look import Clock
 from backfill_assets.publish.plain import Asset, DataFrameIOManager
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.tables.catalog import config_digests, graph_for, tables_of
-from backfill_assets.tables.codes import Code, running_code
+from backfill_assets.tables.code_version import Code, running_code
 from backfill_assets.tables.derived import Derived, versions_in
 from backfill_assets.tables.known import Corrections, Current
 from backfill_assets.tables.table import Table
@@ -169,7 +169,7 @@ def io_manager_of(settings: Settings, engine: Engine, running: Code) -> DataFram
         engine=engine,
         warehouse=settings.warehouse,
         code_version=running.version,
-        code_versions={name: running.of(name) for name in tables_of(settings)},
+        code_versions={name: running.table_version(name) for name in tables_of(settings)},
         git_commit=running.commit,
         git_dirty=running.dirty,
         undo_days=settings.undo_days,

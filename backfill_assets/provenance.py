@@ -10,6 +10,15 @@ from pathlib import Path
 
 
 @cache
+def package_version() -> str:
+    """The release of this package; empty if it runs without being installed."""
+    try:
+        return version("backfill-assets")
+    except PackageNotFoundError:
+        return ""
+
+
+@cache
 def engine_versions() -> dict[str, str]:
     """The versions of Spark and Delta, by package."""
     return {name: version(name) for name in ("pyspark", "delta-spark")}

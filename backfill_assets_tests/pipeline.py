@@ -24,7 +24,7 @@ from backfill_assets.publish.plain import DataFrameIOManager
 from backfill_assets.quality.audit import measure
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.tables.catalog import tables_of
-from backfill_assets.tables.codes import Code
+from backfill_assets.tables.code_version import Code
 from backfill_assets_tests.postgres import instance_in
 from backfill_assets_tests.s3_server import url_of
 

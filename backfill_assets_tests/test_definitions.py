@@ -16,7 +16,7 @@ from backfill_assets.dagster_ext.internals import AssetGraph
 from backfill_assets.definitions import build_defs
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import SettingsError, load_settings
-from backfill_assets.tables.codes import running_code
+from backfill_assets.tables.code_version import running_code
 from backfill_assets_tests.places import BIN, PROJECT
 
 KEYLESS = {"row_count", "nulls", "conservation", "days"}

@@ -28,7 +28,7 @@ from backfill_assets.quality.audit import Expectation, Finding, Measured, Severi
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.touched import Touched, touched
 from backfill_assets.tables import versions
-from backfill_assets.tables.codes import Code
+from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.columns import nullable
 from backfill_assets.tables.declaring import table
 from backfill_assets.tables.derived import Reads

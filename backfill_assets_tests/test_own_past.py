@@ -37,7 +37,7 @@ from backfill_assets.staleness.backlog import backlog
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.fingerprints import input_fingerprints
 from backfill_assets.tables.catalog import config_digests, tables_of
-from backfill_assets.tables.codes import running_code
+from backfill_assets.tables.code_version import running_code
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import DeclarationError

@@ -18,7 +18,7 @@ from backfill_assets.orders.facts import CURRENT, FACT
 from backfill_assets.orders.tables import LATENESS, RAW, REJECTED, STAGED
 from backfill_assets.publish.reasons import why
 from backfill_assets.publish.run_tags import REWRITE_TAG
-from backfill_assets.tables.codes import Code
+from backfill_assets.tables.code_version import Code
 from backfill_assets_tests.invented_logs import days, ledger, record, said_of
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, planned, undo
 from backfill_assets_tests.written_logs import commit, read

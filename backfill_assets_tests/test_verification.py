@@ -28,7 +28,7 @@ from backfill_assets.orders.facts import CORRECTIONS, FACT
 from backfill_assets.orders.tables import LATE, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.quality.audit import RefusedError
 from backfill_assets.settings import Settings
-from backfill_assets.tables.codes import Code
+from backfill_assets.tables.code_version import Code
 from backfill_assets_tests.conftest import SMALL
 from backfill_assets_tests.invented_logs import days, ledger, record
 from backfill_assets_tests.pipeline import Pipeline, day, order, verify

@@ -18,7 +18,7 @@ from backfill_assets.publish.candidates import Built, Remarks, Snapshot
 from backfill_assets.quality.audit import Expectation, Verdict
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import graph_for
-from backfill_assets.tables.codes import Code
+from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import FOR_DAY, Derived, carries_state
 
 

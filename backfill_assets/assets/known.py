@@ -19,7 +19,7 @@ from backfill_assets.engine.caching import Cache
 from backfill_assets.publish.candidates import Built
 from backfill_assets.quality.audit import Expectation
 from backfill_assets.settings import Settings
-from backfill_assets.tables.codes import Code
+from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.known import Corrections, Current
 from backfill_assets.tables.versions import SUPERSEDED, in_time, known, staged, with_event_day
 

@@ -28,7 +28,7 @@ from backfill_assets.quality.audit import Verdict
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.fingerprints import input_fingerprints
 from backfill_assets.tables.catalog import graph_for
-from backfill_assets.tables.codes import Code
+from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.lookups import Lookup
 from backfill_assets.tables.references import Unpartitioned

@@ -15,7 +15,7 @@ from backfill_assets.dagster_ext.events import (
 from backfill_assets.publish.candidates import Candidate
 from backfill_assets.quality.checks import check_specs
 from backfill_assets.settings import Settings
-from backfill_assets.tables.codes import Code
+from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.table import Lineage, Table
 
 
@@ -90,7 +90,7 @@ def _out(
         group_name=group,
         owners=["team:data-platform"],
         kinds={"pyspark", "deltalake"},
-        code_version=code.of(table.name) if code else None,
+        code_version=code.table_version(table.name) if code else None,
     )
 
 

@@ -12,7 +12,7 @@ from backfill_assets.engine.spark import Engine
 from backfill_assets.publish.candidates import Candidate
 from backfill_assets.publish.run_tags import ACCEPT_TAG, CLOSE_TAG
 from backfill_assets.settings import Settings
-from backfill_assets.tables.codes import Code
+from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.sources import Source
 
 

@@ -20,7 +20,7 @@ from backfill_assets.publish.candidates import Built, Remarks, Snapshot
 from backfill_assets.quality.audit import Expectation, Severity, Verdict
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.finality import closings
-from backfill_assets.tables.codes import Code
+from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.table import Lineage
 from backfill_assets.tables.versions import (

@@ -24,7 +24,7 @@ from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.supposed import depending
-from backfill_assets.tables.codes import Code
+from backfill_assets.tables.code_version import Code
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,9 @@ def certificate(ledgers: Ledgers, name: str) -> Certificate:
     for table, ledger in ledgers.items():
         for record in ledger.records:
             if belongs(record, name):
-                days = codes.setdefault(record.code, {}).setdefault(table, [])
-                days += record.days
+                for day in record.days:
+                    code = ledger.code_of(record, day)
+                    codes.setdefault(code, {}).setdefault(table, []).append(day)
                 commits.add(str(Code(record.code, record.git_commit, record.git_dirty)))
                 configurations.setdefault(table, set()).add(record.config_digest)
     by_table = {table: sorted(digests) for table, digests in configurations.items()}

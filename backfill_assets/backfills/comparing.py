@@ -18,7 +18,7 @@ from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.delta.targets import Bounds, Target
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import tables_of
-from backfill_assets.tables.codes import Code
+from backfill_assets.tables.code_version import Code
 
 
 @dataclass(frozen=True)

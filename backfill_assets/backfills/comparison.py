@@ -64,6 +64,7 @@ class Verified:
         published: what the record of the day's commit says; none if there is no record.
         held: what the data files hold; none if the day is not published or cannot be read.
         now: what was computed anew; none if it could not be computed.
+        same_inputs: whether inputs and settings are those that the day was published with.
     """
 
     table: str
@@ -73,6 +74,7 @@ class Verified:
     published: Content | None = None
     held: Content | None = None
     now: Content | None = None
+    same_inputs: bool = False
 
     def __str__(self) -> str:
         if self.outcome is not Match.DIFFERS:
@@ -99,6 +101,7 @@ def compare(
     held: Content | None,
     unreadable: str,
     moved: Sequence[str],
+    same_inputs: bool = False,
 ) -> Verified:
     """How a day that was computed anew compares with the published one.
 
@@ -110,6 +113,7 @@ def compare(
         held: what the data files hold; none if nothing is published or they cannot be read.
         unreadable: why the data files cannot be read; empty if they can.
         moved: what is no longer as it was when the day was published.
+        same_inputs: whether inputs and settings are as they were then.
     """
     record = ledger.latest.get(day)
     published = Content.of(record.days[day]) if record else None
@@ -130,7 +134,7 @@ def compare(
         else:
             said = [" and ".join(moved) or ("" if others else _UNEXPLAINED)]
         why = "; ".join(filter(None, [others, *said]))
-    return Verified(ledger.table.name, day, outcome, why, published, held, now)
+    return Verified(ledger.table.name, day, outcome, why, published, held, now, same_inputs)
 
 
 def _who_wrote(ledger: Ledger, record: Record | None, day: date) -> str:

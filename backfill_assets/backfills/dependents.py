@@ -27,7 +27,7 @@ from backfill_assets.backfills.footprints import (
 from backfill_assets.calendar.partitions import spelled
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger, Ledgers
-from backfill_assets.delta.records import ExternalCommit, Record
+from backfill_assets.delta.records import ACCEPTED_CODE, ExternalCommit, Record
 from backfill_assets.staleness.backlog import follows
 from backfill_assets.staleness.supposed import depending
 from backfill_assets.tables.derived import carries_state
@@ -39,8 +39,8 @@ class Extent:
 
     Attributes:
         changes: the days to put back: what the backfill wrote, and what was made of it.
-        unchanged: days that were made of it and came out with the rows that they had: there is
-            nothing to put back, but their last record speaks of input that is no more.
+        unchanged: days whose rows stay, but not their last record: they were made of it and came
+            out with the rows that they had, or it accepted them as made by other code.
         done: the days that hold again what they held before, or were made anew of such.
         problems: why days cannot be put back, each in a sentence that names them.
     """
@@ -90,7 +90,7 @@ def extents(
                 day: change
                 for day, change in unchanged.items()
                 if day not in left
-                if of.follows(change.last, day)
+                if change.last.details.kind == ACCEPTED_CODE or of.follows(change.last, day)
                 if not of.mixed(change.previous, change.last, day)
             },
             done=done,

@@ -16,7 +16,7 @@ from backfill_assets.settings import Settings
 from backfill_assets.staleness.fingerprints import input_fingerprints
 from backfill_assets.staleness.supposed import Supposed
 from backfill_assets.tables.catalog import config_digests
-from backfill_assets.tables.codes import Code
+from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph, graph_of
 
@@ -54,7 +54,7 @@ def fates_of(
     unlike = {name: ledgers[name].under_other_settings(digests[name]) for name in ledgers}
     found, graph = {}, graph_of(ledgers, policy)
     for name, wanted in days.items():
-        ledger, by = ledgers[name], (code.of(name), digests[name])
+        ledger, by = ledgers[name], (code.table_version(name), digests[name])
         load = _load_of(graph, name, landed)
         now = load.fingerprints if load else _fingerprints(graph, name, ledgers, wanted)
         may_change = _may_change(graph, name, now, ledgers, supposed)

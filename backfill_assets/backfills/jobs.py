@@ -37,7 +37,7 @@ from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.escaping import markdown_table
 from backfill_assets.publish.run_tags import REASON_TAG
 from backfill_assets.settings import Settings
-from backfill_assets.tables.codes import Code
+from backfill_assets.tables.code_version import Code
 
 
 class BackfillConfig(dg.Config):

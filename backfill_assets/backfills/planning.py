@@ -30,7 +30,7 @@ from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.tables.catalog import fed_tables, graph_for, tables_of
-from backfill_assets.tables.codes import Code
+from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.graph import Graph, graph_of
 
 
@@ -176,7 +176,7 @@ def plan_backfill(
         id=id_,
         parameters=parameters,
         code_version=code.version,
-        code_versions={name: code.of(name) for name in days},
+        code_versions={name: code.table_version(name) for name in days},
         code=str(code),
         config_digest=settings.digest,
         versions={name: last_change(ledgers[name]) for name in ledgers if name in touched},

@@ -40,7 +40,7 @@ from backfill_assets.publish.run_tags import REASON_TAG
 from backfill_assets.quality.checks import failure_text
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import tables_of
-from backfill_assets.tables.codes import Code
+from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.table import Table
 
 

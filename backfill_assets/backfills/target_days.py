@@ -17,7 +17,7 @@ from backfill_assets.delta.targets import Target, TargetError
 from backfill_assets.publish.adoption import Adopted
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import fed_tables, graph_for, tables_of
-from backfill_assets.tables.codes import Code
+from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import carries_state
 
 

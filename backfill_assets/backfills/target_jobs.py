@@ -22,7 +22,7 @@ from backfill_assets.delta.targets import Bounds, TargetError
 from backfill_assets.publish.run_tags import REASON_TAG
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import graph_for, tables_of
-from backfill_assets.tables.codes import Code
+from backfill_assets.tables.code_version import Code
 
 #: How the keys begin of the assets whose observations are comparisons.
 COMPARISONS = "comparisons"

@@ -34,7 +34,7 @@ from backfill_assets.publish.run_tags import CALLS_TAG
 from backfill_assets.quality.audit import Measured, RefusedError, Verdict, empty_day, judge, measure
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import fed_tables, tables_of
-from backfill_assets.tables.codes import Code
+from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.table import SchemaError, Table
 
 _Found = TypeVar("_Found")
@@ -180,10 +180,20 @@ class _Verifier(DeltaIOManager):
                 held=Content.of(held[day]) if day in held else None,
                 unreadable=unreadable.get(day, ""),
                 moved=self._moved(ledger, day, plan),
+                same_inputs=self._same_inputs(ledger, day, plan),
             )
             for day in window
         ]
         return []
+
+    def _same_inputs(self, ledger: Ledger, day: date, plan: Plan) -> bool:
+        """Whether inputs and settings of a day are those that it was published with."""
+        record = ledger.latest.get(day)
+        return (
+            record is not None
+            and record.days[day].fingerprint == plan.fingerprints[day] != ""
+            and record.made_under(day) == self.config_digests[ledger.table.name]
+        )
 
     def _moved(self, ledger: Ledger, day: date, plan: Plan) -> list[str]:
         """What is no longer as it was when the day was published."""

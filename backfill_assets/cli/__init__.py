@@ -37,6 +37,7 @@ _FAMILIES = {
     "Exports": {"export": "exports", "verify-export": "exports"},
     "Upkeep": {
         "verify": "upkeep",
+        "accept-code": "accept",
         "maintain": "upkeep",
         "migrate": "schemas",
         "forget": "upkeep",
@@ -56,7 +57,11 @@ _FAMILIES = {
     },
 }
 #: Those that are no name of a function.
-_FUNCTIONS = {"verify-export": "verify_export", "import": "import_table"}
+_FUNCTIONS = {
+    "accept-code": "accept_code",
+    "verify-export": "verify_export",
+    "import": "import_table",
+}
 _MODULES = {name: module for of in _FAMILIES.values() for name, module in of.items()}
 
 _INTERRUPTED = 130  # as a shell tells it

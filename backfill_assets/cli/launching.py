@@ -129,7 +129,7 @@ def _confirm_final(made: BackfillPlan, yes: bool) -> None:
 
 def _launched(settings: Settings, dagster: dg.DagsterInstance, made: BackfillPlan) -> Undertaking:
     from backfill_assets.backfills import jobs
-    from backfill_assets.tables.codes import running_code
+    from backfill_assets.tables.code_version import running_code
 
     code = running_code(settings)
     return jobs.launch(settings, graph(settings), dagster, code, made.id)

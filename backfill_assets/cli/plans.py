@@ -110,7 +110,7 @@ def plan_anew(
     """
     from backfill_assets.backfills import jobs
     from backfill_assets.backfills.plans import Parameters
-    from backfill_assets.tables.codes import running_code
+    from backfill_assets.tables.code_version import running_code
 
     asked = Parameters(days=str(days), **given)
     _refuse_impossible(settings, asked)

@@ -45,7 +45,7 @@ def plan_target(out: Output, days: Window, name: str, given: Mapping[str, Any]) 
     from backfill_assets.backfills.target_days import behind, tables_for
     from backfill_assets.cli.plans import graph
     from backfill_assets.delta import target_forks, targets
-    from backfill_assets.tables.codes import running_code
+    from backfill_assets.tables.code_version import running_code
 
     _refuse_options(given)
     settings = load_settings()
@@ -240,7 +240,7 @@ def compare(
     from backfill_assets.cli.plans import graph
     from backfill_assets.delta.targets import Bounds
     from backfill_assets.engine.spark import Engine
-    from backfill_assets.tables.codes import running_code
+    from backfill_assets.tables.code_version import running_code
 
     settings = load_settings()
     it = _found(settings, target)

@@ -37,6 +37,7 @@ class _Metadata(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     because: dict[str, list[str]] = msgspec.field(default_factory=dict)
     not_published: dict[date, Any] = msgspec.field(default_factory=dict)
     release: str = ""
+    package: str = ""
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -193,6 +194,7 @@ def record_of(entry: Entry, said: _Metadata) -> Record:
         merged=entry.operation == "MERGE",
         failed={day: str(why) for day, why in said.not_published.items()},
         release=said.release,
+        package=said.package,
     )
 
 

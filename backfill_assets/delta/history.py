@@ -10,10 +10,17 @@ from rich.table import Table as Grid
 
 from backfill_assets.calendar.partitions import DAY, Window, windows
 from backfill_assets.delta.reading import read_ledger
-from backfill_assets.delta.records import CANARY, RETIREMENT, SWITCH_OVER, ExternalCommit, Record
+from backfill_assets.delta.records import (
+    ACCEPTED_CODE,
+    CANARY,
+    RETIREMENT,
+    SWITCH_OVER,
+    ExternalCommit,
+    Record,
+)
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import tables_of
-from backfill_assets.tables.codes import Code
+from backfill_assets.tables.code_version import Code
 
 _MOST_SPANS = 5
 
@@ -125,6 +132,7 @@ def _as_json(
         "by": commit.launched_by,
         "reason": commit.reason,
         "code": commit.code_version,
+        "package": commit.package,
         "git_commit": commit.git_commit,
         "git_dirty": commit.git_dirty,
         "configuration": commit.config_digest,
@@ -187,16 +195,7 @@ def _lines(
     if isinstance(commit, ExternalCommit):
         yield head, f"{_at(commit)} UTC, changed by another writer: {commit.operation}"
         return
-    what = "written" if day in commit.wrote else "computed, and unchanged"
-    if undone := commit.details.undoes:
-        what = f"put back to what it was before {undone}"
-        if day in commit.withdrawn:
-            what = f"taken back: before {undone} it had never been published"
-    elif commit.details.kind == RETIREMENT:
-        what = "given up, as the table is retired"
-    elif kind := _kind(commit, kinds):
-        what = f"published by the {kind}"
-    yield head, f"{_at(commit)} UTC, {what}"
+    yield head, f"{_at(commit)} UTC, {_what_happened(commit, day, kinds)}"
     if commit.details.kind == RETIREMENT:
         yield "by", f"{commit.launched_by}: {commit.reason}"
         return
@@ -207,9 +206,26 @@ def _lines(
     yield "run", f"{commit.run_id}, backfill {commit.backfill_id or 'none'}"
     yield "launched by", commit.launched_by + (f": {commit.reason}" if commit.reason else "")
     yield "code", str(Code(commit.code_version, commit.git_commit, commit.git_dirty))
+    if commit.package:
+        yield "release", commit.package
     yield "configuration", commit.config_digest
     inputs = ", ".join(f"{name} version {version}" for name, version in commit.inputs.items())
     yield "made from", inputs or "the landing"
+
+
+def _what_happened(commit: Record, day: date, kinds: Mapping[str, str]) -> str:
+    """What a commit did to a day, for a reader."""
+    if undone := commit.details.undoes:
+        if day in commit.withdrawn:
+            return f"taken back: before {undone} it had never been published"
+        return f"put back to what it was before {undone}"
+    if commit.details.kind == RETIREMENT:
+        return "given up, as the table is retired"
+    if commit.details.kind == ACCEPTED_CODE:
+        return "accepted as made by the present code; its rows are as they were"
+    if kind := _kind(commit, kinds):
+        return f"published by the {kind}"
+    return "written" if day in commit.wrote else "computed, and unchanged"
 
 
 def spans(found: Sequence[Window]) -> str:

@@ -14,7 +14,13 @@ from typing import NamedTuple
 
 import pyspark.sql.types as T
 
-from backfill_assets.delta.records import RETIREMENT, ExternalCommit, Published, Record
+from backfill_assets.delta.records import (
+    ACCEPTED_CODE,
+    RETIREMENT,
+    ExternalCommit,
+    Published,
+    Record,
+)
 from backfill_assets.quality.audit import Measured
 from backfill_assets.tables.table import Table
 
@@ -214,6 +220,17 @@ class Ledger:
         """The tables without days that hold something else than when a day was published."""
         then = self.latest[day].details.references
         return {name: now for name, now in self.references.items() if then.get(name) != now}
+
+    def code_of(self, record: Record, day: date) -> str:
+        """The code of all tables that a day of a commit counts as made by.
+
+        That of the commit, unless a person has accepted the day as made by other code since.
+        """
+        latest = self.latest.get(day)
+        accepted = latest is not None and latest.details.kind == ACCEPTED_CODE
+        return (
+            latest.code if latest and accepted and latest.version > record.version else record.code
+        )
 
     @property
     def commits(self) -> list[Record | ExternalCommit]:

@@ -24,12 +24,12 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.calendar.partitions import any_of, windows
 from backfill_assets.dagster_ext.engine_failures import engine_lost
+from backfill_assets.delta.carried_records import migration_record
 from backfill_assets.delta.commits import PublishError, Writer, gist
 from backfill_assets.delta.creation import CONSTRAINT, add_constraints, own_rules, schema_of
 from backfill_assets.delta.data_files import rows_in
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.logs import APPLICATION, delta_log
-from backfill_assets.delta.migration_records import record_of
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.schema_changes import (
     Migration,
@@ -256,7 +256,7 @@ def _checked(
 def _commit(writer: Writer, found: Migration, staged: _Staged, ledger: Ledger) -> int | None:
     """Commit columns and files as the version after the ledger's; none if another came first."""
     table, days = writer.table, sorted(found.days)
-    said = {**record_of(found, staged.measured, ledger), "commit_id": uuid4().hex}
+    said = {**migration_record(found, staged.measured, ledger), "commit_id": uuid4().hex}
     log = delta_log(writer.url, ledger.version).load()
     partition = table.partition
     replaced = ("in", list(map(str, days))) if days else ("=", _NO_DAY)

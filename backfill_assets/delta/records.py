@@ -50,8 +50,9 @@ class Published(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 #: Kinds of commits that nobody computed: days of a target became production, all of them or some
-#: first; and a retired table gave up its rows.
+#: first; a retired table gave up its rows; a person accepted days as made by the present code.
 SWITCH_OVER, CANARY, RETIREMENT = "switch-over", "canary", "retirement"
+ACCEPTED_CODE = "accepted code"
 
 
 class Details(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -69,12 +70,14 @@ class Details(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         settled: the log days for which nothing more is due since; see `staleness.finality`.
         unsettled: the log days for which something is due again.
         late: by log day, the number of late lines, and their amount as text.
-        kind: `SWITCH_OVER`, `CANARY` or `RETIREMENT`; empty for what a run or an undo published.
+        kind: `SWITCH_OVER`, `CANARY`, `RETIREMENT` or `ACCEPTED_CODE`; empty for what a run or an
+            undo published.
         undoes: the backfill that it undoes.
         as_of: of an undo and a migration, by version of the table, the days that hold the rows of
             that version since.
         references: by name, what the tables without days held that its days were made of.
         spreads: by day and column that is watched, the rows in each bin; see `quality.drift`.
+        accepts: of `ACCEPTED_CODE`, by code version that made them, the days, as ranges.
     """
 
     landing: dict[date, Any] = msgspec.field(default_factory=dict)
@@ -90,6 +93,7 @@ class Details(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     as_of: dict[str, list[str]] = msgspec.field(default_factory=dict, name="as of")
     references: dict[str, str | None] = msgspec.field(default_factory=dict)
     spreads: dict[date, dict[str, dict[str, int]]] = msgspec.field(default_factory=dict)
+    accepts: dict[str, list[str]] = msgspec.field(default_factory=dict)
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -117,7 +121,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         because: why its days were computed: the days, as ranges, by reason; see `why`.
         merged: whether it changed rows of the days that it wrote, rather than replace all of them.
         failed: days that its run could not publish, each with the reason.
-        release: version of the code of all tables together; empty if nobody recorded it.
+        release: version of the code of all tables together; empty if not recorded.
+        package: the release of this package that ran; empty if not recorded.
     """
 
     version: int
@@ -142,6 +147,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     merged: bool = False
     failed: Mapping[date, str] = msgspec.field(default_factory=dict)
     release: str = ""
+    package: str = ""
 
     def why(self, day: date) -> str:
         """Why a day was computed; empty if nobody recorded it."""

@@ -15,7 +15,7 @@ from backfill_assets.dagster_ext.internals import AssetGraph
 from backfill_assets.delta import targets
 from backfill_assets.delta.commit_files import CommitLog
 from backfill_assets.labs.lab import START, JobDiedError, Lab, Pipeline
-from backfill_assets.tables.codes import running_code
+from backfill_assets.tables.code_version import running_code
 
 _DAYS = Window(START, START + 4 * DAY)
 _TABLE, _TARGET = "daily_revenue", "v2"

@@ -40,7 +40,7 @@ from backfill_assets.staleness.backlog import Backlog, backlog
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.fingerprints import input_fingerprints
 from backfill_assets.tables.catalog import config_digests, graph_for
-from backfill_assets.tables.codes import Code, running_code
+from backfill_assets.tables.code_version import Code, running_code
 from backfill_assets.tables.graph import Graph, graph_of
 from backfill_assets.tables.table import Table
 
@@ -83,7 +83,12 @@ class Night:
         def same(log: str) -> set[date]:
             return set.intersection(
                 *(
-                    _same(ledger, found[log].fingerprints, self._code.of(name), self._configs[name])
+                    _same(
+                        ledger,
+                        found[log].fingerprints,
+                        self._code.table_version(name),
+                        self._configs[name],
+                    )
                     for name, ledger in ledgers.items()
                     if log in self._graph.logs(name)
                 )
@@ -209,7 +214,7 @@ def bridge(
         days = closed.get(table, set())
         references = ledgers[table].references
         fingerprints = input_fingerprints(graph.inputs[table], ledgers, days, references)
-        return days - _same(ledgers[table], fingerprints, code.of(table), configs[table])
+        return days - _same(ledgers[table], fingerprints, code.table_version(table), configs[table])
 
     def may(table: str, day: date) -> bool:
         if day not in there(table) or day in frozen(table):

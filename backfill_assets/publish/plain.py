@@ -23,6 +23,7 @@ from backfill_assets.publish.candidates import Built, Candidate, Input, Plan, Sn
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.quality.checks import failure_text
 from backfill_assets.tables.catalog import declared
+from backfill_assets.tables.code_version import asset_version
 from backfill_assets.tables.drifts import wrong_drifts
 from backfill_assets.tables.partitioning import WHOLE_DAYS
 from backfill_assets.tables.rules import wrong_names
@@ -87,7 +88,13 @@ class DataFrameIOManager(DeltaIOManager):
         Raises:
             DeclarationError: one of them cannot be published.
         """
+        assets = [*assets]
         self._plain |= tables_of_assets(assets)
+        for asset in assets:
+            function = getattr(getattr(asset, "node_def", None), "compute_fn", None)
+            module = getattr(getattr(function, "decorated_fn", None), "__module__", "")
+            if version := asset_version(module):
+                self.code_versions |= dict.fromkeys(tables_of_assets([asset]), version)
         return self
 
     def _table(self, key: dg.AssetKey) -> Table:

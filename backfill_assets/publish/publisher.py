@@ -25,6 +25,7 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.snapshots import rows_as_of
 from backfill_assets.engine.spark import Engine
+from backfill_assets.provenance import package_version
 from backfill_assets.publish import chains
 from backfill_assets.publish.candidates import Candidate, Done, Plan, Remarks, Snapshot
 from backfill_assets.publish.computing import Audited, compute, summary, with_spreads
@@ -80,6 +81,7 @@ class Publisher(dg.ConfigurableIOManager):
             "code_version": self.code_of(table),
             "release": self.code_version,
             "config_digest": self.config_of(table),
+            "package": package_version(),
             "git_commit": self.git_commit,
             "git_dirty": self.git_dirty,
         }

@@ -39,15 +39,20 @@ def refuse_other_code(
         config = record["config_digest"] if ledger is ledgers[0] else config_of(ledger.table)
         now = (record.get("release", record["code_version"]), config)
         for other in reversed(ledger.records):
-            then = (other.code, other.config_digest)
-            if other.backfill_id == backfill and then != now:
-                raise PublishError(
-                    f"{ledgers[0].table.name} [{window}]: backfill {backfill} has published "
-                    f"{spelled(other.days)} of {ledger.table.name} with code "
-                    f"{then[0]} and configuration {then[1]}, and this run has {now[0]} and "
-                    f"{now[1]}. Nothing was written. Put back what was deployed and launch what "
-                    "is missing and failed again, or launch all of its days as a new backfill."
-                )
+            if other.backfill_id != backfill:
+                continue
+            for day in other.days:
+                then = (ledger.code_of(other, day), other.config_digest)
+                if then != now:
+                    raise PublishError(
+                        f"{ledgers[0].table.name} [{window}]: backfill {backfill} has published "
+                        f"{spelled(other.days)} of {ledger.table.name} with code "
+                        f"{then[0]} and configuration {then[1]}, and this run has {now[0]} and "
+                        f"{now[1]}. Nothing was written. Put back what was deployed and launch "
+                        "what is missing and failed again, or launch all of its days as a new "
+                        "backfill. If the new code makes the same rows, `backfill-assets "
+                        "accept-code` says so for the days that are published."
+                    )
 
 
 def lacking(

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import pandera.pyspark as pa
@@ -21,8 +22,6 @@ from backfill_assets.tables.skews import wrong_skews
 from backfill_assets.tables.sources import Role, SourceTable
 from backfill_assets.tables.table import DeclarationError, Lineage
 
-#: The module that runs the functions and publishes their rows.
-_PUBLISHES = "backfill_assets.assets.derived"
 #: What a parameter may be annotated with.
 _KINDS = (Reads, Unpartitioned, Published, Answers)
 
@@ -35,6 +34,7 @@ def table(
     frozen: bool = False,
     lineage: Lineage | None = None,
     retired: date | None = None,
+    depends_on: Sequence[str | Path] = (),
 ) -> Callable[[Transform], Derived]:
     """Declare the table that a function makes; it is named like the function.
 
@@ -62,6 +62,9 @@ def table(
         frozen: whether a check says so if a final day was changed by no person.
         lineage: for the UI, by column of the table, the (table, column) pairs it is made of.
         retired: the business day from which on nobody feeds it, see `version_of`.
+        depends_on: what decides the rows and cannot be seen from the imports of the module. The
+            name of a module: its source counts for the code version, or, if it is installed, the
+            version of its distribution. A `Path`, from the folder of the module: a data file.
 
     Raises:
         DeclarationError: a parameter has neither, or something is named that is not there.
@@ -74,6 +77,7 @@ def table(
         frozen=frozen,
         lineage=lineage or {},
         retired=retired,
+        depends_on=depends_on,
     )
 
 
@@ -85,6 +89,7 @@ def version_of(
     checks: Sequence[Conserved | Forbidden] | None = None,
     lineage: Lineage | None = None,
     retired: date | None = None,
+    depends_on: Sequence[str | Path] | None = None,
 ) -> Callable[[Transform], Derived]:
     """Declare another version of a table, made by another function; it is named like the function.
 
@@ -101,6 +106,7 @@ def version_of(
         checks: as of `table`, if they are others.
         lineage: as of `table`, if it is another.
         retired: the business day from which on nobody feeds it.
+        depends_on: as of `table`, if it is another.
 
     Raises:
         DeclarationError: as `table`; the number is not above that of the other version; or the
@@ -127,6 +133,7 @@ def version_of(
             frozen=other.frozen,
             lineage=other.lineage if lineage is None else lineage,
             retired=retired,
+            depends_on=other.depends_on if depends_on is None else depends_on,
             version=number,
             first=other.first,
         )
@@ -139,6 +146,7 @@ def _declared(
     *,
     model: type[pa.DataFrameModel],
     checks: Sequence[Conserved | Forbidden],
+    depends_on: Sequence[str | Path],
     **said: Any,
 ) -> Derived:
     """The table that a function makes."""
@@ -149,7 +157,8 @@ def _declared(
     made = Derived(
         name=name,
         model=model,
-        made_in=(_PUBLISHES, function.__module__, *found.asking_modules),
+        modules=(function.__module__, model.__module__, *found.asking_modules),
+        depends_on=tuple(_located(dependency, function) for dependency in depends_on),
         transform=function,
         **found._asdict(),
         conserved=tuple(check for check in checks if isinstance(check, Conserved)),
@@ -157,6 +166,13 @@ def _declared(
         **said,
     )
     return _checked(made)
+
+
+def _located(dependency: str | Path, function: Transform) -> str | Path:
+    """A module as it is; a data file from the folder of the function's module."""
+    if isinstance(dependency, str):
+        return dependency
+    return Path(inspect.getfile(function)).resolve().parent / dependency
 
 
 def _checked(made: Derived) -> Derived:

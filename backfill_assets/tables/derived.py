@@ -181,6 +181,11 @@ class Derived(Table):
         object.__setattr__(self, "decided_by", decided_by(others))
 
     @property
+    def kind(self) -> str:
+        """A function of its project makes it."""
+        return "derived"
+
+    @property
     def cadence(self) -> Cadence:
         """How far apart its partitions are: a week, if it is made of weeks."""
         others = [of for of in self.by_day.values() if of.table is not self]

@@ -33,9 +33,6 @@ from backfill_assets.tables.table import (
     decided_by,
 )
 
-#: The module that computes these tables and publishes their rows.
-_PUBLISHES = "backfill_assets.assets.known"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Current(Table):
@@ -48,6 +45,11 @@ class Current(Table):
 
     of: Derived
     source: Source = field(repr=False)
+
+    @property
+    def kind(self) -> str:
+        """What is known now, whatever function it is made by."""
+        return "current"
 
     @property
     def references(self) -> Sequence[WithoutDays]:
@@ -75,6 +77,11 @@ class Corrections(Table):
 
     facts: Derived
     current: Current
+
+    @property
+    def kind(self) -> str:
+        """The difference of two tables, whatever function they are made by."""
+        return "corrections"
 
     @property
     def by(self) -> tuple[str, ...]:
@@ -130,7 +137,8 @@ def current(of: Derived, *, name: str | None = None, doc: str | None = None) -> 
     return Current(
         name=name,
         model=_same_columns(of.model, row),
-        made_in=(*_modules(of), source.lines.__module__, source.declared_in),
+        modules=(*of.modules, source.lines.__module__, source.declared_in),
+        depends_on=of.depends_on,
         decided_by=("window_days", "late_lines"),
         inputs=inputs,
         forbidden=of.forbidden,
@@ -178,16 +186,12 @@ def corrections(
     return Corrections(
         name=name,
         model=_differences(of, doc or f"What {current.name} has beyond {of.name}."),
-        made_in=_modules(of),
+        modules=of.modules,
         decided_by=decided_by(tables),
         inputs=lambda _: dependencies,
         facts=of,
         current=current,
     )
-
-
-def _modules(of: Derived) -> tuple[str, ...]:
-    return (_PUBLISHES, of.transform.__module__)
 
 
 def _description(of: Table) -> str:

@@ -37,7 +37,6 @@ from backfill_assets.tables.table import (
 OWN_COLUMNS = ("log_date", "arrival_date", "event_date", "source_file")
 #: The types that a field of a line may have; a decimal besides, and a string holds what is nested.
 FIELD_TYPES = (T.StringType, T.LongType, T.BooleanType, T.DateType, T.TimestampType, T.DecimalType)
-_MADE_IN = "backfill_assets.assets"
 
 
 class Role(enum.Enum):
@@ -51,6 +50,14 @@ class Role(enum.Enum):
     PAGE = "lateness page"
 
 
+#: By role of a table, its kind; see `code_version.ROWS_VERSION`.
+_KINDS = {
+    Role.LOG: "raw",
+    Role.REJECTED: "rejected",
+    Role.STAGED: "staging",
+    Role.LATE: "late",
+    Role.LATENESS: "lateness",
+}
 #: What its assets are called where a source does not say otherwise.
 _NAMES = {
     Role.LOG: "raw_{}",
@@ -73,6 +80,11 @@ class SourceTable(Table):
 
     source: Source = field(repr=False, compare=False)
     role: Role
+
+    @property
+    def kind(self) -> str:
+        """The code that makes it is that of its role."""
+        return _KINDS[self.role]
 
     @property
     def pages(self) -> tuple[str, ...]:
@@ -219,12 +231,12 @@ class Source:
     @cached_property
     def raw(self) -> SourceTable:
         """The immutable log of the lines as they arrived, by log day."""
-        return self._table(Role.LOG, models.raw(self.name, self.lines, self._totals), "raw")
+        return self._table(Role.LOG, models.raw(self.name, self.lines, self._totals))
 
     @cached_property
     def rejected(self) -> SourceTable:
         """The lines that could not be read, by arrival day."""
-        return self._table(Role.REJECTED, models.rejected(self.name), "raw")
+        return self._table(Role.REJECTED, models.rejected(self.name))
 
     @cached_property
     def staged(self) -> SourceTable:
@@ -235,9 +247,7 @@ class Source:
             return (Dependency(self.raw, self.under(policy).reach, recorded),)
 
         model = models.staged(self.name, self.lines, list(self.key), self._totals)
-        return self._table(
-            Role.STAGED, model, "staging", decided_by=("window_days",), inputs=inputs
-        )
+        return self._table(Role.STAGED, model, decided_by=("window_days",), inputs=inputs)
 
     @cached_property
     def late(self) -> SourceTable:
@@ -245,7 +255,6 @@ class Source:
         return self._table(
             Role.LATE,
             models.late(self.name, self.lines, self._totals),
-            "staging",
             decided_by=("window_days", "late_lines"),
             inputs=lambda _: (Dependency(self.raw, SAME_DAY),),
         )
@@ -265,7 +274,6 @@ class Source:
         return self._table(
             Role.LATENESS,
             models.ArrivalLateness,
-            "lateness",
             decided_by=("window_days",),
             inputs=inputs,
         )
@@ -299,13 +307,11 @@ class Source:
     def _totals(self) -> list[str]:
         return [self.amount] if self.amount else []
 
-    def _table(
-        self, role: Role, model: type[pa.DataFrameModel], made_in: str, **more: Any
-    ) -> SourceTable:
+    def _table(self, role: Role, model: type[pa.DataFrameModel], **more: Any) -> SourceTable:
         return SourceTable(
             name=self._name(role),
             model=model,
-            made_in=(f"{_MADE_IN}.{made_in}", self.lines.__module__, self.declared_in),
+            modules=(self.lines.__module__, self.declared_in),
             source=self,
             role=role,
             **more,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
@@ -122,7 +123,8 @@ class Table:
     Attributes:
         name: asset and folder name.
         model: the pandera model.
-        made_in: the modules that make it, by their full names, see `codes`; none if nobody knows.
+        modules: the modules that declare it, by their full names; see `code_version`.
+        depends_on: what else decides its rows: modules, and absolute paths of data files.
         decided_by: the settings that decide its rows, besides those that decide all tables, see
             `Settings.digest_of`.
         inputs: what it is made of, under a late-data policy; nothing if it comes from the landing.
@@ -145,12 +147,13 @@ class Table:
 
     name: str
     model: type[pa.DataFrameModel]
-    made_in: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
     decided_by: tuple[str, ...] = ()
     inputs: Callable[[Policy], Inputs] = _none
     frozen: bool = False
     forbidden: Sequence[Forbidden] = ()
     retired: date | None = None
+    depends_on: tuple[str | Path, ...] = ()
     partition: str = field(init=False)
     key: tuple[str, ...] = field(init=False)
     totals: tuple[str, ...] = field(init=False)
@@ -176,6 +179,11 @@ class Table:
     def is_retired(self, today: date) -> bool:
         """Whether nobody feeds it any more on a business day."""
         return self.retired is not None and self.retired <= today
+
+    @property
+    def kind(self) -> str:
+        """Which code of this package makes its rows, see `code_version.ROWS_VERSION`."""
+        return "asset"
 
     @property
     def references(self) -> Sequence[WithoutDays]:

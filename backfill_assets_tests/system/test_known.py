@@ -21,7 +21,7 @@ from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, DailyOrders
 from backfill_assets.settings import load_settings
 from backfill_assets.tables.catalog import tables_of
-from backfill_assets.tables.codes import running_code
+from backfill_assets.tables.code_version import running_code
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.table import RECORDED, DeclarationError
 from backfill_assets_tests.own_tables import my_known
@@ -177,7 +177,7 @@ def test_what_follows_from_the_declarations():
         "What each customer spent on a day, with everything that is known now."
     )
     code = running_code(settings)
-    assert len({code.of(one.name) for one in (SPEND, NOW, FACT)}) == 3
+    assert len({code.table_version(one.name) for one in (SPEND, NOW, FACT)}) == 3
 
 
 def test_the_numbers_that_corrections_share_with_what_they_are_made_of():

@@ -34,7 +34,7 @@ from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.settings import load_settings
 from backfill_assets.staleness.backlog import Backlog, Behind
 from backfill_assets.staleness.fingerprints import input_fingerprints
-from backfill_assets.tables.codes import Code
+from backfill_assets.tables.code_version import Code
 from backfill_assets_tests import conftest
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, loaded, record
 from backfill_assets_tests.pipeline import START, Pipeline, day, order

@@ -1,0 +1,220 @@
+"""A person accepts that a change of code changes no rows: days count as made by the present code.
+
+Days of a sample are computed anew first, and must have the digests that they were published with.
+The acceptance is a commit of its own, which writes no data file. It can be undone as a backfill is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+import dagster as dg
+
+from backfill_assets.backfills import undertakings
+from backfill_assets.backfills.comparison import Match
+from backfill_assets.backfills.verification import verify
+from backfill_assets.calendar.partitions import Window, spelled, windows
+from backfill_assets.delta.carried_records import acceptance_record
+from backfill_assets.delta.commits import PublishError, Writer
+from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.delta.reading import read_ledger, read_ledgers
+from backfill_assets.engine.spark import Engine
+from backfill_assets.settings import Settings
+from backfill_assets.tables.code_version import Code
+
+#: How many days of a table are computed anew unless somebody asks for another number.
+SAMPLE_DAYS = 5
+_ATTEMPTS = 10
+
+
+class AcceptanceRefusedError(ValueError):
+    """Code was not accepted for a table; nothing was written, or the message says what was."""
+
+
+@dataclass(frozen=True)
+class AcceptedCode:
+    """What was accepted of a table.
+
+    Attributes:
+        table: its name.
+        days: the days that count as made by the present code now.
+        verified: those of them that were computed anew, with the same rows.
+        versions: the code versions that they had.
+        version: the table's version that says so; None if there was nothing to accept.
+        run_id: names the acceptance, as for an undo; empty if there was nothing to accept.
+    """
+
+    table: str
+    days: Sequence[date]
+    verified: Sequence[date] = ()
+    versions: frozenset[str] = frozenset()
+    version: int | None = None
+    run_id: str = ""
+
+
+def days_by_other_code(ledger: Ledger, code: Code, window: Window | None = None) -> list[date]:
+    """The published days that other code has made, as far as their records hold.
+
+    Args:
+        ledger: that of the table.
+        code: the present code.
+        window: only these days; all if not given.
+    """
+    version = code.table_version(ledger.table.name)
+    return sorted(
+        day
+        for day, record in ledger.latest.items()
+        if record.code_version != version and ledger.current_record(day)
+        if window is None or day in window
+    )
+
+
+def accept_code(
+    settings: Settings,
+    defs: dg.Definitions,
+    code: Code,
+    table: str,
+    window: Window | None,
+    reason: str,
+    sample_days: int = SAMPLE_DAYS,
+) -> AcceptedCode:
+    """Let the days of a table that other code has made count as made by the present code.
+
+    Args:
+        settings: the deployment's settings.
+        defs: its assets and resources, which compute the sample.
+        code: the present code.
+        table: the table's name.
+        window: only these days; all if not given.
+        reason: why, for the record.
+        sample_days: how many days are computed anew; fewer if there are fewer, none if 0.
+
+    Raises:
+        AcceptanceRefusedError: a day of the sample has other rows now, or no day can be computed
+            as it was; or other commits come in between again and again.
+    """
+    ledger = read_ledgers(settings)[table]
+    days = days_by_other_code(ledger, code, window)
+    verified = _verify_sample(settings, defs, ledger, days, sample_days)
+    for _ in range(_ATTEMPTS):
+        if not days:
+            return AcceptedCode(table, ())
+        record = acceptance_record(ledger, days, code, reason)
+        try:
+            version = _writer(settings, ledger).commit({}, [], record, ledger)
+        except PublishError as error:
+            raise AcceptanceRefusedError(f"{error} The code was not accepted.") from error
+        if version is not None:
+            versions = frozenset(ledger.latest[day].code_version for day in days)
+            return AcceptedCode(table, days, verified, versions, version, record["run_id"])
+        current = read_ledger(settings.table(table), ledger.table)
+        # What another run has published meanwhile, it has computed by the code of then.
+        same = [day for day in days if current.latest.get(day) == ledger.latest[day]]
+        days = [day for day in days_by_other_code(current, code, window) if day in {*same}]
+        ledger = current
+    raise AcceptanceRefusedError(
+        f"{table}: other runs committed first {_ATTEMPTS} times in a row. The code was not "
+        "accepted, and nothing was written. Accept it when they are through."
+    )
+
+
+def _writer(settings: Settings, ledger: Ledger) -> Writer:
+    def session() -> Any:
+        return Engine.of(settings).spark_session
+
+    return Writer(session, settings.table(ledger.table.name), ledger.table, settings.undo_days)
+
+
+def _verify_sample(
+    settings: Settings,
+    defs: dg.Definitions,
+    ledger: Ledger,
+    days: Sequence[date],
+    sample_days: int,
+) -> list[date]:
+    """Compute days of a sample anew, from inputs as they were; the days that match.
+
+    Raises:
+        AcceptanceRefusedError: a day has other rows, or none can be computed as it was.
+    """
+    table, sample = ledger.table.name, spread(days, sample_days)
+    results = [
+        result
+        for window in windows(sample)
+        for result in verify(settings, defs, window, [table])
+        # A day whose inputs or settings have changed since tells nothing about code.
+        if result.day in sample and result.same_inputs
+    ]
+    if changed := [result for result in results if result.outcome is not Match.MATCHES]:
+        text = "; ".join(f"{table}[{result.day}]: {result}" for result in changed)
+        raise AcceptanceRefusedError(
+            f"{table} has other rows by the present code: {text}. The code was not accepted, and "
+            "nothing was written; the days count as made by other code. Launch them as a "
+            "backfill, or put the code back."
+        )
+    if sample and not results:
+        raise AcceptanceRefusedError(
+            f"{table}: {spelled(sample)} cannot be computed as published, because inputs or "
+            "settings have changed since. The code was not accepted, and nothing was written. "
+            "Launch the days as a backfill, give other days, or accept the code without a proof: "
+            "--verify-days 0."
+        )
+    return [result.day for result in results]
+
+
+def spread(days: Sequence[date], count: int) -> list[date]:
+    """As many of some days, evenly spread, the first and the last among them."""
+    if count >= len(days):
+        return [*days]
+    if count < 2:
+        return [*days[len(days) - count :]]
+    return [days[n * (len(days) - 1) // (count - 1)] for n in range(count)]
+
+
+def repin_plans(
+    instance: dg.DagsterInstance, ledgers: Ledgers, accepted: Sequence[AcceptedCode], code: Code
+) -> list[str]:
+    """Pin plans to the present code if theirs was accepted, so that they can go on; their ids.
+
+    A plan stays as it is while one of its tables has a day that counts as made by its old code.
+
+    Args:
+        instance: where the plans are stored.
+        ledgers: those of all tables, after the acceptance.
+        accepted: what was accepted.
+        code: the present code.
+    """
+    versions_by_table = {result.table: result.versions for result in accepted}
+    repinned = []
+    for id_ in undertakings.kept(instance):
+        try:
+            state = undertakings.find(instance, id_)
+        except undertakings.BackfillRefusedError:
+            continue
+        pinned = state.plan.code_versions
+        concerned = any(pinned.get(table) in of for table, of in versions_by_table.items())
+        if state.complete or not concerned or _has_days_by(ledgers, pinned, code):
+            continue
+        state.plan = state.plan.model_copy(
+            update={
+                "code_version": code.version,
+                "code": str(code),
+                "code_versions": {table: code.table_version(table) for table in pinned},
+            }
+        )
+        undertakings.keep(instance, state)
+        repinned.append(id_)
+    return repinned
+
+
+def _has_days_by(ledgers: Ledgers, versions: Mapping[str, str], code: Code) -> bool:
+    """Whether a table has a day by the code version of a plan, which is not the present one."""
+    return any(
+        version != code.table_version(table)
+        and any(record.code_version == version for record in ledgers[table].latest.values())
+        for table, version in versions.items()
+        if table in ledgers
+    )

@@ -1,0 +1,478 @@
+"""The code version of a table: a promise about rows, not about source text.
+
+It has two parts. `ROWS_VERSION` stands for the code of this package: it is raised by hand when a
+release makes other rows of the same input, and a test compares the rows of every kind of table.
+The digest stands for the code of the project that declares the table: the modules of its function
+and its model, and the modules of the project that these import, over a normalized syntax tree.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.metadata
+import importlib.util
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from backfill_assets.engine.garbage import no_collection
+from backfill_assets.settings import Settings, SettingsError
+from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.table import Table
+
+#: By kind of table, which rows this package makes of the same input. Raise a number when, and only
+#: when, a change of the package changes rows of that kind; `orders` stands for the declarations of
+#: the orders tables.
+ROWS_VERSION: Mapping[str, int] = {
+    "raw": 1,
+    "rejected": 1,
+    "staging": 1,
+    "late": 1,
+    "lateness": 1,
+    "current": 1,
+    "corrections": 1,
+    "derived": 1,
+    "asset": 1,
+    "orders": 1,
+}
+
+_PACKAGE = Path(__file__).parents[1]
+#: Rooms of the package that are written as a project is, and count as one.
+_PROJECT_ROOMS = ("examples", "labs", "drills")
+#: Libraries that a Spark distribution puts on the path, outside of `site-packages`.
+_SPARK_LIBRARIES = ("pyspark", "py4j")
+_DIGITS = 12
+_TIMEOUT = 10  # seconds: a repository on a network drive must not keep a run from starting
+
+
+@dataclass(frozen=True)
+class Code:
+    """The code that computes the tables.
+
+    Attributes:
+        version: stands for the versions of all tables; a backfill is pinned to it.
+        commit: the git commit that is checked out; empty if unknown.
+        dirty: whether the source differs from that commit; None if unknown.
+        tables: the code version by table.
+    """
+
+    version: str
+    commit: str = ""
+    dirty: bool | None = None
+    tables: Mapping[str, str] = field(default_factory=dict)
+
+    def table_version(self, table: str) -> str:
+        """The code version of a table; that of all tables, if the table is not declared."""
+        return self.tables.get(table, self.version)
+
+    def __str__(self) -> str:
+        if not self.commit:
+            return f"{self.version} (commit unknown)"
+        state = {True: ", with uncommitted changes", False: "", None: ", as the deployment says"}
+        return f"{self.version} (commit {self.commit[:10]}{state[self.dirty]})"
+
+
+def running_code(settings: Settings) -> Code:
+    """The code of a deployment's tables as it is on disk now.
+
+    Args:
+        settings: name the tables, and the commit, where the code is installed without its
+            repository.
+
+    Raises:
+        SettingsError: a module that declares a table has no source file.
+    """
+    versions = table_versions(tables_of(settings))
+    commit, dirty = git_state(settings.git_commit)
+    return Code(_version_of_all(versions), commit, dirty, versions)
+
+
+def table_versions(tables: Mapping[str, Table]) -> dict[str, str]:
+    """The code version of each table, by name.
+
+    Raises:
+        SettingsError: a module that declares a table, or that a table depends on, is not there.
+    """
+    files = SourceFiles()
+    return {name: _table_version(table, files) for name, table in tables.items()}
+
+
+def asset_version(module: str) -> str:
+    """The code version of an ordinary asset; empty if the module has no source in a project.
+
+    Args:
+        module: the full name of the module with the asset's function.
+    """
+    files = SourceFiles()
+    if not files.has_source(module):
+        return ""
+    return f"asset-{ROWS_VERSION['asset']}-{files.digest([module])}"
+
+
+def _table_version(table: Table, files: SourceFiles) -> str:
+    version = f"{table.kind}-{ROWS_VERSION[table.kind]}"
+    if any(_is_machinery(module) for module in table.modules):
+        version += f"-orders-{ROWS_VERSION['orders']}"
+    own_modules = [module for module in table.modules if not _is_machinery(module)]
+    if own_modules or table.depends_on:
+        version += f"-{files.digest(own_modules, table.depends_on)}"
+    return version
+
+
+def _version_of_all(versions: Mapping[str, str]) -> str:
+    text = "\n".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    return f"tables-{_digest(text)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+# --- the source of a project ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Module:
+    """A module of the project: its normalized source, and the modules that it imports."""
+
+    text: str
+    imports: frozenset[str]
+
+
+class SourceFiles:
+    """The source files of the project that declares tables, each parsed once.
+
+    The project is what is neither in the standard library, nor in this package, nor installed from
+    another distribution.
+    """
+
+    def __init__(self) -> None:
+        self._modules: dict[str, _Module | None] = {}
+        self._tops: dict[str, bool] = {}
+        self._distributions: set[str] = set()
+
+    def digest(self, modules: Iterable[str], depends_on: Sequence[str | Path] = ()) -> str:
+        """A digest of the source of modules, and of what they import from the project.
+
+        Args:
+            modules: full names.
+            depends_on: as `table` takes it, but for paths, which are absolute.
+
+        Raises:
+            SettingsError: one of the modules or files is not there.
+        """
+        declared = {*modules}
+        for module in declared:
+            self._add_distribution(module)
+        texts = []
+        for dependency in depends_on:
+            if isinstance(dependency, Path):
+                texts.append(f"file {_file_digest(dependency)}")
+            elif self._module(dependency) is not None:
+                declared.add(dependency)
+            else:
+                texts.append(f"{dependency} {_installed_version(dependency)}")
+        for module in declared:
+            if self._module(module) is None:
+                raise SettingsError(
+                    f"bad settings: {module}, which declares a table, has no source file"
+                )
+        # Without the names: a module may be renamed if nobody has to import it by another name.
+        sources = (self._module(module) for module in self.closure(declared))
+        texts += [module.text for module in sources if module]
+        return _digest("\n".join(sorted(texts)))
+
+    def has_source(self, module: str) -> bool:
+        """Whether a module is one of the project, and its source can be read."""
+        return bool(module) and self._module(module) is not None
+
+    def closure(self, modules: Iterable[str]) -> set[str]:
+        """Modules, and those of the project that they import, directly or not."""
+        closure: set[str] = set()
+        remaining = {*modules}
+        while remaining:
+            closure |= remaining
+            imports = (m.imports for name in remaining if (m := self._module(name)))
+            remaining = {name for names in imports for name in names if self._module(name)}
+            remaining -= closure
+        return closure
+
+    def _add_distribution(self, module: str) -> None:
+        """A project that is installed: what its distribution has besides belongs to it."""
+        top = module.partition(".")[0]
+        if top in self._tops:
+            return
+        self._tops[top] = True
+        if any(map(_is_installed, _places(top))):
+            by_package = importlib.metadata.packages_distributions()
+            self._distributions |= {*by_package.get(top, ())}
+            for other, names in by_package.items():
+                if self._distributions & {*names}:
+                    self._tops[other] = True
+
+    def _is_project(self, module: str) -> bool:
+        top, _, inner = module.partition(".")
+        if top == _PACKAGE.name:
+            return inner.partition(".")[0] in _PROJECT_ROOMS
+        if top not in self._tops:
+            places = [] if top in _SPARK_LIBRARIES else _places(top)
+            self._tops[top] = bool(places) and not any(map(_is_installed, places))
+        return self._tops[top]
+
+    def _module(self, name: str) -> _Module | None:
+        """A module of the project; None if it is none, or has no source."""
+        if name not in self._modules:
+            file = _source_file(name) if self._is_project(name) else None
+            self._modules[name] = None if file is None else _parse(name, file)
+        return self._modules[name]
+
+
+def _places(top: str) -> list[Path]:
+    """The folders of a package, or the file of a module in none; none if it is built in."""
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # `__main__` of a script
+        file = getattr(sys.modules.get(top), "__file__", None)
+        return [Path(file)] if file else []
+    if spec is None:
+        return []
+    if spec.submodule_search_locations is not None:
+        return [*map(Path, spec.submodule_search_locations)]
+    return [Path(spec.origin)] if spec.has_location and spec.origin else []
+
+
+def _is_installed(place: Path) -> bool:
+    """Whether a file or folder belongs to the standard library or an installed distribution."""
+    if {"site-packages", "dist-packages"} & {*place.parts}:
+        return True
+    return place.is_relative_to(sysconfig.get_path("stdlib"))
+
+
+def _source_file(module: str) -> Path | None:
+    """The source file of a module, without importing it; None if there is none."""
+    top, *inner = module.split(".")
+    for place in _places(top):
+        path = place.joinpath(*inner)
+        candidates = [path / "__init__.py", path.with_suffix(".py")] if place.is_dir() else [path]
+        for file in candidates:
+            if file.suffix == ".py" and file.is_file():
+                return file
+    return None
+
+
+def _installed_version(module: str) -> str:
+    """The version of the distribution that a third-party module comes from."""
+    for name in importlib.metadata.packages_distributions().get(module.partition(".")[0], ()):
+        return importlib.metadata.version(name)
+    raise SettingsError(
+        f"bad settings: depends_on={module!r}: it is neither a module of the project nor one of an "
+        "installed distribution"
+    )
+
+
+def _file_digest(file: Path) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise SettingsError(f"bad settings: depends_on={str(file)!r}: {error.strerror}") from error
+
+
+# --- normalized source ----------------------------------------------------------------------------
+
+
+def _parse(module: str, file: Path) -> _Module:
+    # Python 3.11 fails if a finalizer that prints a traceback comes in between.
+    with no_collection():
+        tree = ast.parse(file.read_bytes(), str(file))
+        package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+        statements = [*_Normalizer().statements(tree.body)]
+        imports = {*_with_parents(package), *_imports(module, package, statements)}
+        return _Module("".join(_serialize(statements)), frozenset(imports))
+
+
+class _Normalizer(ast.NodeTransformer):
+    """Drops what decides no row: docstrings, annotations, what only type checkers see.
+
+    Annotations of a decorated function stay, as its decorator may read them: `table` takes the
+    inputs from them. So do those in the body of a class: they are the columns of a model.
+    """
+
+    _in_class = False
+
+    def statements(self, body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+        """The statements without those that decide nothing."""
+        for statement in body:
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                continue
+            if isinstance(statement, ast.If) and _is_type_checking(statement.test):
+                yield from self.statements(statement.orelse)
+                continue
+            if (normalized := self.visit(statement)) is not None:
+                yield normalized
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        """Normalize the blocks of a statement, and what it is made of."""
+        for name, value in ast.iter_fields(node):
+            if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+                setattr(node, name, [*self.statements(value)])
+            elif isinstance(value, list):
+                setattr(node, name, [self._visited(item) for item in value])
+            else:
+                setattr(node, name, self._visited(value))
+        return node
+
+    def _visited(self, value: Any) -> Any:
+        return self.visit(value) if isinstance(value, ast.AST) else value
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        """A class: its annotations stay."""
+        return self._scope(node, in_class=True)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        """A function: its annotations go, unless a decorator may read them."""
+        if not node.decorator_list:
+            _drop_annotations(node)
+        return self._scope(node, in_class=False)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        """As any function."""
+        if not node.decorator_list:
+            _drop_annotations(node)
+        return self._scope(node, in_class=False)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
+        """An annotated variable: an assignment, or nothing at all, unless it is in a class."""
+        if self._in_class:
+            return self.generic_visit(node)
+        if node.value is None:
+            return None
+        return self.generic_visit(ast.Assign(targets=[node.target], value=node.value))
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
+        """An import of this package's machinery: which of its modules has a name is our affair."""
+        if not node.level and _is_machinery(node.module or ""):
+            node.module = _PACKAGE.name
+        return node
+
+    def visit_Import(self, node: ast.Import) -> ast.AST:
+        """As `visit_ImportFrom`."""
+        for alias in node.names:
+            if _is_machinery(alias.name):
+                alias.name = _PACKAGE.name
+        return node
+
+    def _scope(self, node: ast.AST, *, in_class: bool) -> ast.AST:
+        before, self._in_class = self._in_class, in_class
+        try:
+            return self.generic_visit(node)
+        finally:
+            self._in_class = before
+
+
+def _is_machinery(module: str) -> bool:
+    top, _, inner = module.partition(".")
+    return top == _PACKAGE.name and inner.partition(".")[0] not in _PROJECT_ROOMS
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")
+    return name == "TYPE_CHECKING"
+
+
+def _drop_annotations(node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    node.returns = None
+    arguments = node.args
+    several = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    for argument in [*several, arguments.vararg, arguments.kwarg]:
+        if argument is not None:
+            argument.annotation = None
+
+
+def _serialize(value: Any) -> Iterator[str]:
+    """A syntax tree as text that is the same in all versions of Python; `ast.dump` is not."""
+    if isinstance(value, list):
+        yield "["
+        for item in value:
+            yield from _serialize(item)
+            yield ","
+        yield "]"
+    elif isinstance(value, ast.AST):
+        yield f"{type(value).__name__}("
+        for name, child in ast.iter_fields(value):
+            # Whether a name is read or written follows from where it is.
+            if child is None or child == [] or name in ("ctx", "kind", "type_comment"):
+                continue
+            yield f"{name}="
+            yield from _serialize(child)
+        yield ")"
+    else:
+        yield repr(value)
+
+
+def _imports(module: str, package: str, statements: Iterable[ast.stmt]) -> Iterator[str]:
+    """The modules that normalized statements import, with the packages that these are in."""
+    for node in (node for statement in statements for node in ast.walk(statement)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _with_parents(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".") if node.level else []
+            parts = parts[: len(parts) - node.level + 1] if node.level else []
+            source = ".".join([*parts, *([node.module] if node.module else [])])
+            yield from _with_parents(source)
+            for alias in node.names:
+                yield f"{source}.{alias.name}"
+                yield from _lazy_module(module, source, alias)
+
+
+def _with_parents(module: str) -> Iterator[str]:
+    """A module, and the packages whose `__init__.py` runs before it."""
+    parts = module.split(".")
+    return (".".join(parts[: n + 1]) for n in range(len(parts)))
+
+
+def _lazy_module(module: str, source: str, alias: ast.alias) -> Iterator[str]:
+    """The module of a name that a package gives out by a `__getattr__` of its own."""
+    if not hasattr(sys.modules.get(source), "__getattr__"):
+        return
+    value = getattr(sys.modules.get(module), alias.asname or alias.name, None)
+    if isinstance(name := getattr(value, "__module__", None), str):
+        yield from _with_parents(name)
+
+
+# --- git ------------------------------------------------------------------------------------------
+
+
+def git_state(given_commit: str | None, package: Path = _PACKAGE) -> tuple[str, bool | None]:
+    """The git commit of this package, empty if unknown; and whether it is changed, None if unknown.
+
+    Args:
+        given_commit: the commit it was built from, where it is installed without its repository.
+        package: the folder of the package.
+    """
+    # A package that git does not track lies in somebody else's repository, as in a `.venv`.
+    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return given_commit or "", None
+    commit = (_git(package, "rev-parse", "HEAD") or "").strip()
+    changes = _git(package, "status", "--porcelain", "--", ".")
+    return commit, None if changes is None else bool(changes.strip())
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """The output of git; None if it fails, or is not there."""
+    try:
+        process = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return process.stdout if process.returncode == 0 else None
