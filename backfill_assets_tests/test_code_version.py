@@ -278,11 +278,8 @@ def test_a_project_that_is_installed(tmp_path, monkeypatch):
         },
     )
     monkeypatch.syspath_prepend(installed)
-    monkeypatch.setattr(
-        code_version.importlib.metadata,
-        "packages_distributions",
-        lambda: {"wares": ["wares"], "wares_rules": ["wares"], "other_library": ["other"]},
-    )
+    by_package = {"wares": ["wares"], "wares_rules": ["wares"], "other_library": ["other"]}
+    monkeypatch.setattr(code_version, "_distributions", lambda: by_package)
     before = SourceFiles().digest(["wares.tables"])
     (installed / "other_library.py").write_text("LIMIT = 2\n")
     assert SourceFiles().digest(["wares.tables"]) == before
