@@ -70,24 +70,26 @@ def assets_in(graph: AssetGraph) -> Iterator[str]:
         yield f"  group {node.group_name}; kinds {comma(node.kinds)}; owners {comma(node.owners)}"
         if definition.is_executable:
             yield f"  op {definition.op.name}; pool {definition.op.pool or 'none'}"
-        yield f"  partitions {partitions_text(node.partitions_def)}"
-        yield f"  backfill policy {policy_text(node.backfill_policy)}"
-        yield f"  freshness {freshness_text(node.freshness_policy)}"
+        if node.partitions_def:
+            yield f"  partitions {partitions_text(node.partitions_def)}"
+        if node.backfill_policy:
+            yield f"  backfill policy {policy_text(node.backfill_policy)}"
+        if node.freshness_policy:
+            yield f"  freshness {freshness_text(node.freshness_policy)}"
         for parent in sorted(node.parent_keys):
             mapping = node.partition_mappings.get(parent)
             yield f"  dep {parent.to_user_string()}{mapping_text(mapping)}"
         tags = {name: of for name, of in node.tags.items() if not name.startswith("dagster/kind/")}
         yield from (f"  tag {name}={of}" for name, of in sorted(tags.items()))
-        yield f"  metadata {comma(node.metadata)}"
+        if node.metadata:
+            yield f"  metadata {comma(node.metadata)}"
 
 
 def comma(names: Any) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
-def partitions_text(definition: dg.PartitionsDefinition | None) -> str:
-    if definition is None:
-        return "none"
+def partitions_text(definition: dg.PartitionsDefinition) -> str:
     assert isinstance(definition, dg.TimeWindowPartitionsDefinition)
     schedule = definition.cron_schedule
     return (
@@ -95,16 +97,12 @@ def partitions_text(definition: dg.PartitionsDefinition | None) -> str:
     )
 
 
-def policy_text(policy: dg.BackfillPolicy | None) -> str:
-    if policy is None:
-        return "none"
+def policy_text(policy: dg.BackfillPolicy) -> str:
     most = policy.max_partitions_per_run
     return f"{policy.policy_type.value}{f', at most {most} a run' if most else ''}"
 
 
 def freshness_text(policy: Any) -> str:
-    if policy is None:
-        return "none"
     return f"{policy.deadline_cron!r} {policy.timezone}, {policy.lower_bound_delta} before"
 
 

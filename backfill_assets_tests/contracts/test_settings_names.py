@@ -57,6 +57,7 @@ def test_settings(snapshot):
         default = field.get_default(call_default_factory=True)
         annotation = field.annotation
         type_name = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+        type_name = type_name.replace("pathlib._local.", "pathlib.")  # as Python 3.13 has it
         variable = "SPARK_REMOTE" if name == "spark_remote" else f"{PREFIX}{name.upper()}"
         lines += [f"{variable}: {type_name} = {default}", *(f"    {x}" for x in field.metadata)]
     assert snapshot(extension_class=TextFile) == "\n".join([*lines, ""])
