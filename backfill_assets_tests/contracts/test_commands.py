@@ -49,16 +49,16 @@ def test_exit_codes(deployment, instance, monkeypatch, snapshot):
     def end(outcome: str, *arguments: str) -> None:
         lines.append(f"{' '.join(arguments)}\n    {outcome}: {int(main(arguments))}")
 
-    wrong_uses(end)
-    refused_settings(end)
-    looks(end, monkeypatch, deployment)
-    plans(end, monkeypatch, instance)
-    results(end, monkeypatch)
-    without_a_deployment(end, monkeypatch)
+    end_wrong_uses(end)
+    end_bad_settings(end)
+    end_looks(end, monkeypatch, deployment)
+    end_plans(end, monkeypatch, instance)
+    end_results(end, monkeypatch)
+    end_without_deployment(end, monkeypatch)
     assert snapshot(extension_class=TextFile) == "\n".join(lines) + "\n"
 
 
-def wrong_uses(end: Run) -> None:
+def end_wrong_uses(end: Run) -> None:
     end("no command")
     end("unknown command", "bakfill")
     end("help", "--help")
@@ -89,7 +89,7 @@ def wrong_uses(end: Run) -> None:
     end("folder without a drill", "drill", "look", "no_drill")
 
 
-def refused_settings(end: Run) -> None:
+def end_bad_settings(end: Run) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BACKFILL_ASSETS_WINDOW_DAYS", "-1")
         for command in ("show", "plans", "targets", "ui", "night", "jars", "sample"):
@@ -100,7 +100,7 @@ def refused_settings(end: Run) -> None:
         end("setting names a module that is not there", "show")
 
 
-def looks(end: Run, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def end_looks(end: Run, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     end("days are published", "show")
     end("days are missing", "status")
     with pytest.MonkeyPatch.context() as patch:
@@ -137,7 +137,7 @@ def looks(end: Run, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     end("no token", "engine")
 
 
-def plans(end: Run, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance) -> None:
+def end_plans(end: Run, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance) -> None:
     end("no plan", "plans")
     end("plan", "plan", "2024-01-02", "--select", FACT.name)
     final = kept(instance, "finaldays", final=(DAYS,))
@@ -152,18 +152,18 @@ def plans(end: Run, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstanc
         over = final.model_copy(update={"ended": outcome, "complete": complete})
         monkeypatch.setattr(jobs, "launch", lambda *_, over=over: over)
         end(outcome, "backfill", "finaldays", "--yes")
-    monkeypatch.setattr(jobs, "launch", interrupt)
+    monkeypatch.setattr(jobs, "launch", raise_interrupt)
     end("interrupted", "backfill", "finaldays", "--yes")
     key = undertakings._PLAN.format("finaldays")
     instance.daemon_cursor_storage.set_cursor_values({key: "{}"})
     end("a plan of another version", "backfill", "finaldays")
 
 
-def interrupt(*_arguments: Any) -> None:
+def raise_interrupt(*_arguments: Any) -> None:
     raise KeyboardInterrupt
 
 
-def results(end: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def end_results(end: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcomes, "refuse_unknown", lambda *_: None)
     end("the engine is not there", "reconcile", "aaaaaaaa")
     code = Certificate({}, frozenset(), {})
@@ -173,21 +173,21 @@ def results(end: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         end(outcome, "reconcile", "aaaaaaaa")
     monkeypatch.setattr(outcomes, "run_job", lambda *_: "0123456789")
     end("done", "undo", "aaaaaaaa")
-    monkeypatch.setattr(outcomes, "run_job", refuse)
+    monkeypatch.setattr(outcomes, "run_job", raise_refusal)
     end("refused", "undo", "aaaaaaaa")
-    monkeypatch.setattr(outcomes, "run_job", fail)
+    monkeypatch.setattr(outcomes, "run_job", raise_error)
     end("an error that nobody expects", "undo", "aaaaaaaa")
 
 
-def refuse(*_arguments: Any) -> None:
+def raise_refusal(*_arguments: Any) -> None:
     raise ValueError("refused")
 
 
-def fail(*_arguments: Any) -> None:
+def raise_error(*_arguments: Any) -> None:
     raise KeyError("unexpected")
 
 
-def without_a_deployment(end: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def end_without_deployment(end: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAGSTER_HOME", "relative")
     end("relative DAGSTER_HOME", "plans")
     monkeypatch.delenv("DAGSTER_HOME")

@@ -31,7 +31,7 @@ _VARIABLE = re.compile(
 )
 
 
-def relative(path: Path) -> str:
+def project_path(path: Path) -> str:
     return str(path.relative_to(PROJECT))
 
 
@@ -40,7 +40,7 @@ def modules_in(path: Path) -> list[str]:
 
 
 def variables_in(path: Path) -> list[str]:
-    return sorted({"".join(found) for found in _VARIABLE.findall(path.read_text())})
+    return sorted({"".join(match) for match in _VARIABLE.findall(path.read_text())})
 
 
 def classes_in(path: Path) -> list[tuple[str, str]]:
@@ -62,7 +62,7 @@ def class_pairs(value: Any) -> Iterator[tuple[str, str]]:
 def test_names_in_files(snapshot):
     lines = []
     for path in FILES:
-        lines.append(relative(path))
+        lines.append(project_path(path))
         lines += [f"  class {module}:{name}" for module, name in classes_in(path)]
         lines += [f"  module {name}" for name in modules_in(path)]
         lines += [f"  variable {name}" for name in variables_in(path)]
@@ -72,7 +72,7 @@ def test_names_in_files(snapshot):
     assert snapshot(extension_class=TextFile) == "\n".join([*lines, ""])
 
 
-@pytest.mark.parametrize("path", FILES, ids=relative)
+@pytest.mark.parametrize("path", FILES, ids=project_path)
 def test_what_files_name_is_there(path):
     for module, name in classes_in(path):
         # Dagster reads this older name so.

@@ -35,7 +35,7 @@ SETTINGS = {"warehouse": "/w", "landing": "/l", "spark_remote": None, "start": d
 EVERY_KIND = "backfill_assets_tests.contracts.every_kind:TABLES"
 
 
-def clock() -> datetime:
+def read_clock() -> datetime:
     """A time at which one table of `every_kind` is still to be retired."""
     return datetime(2024, 2, 1, 12, tzinfo=timezone.utc)
 
@@ -46,7 +46,7 @@ def clock() -> datetime:
     ids=["default", "every_kind"],
 )
 def test_definitions(settings, snapshot):
-    definitions = build_defs(load_settings(**SETTINGS | settings), clock=clock)
+    definitions = build_defs(load_settings(**SETTINGS | settings), clock=read_clock)
     repository = definitions.get_repository_def()
     lines = [
         *assets_in(repository.asset_graph),
@@ -67,7 +67,8 @@ def assets_in(graph: AssetGraph) -> Iterator[str]:
         node = graph.get(key)
         definition = node.assets_def
         yield f"asset {key.to_user_string()}"
-        yield f"  group {node.group_name}; kinds {comma(node.kinds)}; owners {comma(node.owners)}"
+        kinds, owners = join_names(node.kinds), join_names(node.owners)
+        yield f"  group {node.group_name}; kinds {kinds}; owners {owners}"
         if definition.is_executable:
             yield f"  op {definition.op.name}; pool {definition.op.pool or 'none'}"
         if node.partitions_def:
@@ -79,13 +80,14 @@ def assets_in(graph: AssetGraph) -> Iterator[str]:
         for parent in sorted(node.parent_keys):
             mapping = node.partition_mappings.get(parent)
             yield f"  dep {parent.to_user_string()}{mapping_text(mapping)}"
-        tags = {name: of for name, of in node.tags.items() if not name.startswith("dagster/kind/")}
-        yield from (f"  tag {name}={of}" for name, of in sorted(tags.items()))
+        for name, value in sorted(node.tags.items()):
+            if not name.startswith("dagster/kind/"):  # these are shown as kinds
+                yield f"  tag {name}={value}"
         if node.metadata:
-            yield f"  metadata {comma(node.metadata)}"
+            yield f"  metadata {join_names(node.metadata)}"
 
 
-def comma(names: Any) -> str:
+def join_names(names: Any) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
@@ -132,7 +134,7 @@ def jobs_in(repository: dg.RepositoryDefinition) -> Iterator[str]:
             assert isinstance(op, dg.OpDefinition)
             fields = getattr(op.config_field.config_type, "fields", {}) if op.config_field else {}
             config = [f"{name}{'' if field.is_required else '?'}" for name, field in fields.items()]
-            yield f"  op {node.name}{f'; config {comma(config)}' if config else ''}"
+            yield f"  op {node.name}{f'; config {join_names(config)}' if config else ''}"
 
 
 def schedules_in(repository: dg.RepositoryDefinition) -> Iterator[str]:
@@ -145,7 +147,7 @@ def schedules_in(repository: dg.RepositoryDefinition) -> Iterator[str]:
 
 def sensors_in(repository: dg.RepositoryDefinition) -> Iterator[str]:
     for sensor in sorted(repository.sensor_defs, key=lambda sensor: sensor.name):
-        jobs = comma(target.job_name for target in sensor.targets)
+        jobs = join_names(target.job_name for target in sensor.targets)
         yield (
             f"sensor {sensor.name}: {sensor.default_status.value}, every "
             f"{sensor.minimum_interval_seconds} s, {sensor.sensor_type.value}, jobs {jobs}"
@@ -167,9 +169,9 @@ def test_tags_and_keys_of_the_storage(snapshot):
 
 def test_events(snapshot):
     """What an event of each kind has as metadata and as tags."""
-    defs = build_defs(load_settings(**SETTINGS), clock=clock)
+    defs = build_defs(load_settings(**SETTINGS), clock=read_clock)
     took = task_metadata(TaskTimes(1, (1.0,)))
-    io_manager, done = io_manager_of(defs), [*days_done()]
+    io_manager, done = io_manager_of(defs), [*make_done_days()]
     with dg.DagsterInstance.ephemeral() as instance:
         lists = io_manager.events(instance, {}, FACT, done, took)
         events = [event for events in lists for event in events]
@@ -181,12 +183,12 @@ def test_events(snapshot):
         events += [event for events in lists for event in events]
     events += day_checks._evaluations(situation())
     lines = {line for event in events for line in event_lines(event)}
-    lines.add(f"comparison: metadata {comma(figures(Report(FACT, [])))}")
-    lines.add(f"lateness page: metadata {comma(key_figures([log_day()], 7))}")
+    lines.add(f"comparison: metadata {join_names(figures(Report(FACT, [])))}")
+    lines.add(f"lateness page: metadata {join_names(key_figures([make_log_day()], 7))}")
     assert snapshot(extension_class=TextFile) == "\n".join([*sorted(lines), ""])
 
 
-def days_done() -> Iterator[Done]:
+def make_done_days() -> Iterator[Done]:
     """A day of each outcome, with a finding of each check."""
     for n, outcome in enumerate(Outcome, 1):
         measured = Measured(
@@ -200,7 +202,7 @@ def days_done() -> Iterator[Done]:
         yield Done(outcome, verdict, n, {"count of x": 1}, {"stg_orders": 1}, "new input")
 
 
-def log_day() -> dict[str, Any]:
+def make_log_day() -> dict[str, Any]:
     """A row of the table of lateness."""
     counts = {"lines": 1, "late_lines": 1, "delays": [0], "lines_by_delay": [1]}
     return {"log_date": date(2024, 1, 1), "amount_by_delay": [Decimal(1)], **counts}
@@ -240,8 +242,8 @@ def keys_in(function: ast.FunctionDef) -> Iterator[str]:
 def event_lines(event: Any) -> Iterator[str]:
     kind = type(event).__name__
     if isinstance(event, dg.AssetCheckEvaluation):
-        yield f"{kind} {event.check_name}: metadata {comma(event.metadata)}"
+        yield f"{kind} {event.check_name}: metadata {join_names(event.metadata)}"
     else:
         kind = f"{kind} ({event.metadata['outcome'].value})"
-        yield f"{kind}: metadata {comma(event.metadata)}"
-        yield f"{kind}: tags {comma(event.tags or {})}"
+        yield f"{kind}: metadata {join_names(event.metadata)}"
+        yield f"{kind}: tags {join_names(event.tags or {})}"

@@ -119,7 +119,7 @@ def take_tables(shapes: Shapes, folder: Path, monkeypatch: pytest.MonkeyPatch) -
     shapes.take("history", "history", FACT.name, "2024-01-03")
 
 
-def plan(**fields: Any) -> BackfillPlan:
+def filled_plan(**fields: Any) -> BackfillPlan:
     """A plan that has something in every field, unless it is told otherwise."""
     ranges = ("2024-01-01...2024-01-03",)
     outlook = Outlook(
@@ -173,9 +173,9 @@ def plan(**fields: Any) -> BackfillPlan:
 def take_plans(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for made in (
-            plan(),
-            plan(seconds=None, parameters=Parameters(days=DAYS)),
-            plan(parameters=Parameters(days=DAYS, chunk_days=None)),
+            filled_plan(),
+            filled_plan(seconds=None, parameters=Parameters(days=DAYS)),
+            filled_plan(parameters=Parameters(days=DAYS, chunk_days=None)),
         ):
             patch.setattr(plan_commands, "plan_anew", lambda *_, made=made: made)
             shapes.take("plan", "plan", DAYS)
@@ -189,7 +189,7 @@ def take_plans(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -
     shapes.take("plans", "plans")
 
 
-def reports() -> list[Report]:
+def filled_reports() -> list[Report]:
     """A day that was added, one that is missing, and one that has changed."""
     keyless = Fingerprint(2, None, {"orders": 2, "revenue": Decimal("1.00")}, "a")
     keyed = Fingerprint(3, 3, {"orders": 3, "revenue": Decimal("2.00")}, "b")
@@ -207,7 +207,7 @@ def take_reconcile(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatc
     code = Certificate({"c": {FACT.name: [JAN[0]]}}, frozenset({"c"}), {FACT.name: ["d"]})
     monkeypatch.setattr(outcomes, "refuse_unknown", lambda *_: None)
     for unreadable in ("", "the plan is of another version"):
-        account = Account("aecrkdop", reports(), code, [], ["a problem"], unreadable)
+        account = Account("aecrkdop", filled_reports(), code, [], ["a problem"], unreadable)
         monkeypatch.setattr(outcomes, "_account", lambda *_, account=account: account)
         shapes.take("reconcile", "reconcile", "aecrkdop")
         shapes.take("reconcile [--summary]", "reconcile", "aecrkdop", "--summary")
@@ -223,7 +223,9 @@ def take_targets(shapes: Shapes, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     # A target of another version of the package.
     target_log.write(f"{targets.folder(settings, 'v3')}/_state", "{}", target_log.NONE)
     shapes.take("targets", "targets")
-    monkeypatch.setattr(comparing, "compare", lambda *_: Comparison(reports(), ["a problem"]))
+    monkeypatch.setattr(
+        comparing, "compare", lambda *_: Comparison(filled_reports(), ["a problem"])
+    )
     shapes.take("compare", "compare", "v2")
 
 

@@ -13,17 +13,17 @@ from backfill_assets_tests.contracts.snapshot_files import TextFile
 
 
 def test_public_api(snapshot):
-    lines = [line for name in backfill_assets.__all__ for line in described(name)]
+    lines = [line for name in backfill_assets.__all__ for line in describe_name(name)]
     assert snapshot(extension_class=TextFile) == "\n".join([*lines, ""])
 
 
-def described(name: str) -> Iterator[str]:
+def describe_name(name: str) -> Iterator[str]:
     value = getattr(backfill_assets, name)
     if inspect.isclass(value):
-        yield f"class {name}{signature(value)}"
-        yield from (f"    {line}" for line in sorted(members(value)))
+        yield from signature_lines(f"class {name}", value)
+        yield from (f"    {line}" for line in sorted(member_lines(value)))
     elif inspect.isfunction(value):
-        yield f"def {name}{signature(value)}"
+        yield from signature_lines(f"def {name}", value)
     else:
         values = value if isinstance(value, tuple) else [value]
         yield f"{name} = {', '.join(map(constant_text, values))}"
@@ -36,7 +36,7 @@ def constant_text(value: Any) -> str:
     return f"{value.name}"
 
 
-def members(cls: type) -> Iterator[str]:
+def member_lines(cls: type) -> Iterator[str]:
     """The public names of a class, also those of its bases of this package."""
     seen = set()
     if dataclasses.is_dataclass(cls):
@@ -59,19 +59,37 @@ def member_line(cls: type, name: str, member: Any) -> str:
         getter = member.fget if isinstance(member, property) else member.func
         return f"{name} -> {inspect.signature(getter).return_annotation}"
     if inspect.isroutine(member):
-        return f"def {name}{signature(getattr(cls, name))}"
+        return f"def {name}{signature_of(getattr(cls, name))}"
     return name
 
 
-def signature(function: Any) -> str:
+def signature_lines(head: str, function: Any) -> Iterator[str]:
+    """The signature, with a line for each parameter."""
+    signature = signature_of(function)
+    yield f"{head}("
+    yield from (f"        {text}," for text in parameter_texts(signature))
+    returns = signature.return_annotation
+    yield f"    ){'' if returns is signature.empty else f' -> {returns}'}"
+
+
+def parameter_texts(signature: inspect.Signature) -> Iterator[str]:
+    keyword_only = False
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
+            keyword_only = True
+            yield "*"
+        yield str(parameter)
+
+
+def signature_of(function: Any) -> inspect.Signature:
     """The signature, with annotations as they are written."""
-    found = inspect.signature(function)
+    declared = inspect.signature(function)
     parameters = [
-        parameter.replace(annotation=plain(parameter.annotation))
-        for parameter in found.parameters.values()
+        parameter.replace(annotation=plain_annotation(parameter.annotation))
+        for parameter in declared.parameters.values()
     ]
-    returns = plain(found.return_annotation)
-    return str(found.replace(parameters=parameters, return_annotation=returns))
+    returns = plain_annotation(declared.return_annotation)
+    return declared.replace(parameters=parameters, return_annotation=returns)
 
 
 class _Annotation(str):
@@ -83,5 +101,5 @@ class _Annotation(str):
         return str(self)
 
 
-def plain(annotation: Any) -> Any:
+def plain_annotation(annotation: Any) -> Any:
     return _Annotation(annotation) if isinstance(annotation, str) else annotation

@@ -162,7 +162,7 @@ def constants_of(trees: list[ast.Module]) -> dict[str, str]:
     constants = {}
     for node in (node for tree in trees for node in tree.body):
         if isinstance(node, ast.Assign):
-            names, values = elements(node.targets[0]), elements(node.value)
+            names, values = tuple_elements(node.targets[0]), tuple_elements(node.value)
             constants.update(
                 {
                     name.id: value.value
@@ -175,5 +175,5 @@ def constants_of(trees: list[ast.Module]) -> dict[str, str]:
     return constants
 
 
-def elements(node: ast.expr) -> list[ast.expr]:
+def tuple_elements(node: ast.expr) -> list[ast.expr]:
     return node.elts if isinstance(node, ast.Tuple) else [node]
