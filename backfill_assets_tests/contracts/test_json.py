@@ -83,7 +83,8 @@ def test_json(deployment, monkeypatch, capsys, snapshot):
     shapes = Shapes(capsys)
     for take in (take_tables, take_plans, take_reconcile, take_targets, take_exports, take_imports,
                  take_verify, take_doctor):  # fmt: skip
-        take(shapes, deployment, monkeypatch)
+        with pytest.MonkeyPatch.context() as patch:
+            take(shapes, deployment, patch)
     text = "\n".join(
         f"{label}\n{chr(10).join(shape.lines())}\n" for label, shape in shapes.by_label.items()
     )
