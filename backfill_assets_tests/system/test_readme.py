@@ -164,7 +164,7 @@ def lets_in(place: Place, command: str) -> None:
 
 
 KNOWN = {
-    r"make (demo|test|test-system|ui|install|check|docs|lock)": recipe,
+    r"make (demo|test|test-system|snapshots|ui|install|check|docs|lock)": recipe,
     r"make lock ARGS=--upgrade": recipe,
     r"make test ARGS='[^']*'": recipe,
     r"\. \.venv/bin/activate": activates,

@@ -1,0 +1,291 @@
+"""What the commands print with `--json`: keys, and types of values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from deltalake import DeltaTable
+
+from backfill_assets.backfills import (
+    comparing,
+    export_proof,
+    exports,
+    undertakings,
+    verification,
+)
+from backfill_assets.backfills.accounts import Account, Certificate
+from backfill_assets.backfills.comparing import Comparison
+from backfill_assets.backfills.comparison import Content, Match, Verified
+from backfill_assets.backfills.plans import BackfillPlan, Calls, Outlook, Parameters, Stage
+from backfill_assets.backfills.reports import Day, Drift, Fingerprint, Report, Sample
+from backfill_assets.backfills.skews import Skew
+from backfill_assets.cli import main, outcomes
+from backfill_assets.cli import plans as plan_commands
+from backfill_assets.delta import target_log, targets
+from backfill_assets.delta.other_engine import ReadTest
+from backfill_assets.delta.targets import Bounds, Compared, Target
+from backfill_assets.engine.spark import Engine
+from backfill_assets.imports import checking, importing
+from backfill_assets.imports.checking import Counts
+from backfill_assets.imports.importing import Kinds, Proposal
+from backfill_assets.imports.manifests import How, Import
+from backfill_assets.imports.manifests import Step as ImportStep
+from backfill_assets.imports.old_tables import News
+from backfill_assets.monitoring.states import State
+from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.tables import TABLES
+from backfill_assets.settings import load_settings
+from backfill_assets_tests.commands import DAYS, JAN, kept, publish_facts
+from backfill_assets_tests.contracts.deployments import all_commands, make_deployment
+from backfill_assets_tests.contracts.snapshot_files import Shape, TextFile
+
+LANDED = "arrival_date=2024-01-01/import-0.parquet"
+#: Keys that are data.
+NAMES = {
+    **dict.fromkeys(TABLES, "<table>"),
+    **dict.fromkeys(FACT.columns, "<column>"),
+    **dict.fromkeys(["exchange_rates", "places"], "<lookup>"),
+    "countries": "<reference>",
+    "new input": "<why>",
+    LANDED: "<file>",
+}
+
+
+class Shapes:
+    """The shape of what each command prints, by a label that begins with the command."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.by_label: dict[str, Shape] = {}
+
+    def take(self, label: str, *arguments: str, names: Mapping[str, str] = NAMES) -> None:
+        """Run a command; a label that comes again adds to the shape of before."""
+        self._capsys.readouterr()
+        status = main([*arguments, "--json"])
+        printed = self._capsys.readouterr()
+        assert status in (0, 1), printed.err
+        self.by_label.setdefault(label, Shape(names)).add(json.loads(printed.out))
+
+
+@pytest.fixture
+def deployment(tmp_path, monkeypatch) -> Path:
+    return make_deployment(tmp_path, monkeypatch)
+
+
+def test_json(deployment, monkeypatch, capsys, snapshot):
+    monkeypatch.setattr(Engine, "spark_session", property(lambda _: None))
+    shapes = Shapes(capsys)
+    for take in (take_tables, take_plans, take_reconcile, take_targets, take_exports, take_imports,
+                 take_verify, take_doctor):  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:
+            take(shapes, deployment, patch)
+    text = "\n".join(
+        f"{label}\n{chr(10).join(shape.lines())}\n" for label, shape in shapes.by_label.items()
+    )
+    assert snapshot(extension_class=TextFile) == text
+    offer_json = {
+        context.command_path.partition(" ")[2]
+        for context in all_commands()
+        if any("--json" in parameter.opts for parameter in context.command.params)
+    }
+    # A command that gets the option needs its shape here.
+    assert offer_json == {label.partition(" [")[0] for label in shapes.by_label}
+
+
+def take_tables(shapes: Shapes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish_facts(
+        folder,
+        dict.fromkeys(JAN[1:3], "warn"),
+        since=0,
+        written=["2024-01-02"],
+        withdrawn=["2024-01-01"],
+        inputs={"stg_orders": 1},
+        backfill_id="aecrkdop",
+        git_commit="c0ffee",
+        git_dirty=False,
+        reason="why",
+    )
+    publish_facts(folder, {JAN[3]: "ok"}, said={"undoes": "aecrkdop"})
+    DeltaTable(folder / "warehouse" / FACT.name).delete("run_date = '2024-01-02'")
+    shapes.take("show", "show")
+    states = {state.value: "<state>" for state in State}
+    shapes.take("status", "status", names=NAMES | states)
+    shapes.take("history", "history", FACT.name)
+    shapes.take("history", "history", FACT.name, "2024-01-03")
+
+
+def filled_plan(**fields: Any) -> BackfillPlan:
+    """A plan that has something in every field, unless it is told otherwise."""
+    ranges = ("2024-01-01...2024-01-03",)
+    outlook = Outlook(
+        identical=ranges,
+        computed=ranges,
+        depends=ranges,
+        lacking=ranges,
+        other_settings=ranges,
+        final=ranges,
+        why={"new input": ranges},
+    )
+    calls = Calls(at_most=2, expected=1, unknown_days=1, seconds=2.0, quota="10 a second")
+    uncertain = calls.model_copy(update={"expected": None})
+    skew = Skew(table=FACT.name, column="customer_id", above=0.5, day=JAN[0], one_key=0.6,
+                no_key=0.1, days=ranges, lines=3)  # fmt: skip
+    filled = {
+        "id": "aecrkdop",
+        "parameters": Parameters(
+            days=DAYS,
+            tables=(FACT.name,),
+            chunk_days=2,
+            max_parallel=2,
+            accept=("x",),
+            reason="why",
+        ),
+        "code_version": "c",
+        "code": "c (commit c0ffee)",
+        "config_digest": "d",
+        "versions": {FACT.name: 1, "stg_orders": None},
+        "landing": "d",
+        "code_versions": {FACT.name: "c"},
+        "held": ("a.jsonl",),
+        "replaced": ("b.jsonl",),
+        "tables": {FACT.name: outlook},
+        "files": 1,
+        "size": 1,
+        "commits": 1,
+        "runs": 1,
+        "seconds": 1.5,
+        "calls": {"exchange_rates": calls, "places": uncertain},
+        "cut": (Stage(name="rest", days=DAYS, work=3),),
+        "skews": (skew,),
+        "unsampled": ("c.jsonl: why",),
+    }
+    made = BackfillPlan.model_validate(filled | fields)
+    for name in BackfillPlan.model_fields:
+        assert fields or getattr(made, name), f"{name} is empty"
+    return made
+
+
+def take_plans(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for made in (
+            filled_plan(),
+            filled_plan(seconds=None, parameters=Parameters(days=DAYS)),
+            filled_plan(parameters=Parameters(days=DAYS, chunk_days=None)),
+        ):
+            patch.setattr(plan_commands, "plan_anew", lambda *_, made=made: made)
+            shapes.take("plan", "plan", DAYS)
+    # As it is made from the tables' logs.
+    shapes.take("plan", "plan", DAYS, "--select", FACT.name)
+    with dg.DagsterInstance.get() as instance:
+        kept(instance, "aaaaaaaa")
+        key = undertakings._PLAN.format("bbbbbbbb")
+        kept(instance, "bbbbbbbb")
+        instance.daemon_cursor_storage.set_cursor_values({key: "{}"})
+    shapes.take("plans", "plans")
+
+
+def filled_reports() -> list[Report]:
+    """A day that was added, one that is missing, and one that has changed."""
+    keyless = Fingerprint(2, None, {"orders": 2, "revenue": Decimal("1.00")}, "a")
+    keyed = Fingerprint(3, 3, {"orders": 3, "revenue": Decimal("2.00")}, "b")
+    days = [
+        Day(JAN[0], (None, 1), None, keyed),
+        Day(JAN[1], (0, None), keyed, None),
+        Day(JAN[2], (0, 1), keyless, keyless),
+    ]
+    row = {"customer_id": "c1", "orders": None}
+    samples = [Sample(JAN[0], None, row), Sample(JAN[1], row, None)]
+    return [Report(FACT, days, samples, {"orders": Drift(0.3, 0.2)})]
+
+
+def take_reconcile(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = Certificate({"c": {FACT.name: [JAN[0]]}}, frozenset({"c"}), {FACT.name: ["d"]})
+    monkeypatch.setattr(outcomes, "refuse_unknown", lambda *_: None)
+    for unreadable in ("", "the plan is of another version"):
+        account = Account("aecrkdop", filled_reports(), code, [], ["a problem"], unreadable)
+        monkeypatch.setattr(outcomes, "_account", lambda *_, account=account: account)
+        shapes.take("reconcile", "reconcile", "aecrkdop")
+        shapes.take("reconcile [--summary]", "reconcile", "aecrkdop", "--summary")
+
+
+def take_targets(shapes: Shapes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = Compared(generation="g", versions={}, pins={}, bounds=Bounds())
+    target = Target(
+        name="v2", tables=(FACT.name,), asked=(DAYS,), pins={}, generation="g", compared=compared
+    )
+    settings = load_settings()
+    targets.keep(settings, target)
+    # A target of another version of the package.
+    target_log.write(f"{targets.folder(settings, 'v3')}/_state", "{}", target_log.NONE)
+    shapes.take("targets", "targets")
+    monkeypatch.setattr(
+        comparing, "compare", lambda *_: Comparison(filled_reports(), ["a problem"])
+    )
+    shapes.take("compare", "compare", "v2")
+
+
+def take_exports(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    origin = exports.Origin(
+        [DAYS], 1, "r", {"stg_orders": 1}, {"countries": "x"}, "c", "c0ffee", ["d"]
+    )
+    uncounted = exports.Origin([DAYS], 1, "r", {}, {"countries": None}, "c", "", ["d"])
+    manifest = exports.Manifest(
+        table=FACT.name,
+        days=DAYS,
+        version=1,
+        columns={"orders": "bigint"},
+        rows=2,
+        digests={JAN[0]: "d"},
+        made_by=[origin, uncounted],
+        files=[exports.File("run_date=2024-01-01/part-0.parquet", JAN[0], 2, 100, "s")],
+    )
+    monkeypatch.setattr(exports, "export", lambda *_: (manifest, True))
+    shapes.take("export", "export", FACT.name, DAYS, "--to", "exports")
+    monkeypatch.setattr(export_proof, "manifest_of", lambda _: manifest)
+    monkeypatch.setattr(export_proof, "problems", lambda *_: ["a problem"])
+    shapes.take("verify-export", "verify-export", "exports")
+
+
+def take_imports(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Import("orders", "/old", "delta", "id", How())
+    for since in (None, 0):
+        news = News(1, since, 100, [])
+        proposal = Proposal(
+            before, news, {JAN[0]: Kinds(1)}, Kinds(), 1, 1, 1, ["x"], ["y"], [[JAN[0], JAN[1]]]
+        )
+        monkeypatch.setattr(importing, "propose", lambda _, proposal=proposal: proposal)
+        shapes.take("import [--plan]", "import", "orders", "/old", "--plan")
+    counts = Counts(1, 1, problems=["a problem"])
+    monkeypatch.setattr(checking, "check", lambda *_: counts)
+    shapes.take("import [--check]", "import", "orders", "/old", "--check")
+    after = before.with_step(ImportStep("s", None, 1, {JAN[0]: 2}, {LANDED: 2}, done=True))
+    monkeypatch.setattr(importing.Work, "begun", lambda _: (None, before))
+    monkeypatch.setattr(importing, "bring", lambda *_: after)
+    shapes.take("import [without an option]", "import", "orders", "/old")
+
+
+def take_verify(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = Content(2, {"orders": "2"}, "d")
+    verified = [
+        Verified(FACT.name, JAN[0], Match.DIFFERS, "why", content, content, content),
+        Verified(FACT.name, JAN[1], Match.NOT_PUBLISHED),
+    ]
+    monkeypatch.setattr(verification, "verify", lambda *_: verified)
+    tests = [ReadTest(FACT.name, 1, ["a problem"]), ReadTest("stg_orders", None)]
+    for test in tests:
+        monkeypatch.setattr(
+            "backfill_assets.delta.other_engine.read_test", lambda *_, test=test: test
+        )
+        shapes.take("verify", "verify", DAYS)
+
+
+def take_doctor(shapes: Shapes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without the folder the other parts are not looked at: all lines have the same keys.
+    monkeypatch.setenv("BACKFILL_ASSETS_START", "20240101")
+    shapes.take("doctor", "doctor")

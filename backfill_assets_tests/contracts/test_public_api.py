@@ -1,0 +1,105 @@
+"""What a project imports from `backfill_assets`, with signatures."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import backfill_assets
+from backfill_assets.calendar.reach import Reach
+from backfill_assets_tests.contracts.snapshot_files import TextFile
+
+
+def test_public_api(snapshot):
+    lines = [line for name in backfill_assets.__all__ for line in describe_name(name)]
+    assert snapshot(extension_class=TextFile) == "\n".join([*lines, ""])
+
+
+def describe_name(name: str) -> Iterator[str]:
+    value = getattr(backfill_assets, name)
+    if inspect.isclass(value):
+        yield from signature_lines(f"class {name}", value)
+        yield from (f"    {line}" for line in sorted(member_lines(value)))
+    elif inspect.isfunction(value):
+        yield from signature_lines(f"def {name}", value)
+    else:
+        values = value if isinstance(value, tuple) else [value]
+        yield f"{name} = {', '.join(map(constant_text, values))}"
+
+
+def constant_text(value: Any) -> str:
+    """The name of a table, or what a reach is."""
+    if isinstance(value, Reach):
+        return ", ".join(f"{f.name}={getattr(value, f.name)}" for f in dataclasses.fields(value))
+    return f"{value.name}"
+
+
+def member_lines(cls: type) -> Iterator[str]:
+    """The public names of a class, also those of its bases of this package."""
+    seen = set()
+    if dataclasses.is_dataclass(cls):
+        for field in dataclasses.fields(cls):
+            if not field.name.startswith("_"):
+                seen.add(field.name)
+                yield f"{field.name}: {field.type}"
+    for base in cls.__mro__:
+        if not base.__module__.startswith("backfill_assets"):
+            continue
+        for name, member in vars(base).items():
+            if name.startswith("_") or name in seen:
+                continue
+            seen.add(name)
+            yield member_line(cls, name, member)
+
+
+def member_line(cls: type, name: str, member: Any) -> str:
+    if isinstance(member, property) or hasattr(member, "attrname"):
+        getter = member.fget if isinstance(member, property) else member.func
+        return f"{name} -> {inspect.signature(getter).return_annotation}"
+    if inspect.isroutine(member):
+        return f"def {name}{signature_of(getattr(cls, name))}"
+    return name
+
+
+def signature_lines(head: str, function: Any) -> Iterator[str]:
+    """The signature, with a line for each parameter."""
+    signature = signature_of(function)
+    yield f"{head}("
+    yield from (f"        {text}," for text in parameter_texts(signature))
+    returns = signature.return_annotation
+    yield f"    ){'' if returns is signature.empty else f' -> {returns}'}"
+
+
+def parameter_texts(signature: inspect.Signature) -> Iterator[str]:
+    keyword_only = False
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
+            keyword_only = True
+            yield "*"
+        yield str(parameter)
+
+
+def signature_of(function: Any) -> inspect.Signature:
+    """The signature, with annotations as they are written."""
+    declared = inspect.signature(function)
+    parameters = [
+        parameter.replace(annotation=plain_annotation(parameter.annotation))
+        for parameter in declared.parameters.values()
+    ]
+    returns = plain_annotation(declared.return_annotation)
+    return declared.replace(parameters=parameters, return_annotation=returns)
+
+
+class _Annotation(str):
+    """Text that signatures show without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def plain_annotation(annotation: Any) -> Any:
+    return _Annotation(annotation) if isinstance(annotation, str) else annotation
