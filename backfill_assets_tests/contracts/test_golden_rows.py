@@ -1,0 +1,264 @@
+"""Every row of every table over one landing, as digests: code that makes other rows is seen.
+
+A day of a table counts as made by the present code as long as its kind of table has the same number
+in `ROWS_VERSION`. So a change of rows must raise that number, and a change that does not change
+rows must not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+from syrupy.extensions.json import JSONSnapshotExtension
+
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.engine.spark import Engine
+from backfill_assets.lookups import asking
+from backfill_assets.settings import Settings
+from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.derived import Derived
+from backfill_assets.tables.known import Current
+from backfill_assets.tables.sources import Role, SourceTable
+from backfill_assets.tables.table import Table
+from backfill_assets_tests.contracts import golden_landing
+from backfill_assets_tests.contracts.golden_landing import DAYS, START, day, write_landing
+from backfill_assets_tests.pipeline import Pipeline
+from backfill_assets_tests.rate_server import SECRET, rate_server
+
+EXAMPLES = "backfill_assets_tests.contracts.golden_tables:TABLES"
+ORDERS = "backfill_assets.orders.tables:TABLES"
+WEEKLY = "orders_weekly"
+#: What a snapshot has: by table its kind, the version of its rows, and its days with their digests.
+Golden = dict[str, Any]
+
+_KINDS = {
+    Role.LOG: "raw",
+    Role.REJECTED: "rejected",
+    Role.STAGED: "staging",
+    Role.LATE: "late",
+    Role.LATENESS: "lateness",
+}
+
+
+def kind_and_rows_version(table: Table) -> tuple[str, int]:
+    """The kind of a table, and the version of the rows that the code makes for this kind."""
+    if isinstance(table, SourceTable):
+        return _KINDS[table.role], 1
+    if isinstance(table, Current):
+        return "current", 1
+    return "derived" if isinstance(table, Derived) else "corrections", 1
+
+
+@pytest.fixture(scope="module")
+def landing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("golden")
+    write_landing(root / "landing", root / "warehouse")
+    return root
+
+
+@pytest.fixture
+def rates(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The service of exchange rates."""
+    monkeypatch.setattr(asking, "_PAUSE", 0.01)
+    with rate_server() as server:
+        monkeypatch.setenv("RATES_URL", server.url)
+        monkeypatch.setenv("RATES_KEY", SECRET)
+        yield
+
+
+def golden_rows(settings: Settings) -> Golden:
+    """What a snapshot has of the tables, from what their commits say of each day."""
+    tables = {}
+    for name, ledger in read_ledgers(settings).items():
+        kind, rows_version = kind_and_rows_version(ledger.table)
+        published = {day: ledger.latest[day].days[day] for day in sorted(ledger.published)}
+        tables[name] = {
+            "kind": kind,
+            "rows_version": rows_version,
+            "days": {str(d): {"rows": p.rows, "digest": p.digest} for d, p in published.items()},
+        }
+    return {"landing": landing_digest(), "tables": tables}
+
+
+def landing_digest() -> str:
+    """Of what writes the landing: with other lines, digests say nothing of the code."""
+    return hashlib.sha256(Path(golden_landing.__file__).read_bytes()).hexdigest()[:16]
+
+
+# --- comparison -----------------------------------------------------------------------------------
+
+
+def refusals(saved: Golden, current: Golden, *, renews: bool, file: str = "the file") -> list[str]:
+    """Why rows may not be as they are now, whether or not the snapshot is being renewed.
+
+    Args:
+        saved: the snapshot.
+        current: what it would be now.
+        renews: whether `make snapshots` is running.
+        file: the snapshot's.
+    """
+    if not saved:
+        return []
+    if saved["landing"] != current["landing"]:
+        return [
+            "golden_landing.py has changed, so the digests cannot be compared. Change it in a "
+            f"commit that changes no code: delete {file} and run make snapshots"
+        ]
+    messages = []
+    for name, table in current["tables"].items():
+        before = saved["tables"].get(name)
+        if before is None or not (days := _other_days(before["days"], table["days"])):
+            continue
+        text = f"{name} has other rows on {', '.join(days)}"
+        if [before[key] for key in _VERSION] == [table[key] for key in _VERSION]:
+            messages.append(
+                f"{text}, and ROWS_VERSION[{table['kind']!r}] is {table['rows_version']} as before."
+                " If that is a mistake, mend it. If it is meant: raise "
+                f"ROWS_VERSION[{table['kind']!r}] in backfill_assets/tables/code_version.py, add a "
+                "line to CHANGELOG.md and run make snapshots. If it is the declaration of this "
+                "table that has changed, its days are other code by that alone: delete the table "
+                f"from {file} and run make snapshots"
+            )
+        elif not renews:
+            messages.append(
+                f"{text}; ROWS_VERSION[{table['kind']!r}] was raised from {before['rows_version']} "
+                f"to {table['rows_version']}: run make snapshots"
+            )
+    return messages
+
+
+_VERSION = ("kind", "rows_version")
+
+
+def _other_days(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    days = sorted({*saved, *current})
+    return [text for text in days if saved.get(text) != current.get(text)]
+
+
+def compare_with_snapshot(current: Golden, snapshot: SnapshotAssertion, renews: bool) -> None:
+    """Fail if rows differ without another version of rows; then, or if all is new, as syrupy does.
+
+    A refusal comes before syrupy writes, so the snapshot stays as it is.
+    """
+    file = _snapshot_file(snapshot)
+    saved = json.loads(file.read_text()) if file.exists() else {}
+    if messages := refusals(saved, current, renews=renews, file=file.name):
+        pytest.fail("\n".join(messages), pytrace=False)
+    assert current == snapshot.use_extension(JSONSnapshotExtension)
+
+
+def _snapshot_file(snapshot: SnapshotAssertion) -> Path:
+    location = snapshot.test_location
+    folder = JSONSnapshotExtension.dirname(test_location=location)
+    name = JSONSnapshotExtension.get_snapshot_name(test_location=location)
+    return Path(folder) / f"{name}.{JSONSnapshotExtension.file_extension}"
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def renews(request: pytest.FixtureRequest) -> bool:
+    """Whether `make snapshots` is running."""
+    return request.config.option.update_snapshots
+
+
+def deployment(engine: Engine, root: Path, landing: Path, **settings: Any) -> Pipeline:
+    return Pipeline(
+        engine,
+        root,
+        land=False,
+        landing=str(landing / "landing"),
+        end=day(DAYS + 1),
+        window_days=2,
+        # A file of wrong lines is published all the same.
+        rejected_hold=1.0,
+        **settings,
+    )
+
+
+def assert_published(pipeline: Pipeline, names: Sequence[str], days: set[date]) -> None:
+    ledgers = read_ledgers(pipeline.settings)
+    for name in names:
+        ledger = ledgers[name]
+        assert ledger.published == days, name
+        assert any(ledger.latest[d].days[d].rows for d in days), f"{name} has no rows"
+
+
+def test_all_tables_in_utc(
+    engine: Engine, spark, landing: Path, rates, snapshot: SnapshotAssertion, renews: bool
+) -> None:
+    pipeline = deployment(engine, landing, landing, tables=EXAMPLES)
+    daily = [name for name in tables_of(pipeline.settings) if name != WEEKLY]
+    pipeline.run(1, DAYS, daily)
+    # A run has days or weeks, not both.
+    pipeline.run(1, None, [WEEKLY])
+    assert_published(pipeline, daily, {*Window(START, day(DAYS + 1))})
+    assert_published(pipeline, [WEEKLY], {START})
+    compare_with_snapshot(golden_rows(pipeline.settings), snapshot, renews)
+
+
+def test_orders_in_another_time_zone(
+    engine: Engine, spark, landing: Path, snapshot: SnapshotAssertion, renews: bool
+) -> None:
+    """Folders are named in UTC, and days end at 15:00 of these."""
+    pipeline = deployment(engine, landing / "tokyo", landing, tables=ORDERS, timezone="Asia/Tokyo")
+    names = [*tables_of(pipeline.settings)]
+    pipeline.run(1, DAYS, names)
+    assert_published(pipeline, names, {*Window(START, day(DAYS + 1))})
+    golden = golden_rows(pipeline.settings)
+    # Commits say what readers find.
+    found = {
+        name: {text: of["digest"] for text, of in table["days"].items() if of["rows"]}
+        for name, table in golden["tables"].items()
+    }
+    assert pipeline.digests() == found
+    compare_with_snapshot(golden, snapshot, renews)
+
+
+# --- the comparison itself ------------------------------------------------------------------------
+
+_DAY = {"2024-01-01": {"rows": 1, "digest": "1-2-3"}}
+_OTHER_DAY = {"2024-01-01": {"rows": 1, "digest": "1-2-4"}}
+
+
+def invented(days: Mapping[str, Any], rows_version: int = 1, **tables: Any) -> Golden:
+    features = {"kind": "derived", "rows_version": rows_version, "days": days}
+    return {"landing": "l", "tables": {"features": features, **tables}}
+
+
+@pytest.mark.parametrize("renews", [False, True])
+def test_other_rows_of_the_same_version_are_refused(renews: bool) -> None:
+    (message,) = refusals(invented(_DAY), invented(_OTHER_DAY), renews=renews)
+    assert message.startswith("features has other rows on 2024-01-01")
+    assert "raise ROWS_VERSION['derived'] in backfill_assets/tables/code_version.py" in message
+    assert "add a line to CHANGELOG.md and run make snapshots" in message
+    (message,) = refusals(invented(_DAY), invented({}), renews=renews)
+    assert message.startswith("features has other rows on 2024-01-01")
+
+
+def test_other_rows_of_another_version_are_renewed() -> None:
+    (message,) = refusals(invented(_DAY), invented(_OTHER_DAY, 2), renews=False)
+    assert "was raised from 1 to 2: run make snapshots" in message
+    assert refusals(invented(_DAY), invented(_OTHER_DAY, 2), renews=True) == []
+
+
+@pytest.mark.parametrize("renews", [False, True])
+def test_a_table_that_is_new_and_the_same_rows_are_fine(renews: bool) -> None:
+    new = {"kind": "derived", "rows_version": 1, "days": _DAY}
+    assert refusals(invented(_DAY), invented(_DAY, labels=new), renews=renews) == []
+    assert refusals({}, invented(_DAY), renews=renews) == []
+
+
+@pytest.mark.parametrize("renews", [False, True])
+def test_another_landing_is_no_reason_for_other_rows(renews: bool) -> None:
+    (message,) = refusals(invented(_DAY), {**invented(_OTHER_DAY), "landing": "m"}, renews=renews)
+    assert "golden_landing.py has changed" in message

@@ -1,0 +1,94 @@
+"""A life written by the code of before code versions: read, continued and undone.
+
+`fixtures/write_life.py` wrote it, and says what is in it. An upgrade must make none of its days due
+and refuse nothing that was under way.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from backfill_assets.backfills import undertakings
+from backfill_assets.backfills.plans import Expected
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.delta.evolution import differences
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.engine.spark import Engine
+from backfill_assets.monitoring.look import Look
+from backfill_assets.monitoring.states import day_states
+from backfill_assets_tests.fixtures.write_life import (
+    DAYS,
+    LATE,
+    NAMES,
+    PLANNED_TABLES,
+    open_life,
+    serve_stage,
+    tick_until_launched,
+)
+from backfill_assets_tests.pipeline import START, Pipeline, day, planned, undo
+from backfill_assets_tests.places import PROJECT
+
+FIXTURE = PROJECT / "backfill_assets_tests" / "fixtures" / "life-before-code-versions.tar.gz"
+
+
+@pytest.fixture
+def life(engine: Engine, spark, tmp_path: Path) -> Iterator[Pipeline]:
+    with tarfile.open(FIXTURE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    with open_life(engine, tmp_path) as pipeline:
+        yield pipeline
+
+
+def test_nothing_is_due_and_the_plan_under_way_ends_and_the_backfill_is_undone(
+    life: Pipeline,
+) -> None:
+    ledgers = read_ledgers(life.settings)
+    for ledger in ledgers.values():
+        assert ledger.published == {*Window(START, day(DAYS + 1))}, ledger.table.name
+        assert ledger.metadata
+        assert differences(ledger.table, ledger.metadata) == []
+    situation = Look(life.settings, lambda: life.now).situation(life.instance)
+    states = {name: day_states(name, situation) for name in ledgers}
+    assert [
+        (name, of, state)
+        for name, days in states.items()
+        for of, state in days.items()
+        if not state.good
+    ] == []
+
+    # An upgrade makes nothing due.
+    plan = planned(life, f"{day(1)}...{day(DAYS)}", tables=NAMES)
+    for name, outlook in plan.tables.items():
+        assert {expected for expected, _ in outlook.by_expectation()} == {Expected.IDENTICAL}, name
+
+    # What was under way goes on with its second stage, and ends well.
+    (plan_id,) = undertakings.under_way(life.instance)
+    assert undertakings.find(life.instance, plan_id).stage == 1
+    before = life.digests()
+    assert tick_until_launched(life).endswith("under way")
+    assert serve_stage(life) == f"{plan_id}-002"
+    tick_until_launched(life)
+    state = undertakings.find(life.instance, plan_id)
+    assert (state.complete, state.ended) == (True, "complete and reconciled")
+    ledgers = read_ledgers(life.settings)
+    assert {ledgers[name].latest[day(2)].backfill_id for name in PLANNED_TABLES} == {
+        f"{plan_id}-002"
+    }
+    assert life.digests() == before
+
+    # The late lines go as they came.
+    assert orders_of_c1(life, day(4)) == 3
+    undo(life, LATE)
+    assert orders_of_c1(life, day(4)) == 2
+    assert life.rows("late_orders") == []
+
+
+def orders_of_c1(life: Pipeline, run_date: date) -> int:
+    rows = life.rows("two_day_spend")
+    (row,) = (r for r in rows if (r["run_date"], r["customer_id"]) == (run_date, "c1"))
+    return row["orders"]
