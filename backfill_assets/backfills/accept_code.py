@@ -17,11 +17,13 @@ from backfill_assets.backfills import undertakings
 from backfill_assets.backfills.comparison import Match
 from backfill_assets.backfills.verification import verify
 from backfill_assets.calendar.partitions import Window, spelled, windows
+from backfill_assets.dagster_ext.internals import BULK_ACTION_TERMINAL_STATUSES
 from backfill_assets.delta.carried_records import acceptance_record
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.reading import read_ledger, read_ledgers
 from backfill_assets.engine.spark import Engine
+from backfill_assets.publish.run_tags import CODE_TAG, pinned
 from backfill_assets.settings import Settings
 from backfill_assets.tables.code_version import Code
 
@@ -194,20 +196,30 @@ def repin_plans(
             state = undertakings.find(instance, id_)
         except undertakings.BackfillRefusedError:
             continue
-        pinned = state.plan.code_versions
-        concerned = any(pinned.get(table) in of for table, of in versions_by_table.items())
-        if state.complete or not concerned or _has_days_by(ledgers, pinned, code):
+        by_plan = state.plan.code_versions
+        concerned = any(by_plan.get(table) in of for table, of in versions_by_table.items())
+        if state.complete or not concerned or _has_days_by(ledgers, by_plan, code):
             continue
         state.plan = state.plan.model_copy(
             update={
                 "code_version": code.version,
                 "code": str(code),
-                "code_versions": {table: code.table_version(table) for table in pinned},
+                "code_versions": {table: code.table_version(table) for table in by_plan},
             }
         )
         undertakings.keep(instance, state)
+        _repin_stage(instance, state)
         repinned.append(id_)
     return repinned
+
+
+def _repin_stage(instance: dg.DagsterInstance, state: undertakings.Undertaking) -> None:
+    """Let the runs that Dagster has yet to launch for the stage under way have the new pin."""
+    backfill = instance.get_backfill(state.backfill_id)
+    if backfill is None or backfill.status in BULK_ACTION_TERMINAL_STATUSES:
+        return
+    pin = pinned(state.plan.code_version, state.plan.config_digest)
+    instance.update_backfill(backfill._replace(tags={**backfill.tags, CODE_TAG: pin}))
 
 
 def _has_days_by(ledgers: Ledgers, versions: Mapping[str, str], code: Code) -> bool:

@@ -115,10 +115,16 @@ def asset_version(module: str) -> str:
     return f"asset-{ROWS_VERSION['asset']}-{files.digest([module])}"
 
 
-def _table_version(table: Table, files: SourceFiles) -> str:
+def rows_version(table: Table) -> str:
+    """The part of a table's code version that stands for the code of this package."""
     version = f"{table.kind}-{ROWS_VERSION[table.kind]}"
     if any(_is_machinery(module) for module in table.modules):
         version += f"-orders-{ROWS_VERSION['orders']}"
+    return version
+
+
+def _table_version(table: Table, files: SourceFiles) -> str:
+    version = rows_version(table)
     own_modules = [module for module in table.modules if not _is_machinery(module)]
     if own_modules or table.depends_on:
         version += f"-{files.digest(own_modules, table.depends_on)}"

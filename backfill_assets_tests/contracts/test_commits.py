@@ -18,6 +18,7 @@ from deltalake import write_deltalake
 from syrupy.assertion import SnapshotAssertion
 from syrupy.extensions.json import JSONSnapshotExtension
 
+from backfill_assets.backfills.accept_code import accept_code
 from backfill_assets.backfills.exports import MANIFEST, export
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.delta import target_forks, targets
@@ -31,11 +32,13 @@ from backfill_assets.imports.importing import Work, bring
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.tables.catalog import tables_of
+from backfill_assets.tables.code_version import Code
 from backfill_assets_tests.beside import compared, shadow, switch
 from backfill_assets_tests.contracts.commit_tables import RETIRES
 from backfill_assets_tests.contracts.shapes import shape
 from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, order, undo
 
+pytestmark = pytest.mark.system
 PLACE = "backfill_assets_tests.contracts.commit_tables:"
 SCORES, NOTES = "scores", "notes"
 TABLES = tuple(name for name in EVERYTHING if name != "lateness_dashboard")
@@ -113,8 +116,12 @@ def _load(life: Life, spark: Any) -> Pipeline:
     life.note_commits("range", first.warehouse, tables)
     undo(first, "b1")
     life.note_commits("undo", first.warehouse, tables)
-    first.run(1, 3, tables, tags={"backfill_assets/write_mode": "merge"})
+    merged = ("raw_orders", "raw_orders_rejected", "stg_orders", FACT.name)
+    first.run(1, 3, merged, tags={"backfill_assets/write_mode": "merge"})
     life.note_commit("merge", first.warehouse / FACT.name)
+    other = Code("tables-other", tables=dict.fromkeys(TABLES, "other"))
+    accept_code(first.settings, first.defs, other, FACT.name, None, "same rows", 0)
+    life.note_commit("accepted code", first.warehouse / FACT.name)
     return first
 
 
@@ -171,6 +178,7 @@ KINDS = (
     "load",
     "range",
     "merge",
+    "accepted code",
     "undo",
     "target build",
     "adopt",

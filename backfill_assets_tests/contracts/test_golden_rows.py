@@ -24,37 +24,18 @@ from backfill_assets.engine.spark import Engine
 from backfill_assets.lookups import asking
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import tables_of
-from backfill_assets.tables.derived import Derived
-from backfill_assets.tables.known import Current
-from backfill_assets.tables.sources import Role, SourceTable
-from backfill_assets.tables.table import Table
+from backfill_assets.tables.code_version import rows_version
 from backfill_assets_tests.contracts import golden_landing
 from backfill_assets_tests.contracts.golden_landing import DAYS, START, day, write_landing
 from backfill_assets_tests.pipeline import Pipeline
 from backfill_assets_tests.rate_server import SECRET, rate_server
 
+pytestmark = pytest.mark.system
 EXAMPLES = "backfill_assets_tests.contracts.golden_tables:TABLES"
 ORDERS = "backfill_assets.orders.tables:TABLES"
 WEEKLY = "orders_weekly"
-#: What a snapshot has: by table its kind, the version of its rows, and its days with their digests.
+#: What a snapshot has: by table the version of its rows, and its days with their digests.
 Golden = dict[str, Any]
-
-_KINDS = {
-    Role.LOG: "raw",
-    Role.REJECTED: "rejected",
-    Role.STAGED: "staging",
-    Role.LATE: "late",
-    Role.LATENESS: "lateness",
-}
-
-
-def kind_and_rows_version(table: Table) -> tuple[str, int]:
-    """The kind of a table, and the version of the rows that the code makes for this kind."""
-    if isinstance(table, SourceTable):
-        return _KINDS[table.role], 1
-    if isinstance(table, Current):
-        return "current", 1
-    return "derived" if isinstance(table, Derived) else "corrections", 1
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +59,9 @@ def golden_rows(settings: Settings) -> Golden:
     """What a snapshot has of the tables, from what their commits say of each day."""
     tables = {}
     for name, ledger in read_ledgers(settings).items():
-        kind, rows_version = kind_and_rows_version(ledger.table)
         published = {day: ledger.latest[day].days[day] for day in sorted(ledger.published)}
         tables[name] = {
-            "kind": kind,
-            "rows_version": rows_version,
+            "rows_version": rows_version(ledger.table),
             "days": {str(d): {"rows": p.rows, "digest": p.digest} for d, p in published.items()},
         }
     return {"landing": landing_digest(), "tables": tables}
@@ -118,24 +97,22 @@ def refusals(saved: Golden, current: Golden, *, renews: bool, file: str = "the f
         if before is None or not (days := _other_days(before["days"], table["days"])):
             continue
         text = f"{name} has other rows on {', '.join(days)}"
-        if [before[key] for key in _VERSION] == [table[key] for key in _VERSION]:
+        if before["rows_version"] == table["rows_version"]:
             messages.append(
-                f"{text}, and ROWS_VERSION[{table['kind']!r}] is {table['rows_version']} as before."
-                " If that is a mistake, mend it. If it is meant: raise "
-                f"ROWS_VERSION[{table['kind']!r}] in backfill_assets/tables/code_version.py, add a "
-                "line to CHANGELOG.md and run make snapshots. If it is the declaration of this "
-                "table that has changed, its days are other code by that alone: delete the table "
-                f"from {file} and run make snapshots"
+                f"{text}, and its ROWS_VERSION is {table['rows_version']} as before. If that is a "
+                "mistake, mend it. If it is meant: raise the number of its kind in ROWS_VERSION in "
+                "backfill_assets/tables/code_version.py (`orders` if only a declaration of the "
+                "orders tables has changed), add a line to CHANGELOG.md and run make snapshots. If "
+                "it is the declaration of a table of an example or a test that has changed, its "
+                f"days are other code by that alone: delete the table from {file} and run make "
+                "snapshots"
             )
         elif not renews:
             messages.append(
-                f"{text}; ROWS_VERSION[{table['kind']!r}] was raised from {before['rows_version']} "
-                f"to {table['rows_version']}: run make snapshots"
+                f"{text}; its ROWS_VERSION was raised from {before['rows_version']} to "
+                f"{table['rows_version']}: run make snapshots"
             )
     return messages
-
-
-_VERSION = ("kind", "rows_version")
 
 
 def _other_days(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
@@ -230,8 +207,8 @@ _DAY = {"2024-01-01": {"rows": 1, "digest": "1-2-3"}}
 _OTHER_DAY = {"2024-01-01": {"rows": 1, "digest": "1-2-4"}}
 
 
-def invented(days: Mapping[str, Any], rows_version: int = 1, **tables: Any) -> Golden:
-    features = {"kind": "derived", "rows_version": rows_version, "days": days}
+def invented(days: Mapping[str, Any], number: int = 1, **tables: Any) -> Golden:
+    features = {"rows_version": f"derived-{number}", "days": days}
     return {"landing": "l", "tables": {"features": features, **tables}}
 
 
@@ -239,7 +216,7 @@ def invented(days: Mapping[str, Any], rows_version: int = 1, **tables: Any) -> G
 def test_other_rows_of_the_same_version_are_refused(renews: bool) -> None:
     (message,) = refusals(invented(_DAY), invented(_OTHER_DAY), renews=renews)
     assert message.startswith("features has other rows on 2024-01-01")
-    assert "raise ROWS_VERSION['derived'] in backfill_assets/tables/code_version.py" in message
+    assert "raise the number of its kind in ROWS_VERSION in backfill_assets/tables/" in message
     assert "add a line to CHANGELOG.md and run make snapshots" in message
     (message,) = refusals(invented(_DAY), invented({}), renews=renews)
     assert message.startswith("features has other rows on 2024-01-01")
@@ -247,13 +224,13 @@ def test_other_rows_of_the_same_version_are_refused(renews: bool) -> None:
 
 def test_other_rows_of_another_version_are_renewed() -> None:
     (message,) = refusals(invented(_DAY), invented(_OTHER_DAY, 2), renews=False)
-    assert "was raised from 1 to 2: run make snapshots" in message
+    assert "was raised from derived-1 to derived-2: run make snapshots" in message
     assert refusals(invented(_DAY), invented(_OTHER_DAY, 2), renews=True) == []
 
 
 @pytest.mark.parametrize("renews", [False, True])
 def test_a_table_that_is_new_and_the_same_rows_are_fine(renews: bool) -> None:
-    new = {"kind": "derived", "rows_version": 1, "days": _DAY}
+    new = {"rows_version": "derived-1", "days": _DAY}
     assert refusals(invented(_DAY), invented(_DAY, labels=new), renews=renews) == []
     assert refusals({}, invented(_DAY), renews=renews) == []
 

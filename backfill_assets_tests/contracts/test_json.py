@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import dagster as dg
 import pytest
 from deltalake import DeltaTable
 
+from backfill_assets.backfills import accept_code as acceptance
 from backfill_assets.backfills import (
     comparing,
     export_proof,
@@ -19,6 +21,7 @@ from backfill_assets.backfills import (
     undertakings,
     verification,
 )
+from backfill_assets.backfills.accept_code import AcceptanceRefusedError, AcceptedCode
 from backfill_assets.backfills.accounts import Account, Certificate
 from backfill_assets.backfills.comparing import Comparison
 from backfill_assets.backfills.comparison import Content, Match, Verified
@@ -82,7 +85,7 @@ def test_json(deployment, monkeypatch, capsys, snapshot):
     monkeypatch.setattr(Engine, "spark_session", property(lambda _: None))
     shapes = Shapes(capsys)
     for take in (take_tables, take_plans, take_reconcile, take_targets, take_exports, take_imports,
-                 take_verify, take_doctor):  # fmt: skip
+                 take_verify, take_acceptance, take_doctor):  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
             take(shapes, deployment, patch)
     text = "\n".join(
@@ -283,6 +286,16 @@ def take_verify(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) 
             "backfill_assets.delta.other_engine.read_test", lambda *_, test=test: test
         )
         shapes.take("verify", "verify", DAYS)
+
+
+def take_acceptance(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accepted = AcceptedCode(FACT.name, JAN[:2], JAN[:1], frozenset({"c"}), 3, "accept-1")
+    for error in (None, AcceptanceRefusedError("why")):
+        monkeypatch.setattr(
+            acceptance, "accept_code", Mock(return_value=accepted, side_effect=error)
+        )
+        monkeypatch.setattr(acceptance, "repin_plans", lambda *_: ["plan1"])
+        shapes.take("accept-code", "accept-code", FACT.name, "--reason", "why")
 
 
 def take_doctor(shapes: Shapes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
