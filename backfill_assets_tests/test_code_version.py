@@ -259,6 +259,20 @@ def test_a_declared_dependency_that_is_not_there(dependency, message):
         SourceFiles().digest([], [dependency])
 
 
+def test_modules_that_swap_their_contents_are_other_code(project):
+    before = versions()
+    files = [project / "shop/lazy.py", project / "shop/inner.py"]
+    texts = [file.read_text() for file in files]
+    try:
+        for file, text in zip(files, reversed(texts), strict=True):
+            file.write_text(text)
+        after = versions()
+    finally:
+        for file, text in zip(files, texts, strict=True):
+            file.write_text(text)
+    assert [n for n in before.tables if before.tables[n] != after.tables[n]] == ["refunds"]
+
+
 def test_a_module_without_source():
     with pytest.raises(SettingsError, match="nowhere, which declares a table, has no source file"):
         SourceFiles().digest(["nowhere"])

@@ -175,7 +175,7 @@ def test_what_the_ui_shows(assets):
         assert asset.metadata["dagster/table_name"] == name
         assert asset.metadata["partition_expr"] == TABLES[name].partition
         assert asset.metadata["dagster/column_schema"] == TABLES[name].column_schema
-        assert asset.code_version == running_code(load_settings()).of(name)
+        assert asset.code_version == running_code(load_settings()).table_version(name)
 
 
 def test_column_lineage(assets):

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
     from backfill_assets.calendar.partitions import Window
 
 
-@command(
-    "accept-code fact_daily_orders --reason 'faster join, same rows'",
-    "accept-code '*' 2024-01-01...2024-01-31 --reason upgrade --verify-days 10",
-)
+@command("accept-code '*' --reason upgrade", "accept-code features --reason 'faster join'")
 @click.argument("tables", metavar="TABLES", type=Tables())
 @click.argument("partitions", metavar="[PARTITIONS]", type=Partitions(), required=False)
 @click.option("--reason", required=True, help="Why the rows are the same, for the record.")

@@ -143,10 +143,13 @@ def show_plan(out: Output, made: BackfillPlan) -> None:
     grid = Grid(title=f"Plan {made.id}", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in ("table", "what becomes of them", "why", "days"):
         grid.add_column(heading, no_wrap=True)
-    for row in plans.in_lines(made):
+    rows = list(plans.in_lines(made))
+    for row in rows:
         grid.add_row(*row)
     out.grid(grid)
     out.facts(plans.in_numbers(made))
+    if any("other code" in why for _, _, why, _ in rows):
+        out.note("If the other code makes the same rows: `backfill-assets accept-code`")
 
 
 def final_days_of(made: BackfillPlan) -> str:

@@ -189,9 +189,9 @@ class SourceFiles:
                 raise SettingsError(
                     f"bad settings: {module}, which declares a table, has no source file"
                 )
-        # Without the names: a module may be renamed if nobody has to import it by another name.
-        sources = (self._module(module) for module in self.closure(declared))
-        texts += [module.text for module in sources if module]
+        # With the names: two modules that swap their contents make other rows.
+        sources = {name: self._module(name) for name in self.closure(declared)}
+        texts += [f"{name} {module.text}" for name, module in sources.items() if module]
         return _digest("\n".join(sorted(texts)))
 
     def has_source(self, module: str) -> bool:

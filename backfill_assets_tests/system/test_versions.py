@@ -32,7 +32,7 @@ from backfill_assets.monitoring.states import State, day_states
 from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.tables.catalog import fed_tables, tables_of
-from backfill_assets.tables.code_version import code_of
+from backfill_assets.tables.code_version import SourceFiles
 from backfill_assets.tables.table import DeclarationError
 from backfill_assets_tests import version_tables as first
 from backfill_assets_tests import version_tables_second as second
@@ -312,11 +312,14 @@ def test_the_code_of_a_version_is_its_own(tmp_path, monkeypatch):
     for name in ("first", "second"):
         (package / f"{name}.py").write_text("import two_versions.first\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    made_in = {name: (f"two_versions.{name}",) for name in ("first", "second")}
-    codes = [code_of(made_in).tables]
+
+    def digests() -> list[str]:
+        return [SourceFiles().digest([f"two_versions.{name}"]) for name in ("first", "second")]
+
+    versions = [digests()]
     for changed in ("second", "first"):
         with (package / f"{changed}.py").open("a") as file:
-            file.write("# changed\n")
-        codes.append(code_of(made_in).tables)
-    same = [[a[name] == b[name] for name in made_in] for a, b in itertools.pairwise(codes)]
+            file.write("CHANGED = True\n")
+        versions.append(digests())
+    same = [[a == b for a, b in zip(*pair, strict=True)] for pair in itertools.pairwise(versions)]
     assert same == [[True, False], [False, False]]
