@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from backfill_assets.calendar.partitions import Window
 
 
-@command("accept-code '*' --reason upgrade", "accept-code features --reason 'faster join'")
+@command("accept-code '*' --reason upgrade", "accept-code stg_orders --reason 'plain join'")
 @click.argument("tables", metavar="TABLES", type=Tables())
 @click.argument("partitions", metavar="[PARTITIONS]", type=Partitions(), required=False)
 @click.option("--reason", required=True, help="Why the rows are the same, for the record.")
