@@ -209,7 +209,7 @@ def test_a_change_of_the_project(project, change):
         ("current", {"fact_daily_orders_current"}),
         ("corrections", {"fact_order_corrections"}),
         ("derived", {"fact_daily_orders", "spend", "refunds"}),
-        ("orders", {*TABLES}),
+        ("package", {*TABLES}),
     ],
 )
 def test_a_rows_version_that_is_raised(project, monkeypatch, kind, tables):
@@ -223,7 +223,7 @@ def test_a_rows_version_that_is_raised(project, monkeypatch, kind, tables):
 
 
 def test_every_kind_of_table_has_a_rows_version(project):
-    kinds = {table.kind for table in TABLES.values()} | {"asset", "orders"}
+    kinds = {table.kind for table in TABLES.values()} | {"asset", "package"}
     assert kinds == code_version.ROWS_VERSION.keys()
 
 
@@ -302,7 +302,7 @@ def test_a_project_that_is_installed(tmp_path, monkeypatch):
 
 
 def test_a_version_can_be_read(project):
-    assert table_versions(TABLES)["raw_orders"] == "raw-1-orders-1"
+    assert table_versions(TABLES)["raw_orders"] == "raw-1-package-1"
     kind, number, digest = versions().tables["spend"].split("-")
     assert (kind, number, len(digest)) == ("derived", "1", 12)
     assert versions().table_version("another") == versions().version

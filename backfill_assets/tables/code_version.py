@@ -27,8 +27,8 @@ from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.table import Table
 
 #: By kind of table, which rows this package makes of the same input. Raise a number when, and only
-#: when, a change of the package changes rows of that kind; `orders` stands for the declarations of
-#: the orders tables.
+#: when, a change of this package changes rows of that kind; `package` stands for the tables that it
+#: declares.
 ROWS_VERSION: Mapping[str, int] = {
     "raw": 1,
     "rejected": 1,
@@ -39,7 +39,7 @@ ROWS_VERSION: Mapping[str, int] = {
     "corrections": 1,
     "derived": 1,
     "asset": 1,
-    "orders": 1,
+    "package": 1,
 }
 
 _PACKAGE = Path(__file__).parents[1]
@@ -119,7 +119,7 @@ def rows_version(table: Table) -> str:
     """The part of a table's code version that stands for the code of this package."""
     version = f"{table.kind}-{ROWS_VERSION[table.kind]}"
     if any(_is_machinery(module) for module in table.modules):
-        version += f"-orders-{ROWS_VERSION['orders']}"
+        version += f"-package-{ROWS_VERSION['package']}"
     return version
 
 

@@ -101,8 +101,8 @@ def refusals(saved: Golden, current: Golden, *, renews: bool, file: str = "the f
             messages.append(
                 f"{text}, and its ROWS_VERSION is {table['rows_version']} as before. If that is a "
                 "mistake, mend it. If it is meant: raise the number of its kind in ROWS_VERSION in "
-                "backfill_assets/tables/code_version.py (`orders` if only a declaration of the "
-                "orders tables has changed), add a line to CHANGELOG.md and run make snapshots. If "
+                "backfill_assets/tables/code_version.py (`package` if only a declaration in "
+                "this package has changed), add a line to CHANGELOG.md and run make snapshots. If "
                 "it is the declaration of a table of an example or a test that has changed, its "
                 f"days are other code by that alone: delete the table from {file} and run make "
                 "snapshots"
