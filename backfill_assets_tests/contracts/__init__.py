@@ -1,1 +1,1 @@
-"""Tests that fail when what users and their scripts rely on changes; snapshots in `__snapshots__`."""
+"""Tests that fail when what users rely on changes; snapshots in `__snapshots__`."""
