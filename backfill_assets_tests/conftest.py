@@ -49,7 +49,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What stands in system/ is run by `make test-system`, and not by `make test`."""
+    """What stands in system/ is run by `make test-system`, and by CI together with all others."""
     for item in items:
         if item.path.parent.name == "system":
             item.add_marker(pytest.mark.system)

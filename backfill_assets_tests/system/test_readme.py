@@ -166,7 +166,7 @@ def lets_in(place: Place, command: str) -> None:
 KNOWN = {
     r"make (demo|test|test-system|test-all|ui|install|check|docs|lock)": recipe,
     r"make lock ARGS=--upgrade": recipe,
-    r"make test ARGS='[^']*'": recipe,
+    r"make test (ARGS|MARKERS)='[^']*'": recipe,
     r"\. \.venv/bin/activate": activates,
     r"backfill-assets (jars|sample|show|history .*|plan .*|(verify-)?export .*)": runs,
     r"backfill-assets (sample --days .*|init shop)": elsewhere,
