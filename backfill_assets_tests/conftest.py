@@ -15,6 +15,7 @@ from backfill_assets.settings import load_settings
 from backfill_assets_tests import cluster, postgres
 from backfill_assets_tests.pipeline import Pipeline
 from backfill_assets_tests.s3_server import url_of
+from backfill_assets_tests.timing import SESSION_CPU, cpu_seconds
 
 # Of many tiny jobs, most of the time goes into planning, and into compiling code for a few rows:
 # what Spark would generate is interpreted, and the JVM compiles but lightly.
@@ -106,8 +107,10 @@ def engine(tmp_path_factory) -> Engine:
 
 
 @pytest.fixture(scope="session")
-def spark(engine: Engine) -> Iterator:
+def spark(engine: Engine, pytestconfig: pytest.Config) -> Iterator:
+    before = cpu_seconds()
     session = engine.spark_session
+    pytestconfig.stash[SESSION_CPU] = cpu_seconds() - before
     yield session
     session.stop()
 

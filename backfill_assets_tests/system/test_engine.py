@@ -215,6 +215,7 @@ def test_nobody_without_its_secret_is_heard_by_spark(real):
         assert not any(name in answer for name in (b"RequestMessage", b"BlockTransferMessage"))
 
 
+@pytest.mark.slow
 def test_out_of_memory_it_ends_and_is_restarted(real):
     starts = sum(text.endswith("is ready.") for text in real.said)
     client = real.start(MUCH)

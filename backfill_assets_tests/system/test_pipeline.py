@@ -175,7 +175,7 @@ def test_one_bad_day_of_thirty(pipeline, monkeypatch):
     assert len(pipeline.rows("stg_orders")) == 60
 
 
-@pytest.mark.parametrize("bad", [7, 16])
+@pytest.mark.parametrize("bad", [pytest.param(7, marks=pytest.mark.slow), 16])
 def test_a_file_that_makes_spark_itself_fail_fails_its_own_day_alone(pipeline, monkeypatch, bad):
     days = 16
     for n in range(1, days + 1):
@@ -216,7 +216,7 @@ def test_a_file_that_makes_spark_itself_fail_fails_its_own_day_alone(pipeline, m
     assert asked() == set()
 
 
-@pytest.mark.parametrize("check", ["nulls", "conservation"])
+@pytest.mark.parametrize("check", ["nulls", pytest.param("conservation", marks=pytest.mark.slow)])
 def test_a_bad_day_keeps_its_old_version(pipeline, monkeypatch, check):
     for n in (14, 15, 16):
         pipeline.land(n, [order(f"o-{n}", n), order(f"p-{n}", n)])

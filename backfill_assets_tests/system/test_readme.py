@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from pydantic import ByteSize
@@ -22,7 +23,7 @@ from pydantic import ByteSize
 from backfill_assets.monitoring.states import State
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.quality.audit import Severity
-from backfill_assets.settings import PREFIX, Settings
+from backfill_assets.settings import PREFIX, Settings, load_settings
 from backfill_assets_tests import conftest
 from backfill_assets_tests.built_site import site_in
 from backfill_assets_tests.pages import BLOCK, PAGES, anchor_of, documented, sections
@@ -33,8 +34,8 @@ ALL = "\n".join(PAGES.values())
 #: Blocks that another module runs, by page and language.
 RUN_ELSEWHERE = {
     ("docs/enrichment.md", "python"): "system/test_enrichment.py",
-    ("docs/guide/sql.md", "postgresql"): "test_sql_page.py",
-    ("docs/guide/sql.md", "sql"): "test_sql_page.py",
+    ("docs/guide/sql.md", "postgresql"): "system/test_sql_page.py",
+    ("docs/guide/sql.md", "sql"): "system/test_sql_page.py",
     ("docs/own-sources.md", "python"): "system/test_web_events.py",
     ("docs/own-tables.md", "python"): "own_tables.py",
     ("docs/reconciliation.md", "python"): "test_reconciliation.py",
@@ -149,11 +150,15 @@ def activates(place: Place, command: str) -> None:
 
 def sets(place: Place, command: str) -> None:
     """`export NAME=VALUE ...`: settings that exist, with values that are allowed."""
-    code = "from backfill_assets.settings import load_settings; print(load_settings())"
+    code = "import json, os; print(json.dumps(dict(os.environ)))"
+    exported = json.loads(place.run(f"{command}; python -c '{code}'"))
     for name in re.findall(r"(?<=\s)(\w+)=", command):
         assert name == "SPARK_REMOTE" or name.removeprefix(PREFIX).lower() in Settings.model_fields
-        default = place.run(f"unset {name}; python -c '{code}'")
-        assert place.run(f"{command}; python -c '{code}'") != default
+        with patch.dict(os.environ, exported, clear=True):
+            changed = load_settings()
+        with patch.dict(os.environ, place.environment, clear=True):
+            os.environ.pop(name, None)
+            assert load_settings() != changed
 
 
 def lets_in(place: Place, command: str) -> None:

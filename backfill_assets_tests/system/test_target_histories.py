@@ -113,6 +113,7 @@ def test_as_in_place_and_back(new, seed):
     assert digests(before) == held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_others_commit_survives_or_it_is_refused(new, seed):
     chance = random.Random(seed)
