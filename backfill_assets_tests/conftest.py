@@ -28,6 +28,8 @@ SMALL = {
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.memory": "2g",
 }
+#: Set where a session has few tests.
+SHORT = "BACKFILL_TEST_SHORT"
 #: For a session that lasts, it is worth it to compile well.
 LASTING = {
     **SMALL,
@@ -99,7 +101,8 @@ def engine(tmp_path_factory) -> Engine:
     """The suite's engine: embedded, on a cluster if one is named, or that of SPARK_REMOTE."""
     master = os.environ.get(cluster.MASTER, "local[2]")
     # A server has its static settings already, and would warn of each.
-    own = LASTING if master.startswith("local") else cluster.SMALL
+    own = SMALL if SHORT in os.environ else LASTING
+    own = own if master.startswith("local") else cluster.SMALL
     conf = {} if "SPARK_REMOTE" in os.environ else own
     # Where the tests run on object storage, so does the engine.
     url = url_of(tmp_path_factory.getbasetemp())

@@ -20,7 +20,7 @@ from backfill_assets_tests import pipeline as pipelines
 from backfill_assets_tests import s3_server
 from backfill_assets_tests.cluster import MASTER, cluster
 from backfill_assets_tests.conformance import Digests, conformance_life
-from backfill_assets_tests.conftest import SMALL
+from backfill_assets_tests.conftest import SHORT, SMALL
 from backfill_assets_tests.connect_server import connect_server
 from backfill_assets_tests.places import PROJECT
 
@@ -52,7 +52,7 @@ def run_life(folder: Path, base: Path, **environment: str) -> dict[str, Digests]
     words = ["-p", "no:cacheprovider", f"--basetemp={base}", f"{__file__}::test_a_life"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *words],
-        env={**os.environ, **environment, RESULT: str(result)},
+        env={**os.environ, **environment, SHORT: "yes", RESULT: str(result)},
         capture_output=True,
         text=True,
         cwd=PROJECT,
