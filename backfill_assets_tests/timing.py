@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the files: those that nobody has timed first, then the longest first."""
     seconds = json.loads(SECONDS_BY_FILE.read_text())
     items.sort(key=lambda item: -seconds.get(_file_of(item.nodeid), float("inf")))
