@@ -109,6 +109,7 @@ time.sleep(3)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="this is the run on Connect")
 def test_processes_that_share_a_session(server, tmp_path):
     (first,) = attached(server, WHO)

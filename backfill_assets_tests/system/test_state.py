@@ -400,6 +400,7 @@ def test_the_value_of_a_cohort_is_that_of_the_newest_day(engine, spark, tmp_path
     assert found == {(*row[:4], day(31) if row[0] == day(1) else day(32)) for row in worth}
 
 
+@pytest.mark.slow
 def test_an_undo_puts_all_days_of_a_chain_back(stateful: Pipeline) -> None:
     land_all(stateful, ORDERED, 6)
     stateful.run(1, 6, ALL)

@@ -459,6 +459,7 @@ def test_a_log_that_was_cut_is_not_forked(production, new):
         shadow(new())
 
 
+@pytest.mark.slow
 def test_a_warehouse_with_a_space_in_its_name(new):
     production = landed(new(BEFORE, "a b"), 3)
     after = new(AFTER, "a b")
@@ -641,6 +642,7 @@ def test_versions_are_not_kept_in_the_middle_of_a_backfill(production):
     assert after["raw_orders"] == before["raw_orders"] + 1
 
 
+@pytest.mark.slow
 def test_versions_are_not_kept_of_a_part_of_a_target(production, new):
     def kept() -> dict[str, int]:
         after.tick("watch_days")
