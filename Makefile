@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install jars sample demo ui test test-system snapshots s3-server torture check bench drill soak docs lock clean
+.PHONY: help install jars sample demo ui test test-system test-all snapshots s3-server torture check bench drill soak docs lock clean
 
 PYTHON ?= python3
 VENV := $(CURDIR)/.venv
@@ -68,13 +68,21 @@ demo: jars sample $(DAGSTER_HOME)/dagster.yaml ## install, load three weeks of s
 ui: sample $(DAGSTER_HOME)/dagster.yaml ## the Dagster UI on the same data, at http://127.0.0.1:3000
 	@$(BIN)/backfill-assets ui --port $${PORT:-3000}
 
+# Marks of the tests to run. CI runs all but the slow ones in one session: MARKERS='not slow'.
+MARKERS ?= not slow and not system
+# Whole files go to a process, longest first. Times of all tests are kept with their results.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.installed-dev ## install what the tests need and run those of code and tables
 	@$(BIN)/backfill-assets jars
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not system' $(ARGS)
+	@$(PYTEST) -m '$(MARKERS)' --cpu-limit 60 --junitxml=build/junit/$@.xml $(ARGS)
 
 test-system: $(VENV)/.installed-dev ## the tests of whole deployments: kills, nights, commands, servers
 	@$(BIN)/backfill-assets jars
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'system and not slow' $(ARGS)
+	@$(PYTEST) -m 'system and not slow' --junitxml=build/junit/$@.xml $(ARGS)
+
+test-all: $(VENV)/.installed-dev ## all tests there are, the slow ones too (hours); needs make s3-server
+	@$(BIN)/backfill-assets jars
+	@$(PYTEST) -m '' --timeout 3600 --junitxml=build/junit/$@.xml $(ARGS)
 
 snapshots: $(VENV)/.installed-dev ## renew the snapshots of what users rely on, after an intended change
 	@$(BIN)/backfill-assets jars
@@ -83,7 +91,7 @@ snapshots: $(VENV)/.installed-dev ## renew the snapshots of what users rely on, 
 s3-server: ## build the S3 server that the tests of object storage need, once; needs Go
 	@.ci/s3-server
 
-torture: $(VENV)/.installed-dev ## the long tests (hours): everything killed, 100 races, 120 nights of CDNOW
+torture: $(VENV)/.installed-dev ## the slow tests in their long forms (hours): 100 races, 120 nights of CDNOW
 	@$(BIN)/backfill-assets jars
 	@BACKFILL_TEST_NIGHTS=120 BACKFILL_TEST_HISTORIES=5 BACKFILL_TEST_RACES=100 \
 		BACKFILL_TEST_UNDOS=12 BACKFILL_TEST_UNDO_SEEDS=5 \
@@ -120,6 +128,7 @@ $(VENV)/.installed-docs: $(VENV)/.installed requirements-docs.lock
 
 docs: $(VENV)/.installed-docs ## build the documentation into site/; a warning fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@touch site/.built # the tests of the pages read this build while nothing newer is in docs/
 	@echo "Built site/index.html (its search needs a web server: python3 -m http.server -d site)"
 
 # For the oldest Python that all the extras install on; the versions that the files have are kept as

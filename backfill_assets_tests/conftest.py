@@ -15,6 +15,7 @@ from backfill_assets.settings import load_settings
 from backfill_assets_tests import cluster, postgres
 from backfill_assets_tests.pipeline import Pipeline
 from backfill_assets_tests.s3_server import url_of
+from backfill_assets_tests.timing import SESSION_CPU, cpu_seconds
 
 # Of many tiny jobs, most of the time goes into planning, and into compiling code for a few rows:
 # what Spark would generate is interpreted, and the JVM compiles but lightly.
@@ -27,6 +28,8 @@ SMALL = {
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.memory": "2g",
 }
+#: Set where a session has few tests.
+SHORT = "BACKFILL_TEST_SHORT"
 #: For a session that lasts, it is worth it to compile well.
 LASTING = {
     **SMALL,
@@ -49,7 +52,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What stands in system/ is run by `make test-system`, and not by `make test`."""
+    """What stands in system/ is run by `make test-system`, and by CI together with all others."""
     for item in items:
         if item.path.parent.name == "system":
             item.add_marker(pytest.mark.system)
@@ -98,7 +101,8 @@ def engine(tmp_path_factory) -> Engine:
     """The suite's engine: embedded, on a cluster if one is named, or that of SPARK_REMOTE."""
     master = os.environ.get(cluster.MASTER, "local[2]")
     # A server has its static settings already, and would warn of each.
-    own = LASTING if master.startswith("local") else cluster.SMALL
+    own = SMALL if SHORT in os.environ else LASTING
+    own = own if master.startswith("local") else cluster.SMALL
     conf = {} if "SPARK_REMOTE" in os.environ else own
     # Where the tests run on object storage, so does the engine.
     url = url_of(tmp_path_factory.getbasetemp())
@@ -106,8 +110,10 @@ def engine(tmp_path_factory) -> Engine:
 
 
 @pytest.fixture(scope="session")
-def spark(engine: Engine) -> Iterator:
+def spark(engine: Engine, pytestconfig: pytest.Config) -> Iterator:
+    before = cpu_seconds()
     session = engine.spark_session
+    pytestconfig.stash[SESSION_CPU] = cpu_seconds() - before
     yield session
     session.stop()
 

@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import dagster as dg
@@ -35,7 +36,7 @@ from backfill_assets.tables.catalog import config_digests
 from backfill_assets.tables.columns import nullable
 from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.invented_logs import days, ledger, record
-from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, copy_loaded, day, order
 from backfill_assets_tests.publishing import (
     RECORD,
     candidate,
@@ -48,10 +49,18 @@ from backfill_assets_tests.publishing import (
 )
 
 
-@pytest.fixture
-def loaded(pipeline, spark) -> Pipeline:
+@pytest.fixture(scope="module")
+def original(engine, spark, tmp_path_factory) -> Path:
+    """Three days of one row, to be copied."""
+    pipeline = Pipeline(engine, tmp_path_factory.mktemp("original"))
     publish(pipeline, fact_rows(spark, [(1, "a", 1), (2, "a", 2), (3, "a", 3)]), window(1, 3))
-    return pipeline
+    return pipeline.root
+
+
+@pytest.fixture
+def loaded(engine, original, tmp_path) -> Pipeline:
+    copy_loaded(original, tmp_path)
+    return Pipeline(engine, tmp_path)
 
 
 def test_replaces_exactly_the_days_of_the_run_in_one_commit(loaded, spark):

@@ -37,7 +37,7 @@ from backfill_assets.tables.schemas import added, as_they_are, widens
 from backfill_assets.tables.table import DeclarationError, SchemaError, Table
 from backfill_assets_tests.changing_columns import BEFORE, log_of, table_of, writer
 from backfill_assets_tests.invented_logs import days
-from backfill_assets_tests.pipeline import Pipeline, day
+from backfill_assets_tests.pipeline import Pipeline, copy_loaded, day
 from backfill_assets_tests.publishing import RECORD, window
 
 RENAMED = table_of(
@@ -93,9 +93,22 @@ def publish(pipeline: Pipeline, spark, table: Table, rows: list[tuple], made_of:
     return [one.outcome for one in done]
 
 
-@pytest.fixture
-def url(pipeline, spark) -> str:
+@pytest.fixture(scope="module")
+def original(engine, spark, tmp_path_factory) -> Path:
+    """The table before its migration, to be copied."""
+    pipeline = Pipeline(engine, tmp_path_factory.mktemp("original"))
     assert publish(pipeline, spark, BEFORE, ROWS) == [Outcome.WRITTEN] * 3
+    return pipeline.root
+
+
+@pytest.fixture
+def pipeline(engine, original, tmp_path) -> Pipeline:
+    copy_loaded(original, tmp_path)
+    return Pipeline(engine, tmp_path)
+
+
+@pytest.fixture
+def url(pipeline) -> str:
     return pipeline.io_manager.url(BEFORE)
 
 

@@ -97,9 +97,12 @@ def test_a_section_has_its_subsections_and_its_blocks():
 SNIPPET = re.compile(r'^--8<-- "([\w-]+)\.txt(?::(\d+):(\d+))?"$', re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith(claims.GUIDE)])
-def test_what_is_shown_of_a_lab_is_whole_paragraphs_and_the_lab_is_named(page):
-    for section in sections(PAGES[page]):
+GUIDE = [text for page, text in PAGES.items() if page.startswith(claims.GUIDE)]
+
+
+def test_what_is_shown_of_a_lab_is_whole_paragraphs_and_the_lab_is_named():
+    assert GUIDE
+    for section in (section for text in GUIDE for section in sections(text)):
         for name, first, last in SNIPPET.findall(section.body):
             lines = ["", *running.page(name).splitlines(), ""]
             if first:
@@ -114,9 +117,8 @@ FIGURES = re.compile(r"\[([^\]]*\d[^\]]*)\]\(\.\./([\w-]+\.md)#([\w-]+)\)")
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith(claims.GUIDE)])
-def test_a_figure_in_a_link_is_one_of_the_section_that_it_leads_to(page):
-    for words, path, anchor in FIGURES.findall(PAGES[page]):
+def test_a_figure_in_a_link_is_one_of_the_section_that_it_leads_to():
+    for words, path, anchor in (link for text in GUIDE for link in FIGURES.findall(text)):
         there = next(of for of in sections(PAGES[f"docs/{path}"]) if anchor_of(of.title) == anchor)
         measured = NUMBER.findall(f"{there.title} {there.body}")
         assert [figure for figure in NUMBER.findall(words) if figure not in measured] == [], words

@@ -46,6 +46,7 @@ def committed_twice(pipeline: Pipeline) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.torture
 @pytest.mark.timeout(60 * max(20, DAYS))
 @pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="kills engines of its own")

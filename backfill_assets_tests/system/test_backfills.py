@@ -175,6 +175,7 @@ def test_the_account_of_what_was_not_planned(pipeline):
         assert not [text for text in said if "has" in text and "but" in text]
 
 
+@pytest.mark.slow
 def test_black_friday_is_cut_into_runs_of_even_work(engine, tmp_path, monkeypatch):
     """A day with twenty times the rows. Of so few rows the rest costs more, so it is left out."""
     monkeypatch.setattr(workloads, "ROWS_OF_RUN", 0)

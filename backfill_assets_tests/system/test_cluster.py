@@ -19,6 +19,7 @@ from backfill_assets_tests.places import BIN, PROJECT
 from backfill_assets_tests.postgres import option
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(3600),
     pytest.mark.skipif(
         "SPARK_REMOTE" in os.environ or MASTER in os.environ, reason="this is the run on a cluster"

@@ -31,6 +31,7 @@ def server(tmp_path):
         yield url
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="this is the run on Connect")
 def test_the_core_of_the_suite_passes_on_connect(server, tmp_path):
     here = Path(__file__).parents[1]
@@ -108,6 +109,7 @@ time.sleep(3)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="this is the run on Connect")
 def test_processes_that_share_a_session(server, tmp_path):
     (first,) = attached(server, WHO)

@@ -262,6 +262,7 @@ def proxied(here: Here) -> Iterator[str]:
     yield url
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="starts an engine of its own")
 def test_the_services_come_up_and_load_a_day(here):

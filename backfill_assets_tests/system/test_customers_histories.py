@@ -51,7 +51,7 @@ LEARNED = (*VALUES, "features", "labels_daily", "training_daily")
 MADE = (*CUSTOMERS, *LEARNED)
 ALL = (*CHANGES, *ORDERS, *MADE)
 
-pytestmark = [pytest.mark.torture, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.torture, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(autouse=True)
@@ -302,9 +302,7 @@ def files_of(pipeline: Pipeline, name: str) -> set[str]:
 
 
 @pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="kills an engine of its own")
-@pytest.mark.parametrize(
-    "name", ["dim_customers", pytest.param("customer_lifetime_value", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["dim_customers", "customer_lifetime_value"])
 def test_a_range_that_is_killed_while_it_writes_is_resumed(engine, spark, tmp_path, name):
     pipeline = pipeline_in(engine, tmp_path / "lived")
     early, late = LOOKS[1], history(3)

@@ -13,9 +13,10 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
-    [["doubled"], pytest.param(["targeted", "refill"], marks=pytest.mark.slow)],
+    [["doubled"], ["targeted", "refill"]],
     ids="-".join,
 )
 def test_the_drills(tmp_path, capsys, names):

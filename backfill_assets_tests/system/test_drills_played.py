@@ -128,14 +128,10 @@ def wrongly(name: str, folder: Path, engine: Engine) -> None:
     assert main(["drill", "end", str(other.folder)]) == int(not scored.repaired)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [
-        "purged",
-        "skewed",
-        "quota",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("amounts", "crashed", "timezone")),
-    ],
+    ["purged", "skewed", "quota", "amounts", "crashed", "timezone"],
 )
 def test_a_drill_is_solved_by_its_solution(name, right, engine, player, begun, tmp_path, capsys):
     if name in ("timezone", "quota"):  # of days, and of tables, of its own
@@ -166,6 +162,7 @@ def told(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_the_page_shows_a_drill_that_was_played(
     right, engine, player, tmp_path, monkeypatch, capsys
 ):

@@ -171,6 +171,7 @@ def test_a_full_disk_condemns_no_file(real, landing):
     assert real.says(SURVEY, landing) == FINE  # it has recovered by itself
 
 
+@pytest.mark.slow
 def test_a_cleared_disk_condemns_no_file_and_the_engine_is_restarted(real, landing):
     starts = sum(text.endswith("is ready.") for text in real.said)
     for blocks in real.scratch.folder.glob("blockmgr-*"):
@@ -215,6 +216,7 @@ def test_nobody_without_its_secret_is_heard_by_spark(real):
         assert not any(name in answer for name in (b"RequestMessage", b"BlockTransferMessage"))
 
 
+@pytest.mark.slow
 def test_out_of_memory_it_ends_and_is_restarted(real):
     starts = sum(text.endswith("is ready.") for text in real.said)
     client = real.start(MUCH)

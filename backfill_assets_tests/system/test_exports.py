@@ -19,20 +19,27 @@ from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import STAGED
 from backfill_assets_tests.commands import refused
-from backfill_assets_tests.pipeline import Pipeline, day, order
+from backfill_assets_tests.pipeline import Pipeline, copy_loaded, day, order
 
 DAYS = Window(day(1), day(5))
 
 
-@pytest.fixture
-def pipeline(engine, tmp_path):
-    made = Pipeline(engine, tmp_path, window_days=2)
+@pytest.fixture(scope="module")
+def original(engine, spark, tmp_path_factory):
+    """Four days by two runs, to be copied."""
+    made = Pipeline(engine, tmp_path_factory.mktemp("original"), window_days=2)
     for n in (1, 2, 4):
         made.land(n, [order(f"o{n}-{k}", n, customer="é" if k else None) for k in range(3)])
     made.land(3, [])
     made.run(1, 2)
     made.run(3, 4)
-    return made
+    return made.root
+
+
+@pytest.fixture
+def pipeline(engine, original, tmp_path):
+    copy_loaded(original, tmp_path)
+    return Pipeline(engine, tmp_path, window_days=2)
 
 
 def exported(pipeline: Pipeline, name: str, to: Path) -> bool:

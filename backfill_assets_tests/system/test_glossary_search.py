@@ -70,6 +70,7 @@ def test_a_word_that_nobody_uses_is_not_found(found: dict[str, list[str]]) -> No
     assert found[UNUSED] == []
 
 
+@pytest.mark.slow
 def test_a_word_is_typed_and_its_result_followed(browser: Chrome, site: str) -> None:
     browser.get(f"{site}/index.html")
     wait = WebDriverWait(browser, 20)

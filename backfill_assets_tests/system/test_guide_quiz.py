@@ -68,6 +68,7 @@ def test_a_question_has_one_right_answer_and_a_reason_for_each(question: dict[st
     assert all(SHOWN.fullmatch(part.strip()) for part in question["shown_by"].split(";"))
 
 
+@pytest.mark.slow
 def test_links_of_the_quiz_lead_somewhere(browser: Chrome, site: str) -> None:
     browser.get(f"{site}/guide/quiz.html")
     shown = [of["shown_by"] for of in QUESTIONS]
@@ -129,6 +130,7 @@ def said(page: Chrome) -> str:
     return page.find_element(By.CSS_SELECTOR, "[role=status]").text
 
 
+@pytest.mark.slow
 def test_the_quiz_by_keyboard_alone(browser: Chrome, site: str, orders: list[list[int]]) -> None:
     page = fresh(browser, f"{site}/guide/quiz.html", "#quiz-page form")
     keyboard = Keyboard(page)
@@ -181,6 +183,7 @@ def forgetful(browser: Chrome) -> Iterator[Chrome]:
     browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
 
 
+@pytest.mark.slow
 def test_without_storage_the_pages_work(forgetful: Chrome, site: str) -> None:
     forgetful.get(f"{site}/guide/quiz.html")
     there(forgetful, "#quiz-page input").click()
@@ -217,6 +220,7 @@ def test_each_item_of_a_checklist_names_a_command_and_what_shows_it() -> None:
     assert len({*titles}) == len(titles)
 
 
+@pytest.mark.slow
 def test_checklists_keep_their_state(browser: Chrome, site: str) -> None:
     page = fresh(browser, f"{site}/guide/checklists.html", ".checked input")
     keyboard = Keyboard(page)
@@ -246,6 +250,7 @@ def test_checklists_keep_their_state(browser: Chrome, site: str) -> None:
     assert counts()[:2] == [f"0 of {sizes[0]} done.", expected[1]]
 
 
+@pytest.mark.slow
 def test_checklists_can_be_read_without_javascript(browser: Chrome, site: str) -> None:
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:

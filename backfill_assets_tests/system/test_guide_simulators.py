@@ -139,6 +139,7 @@ def test_append_or_replace_agrees_with_the_labs(guide, lab, names):
     assert called(guide, APPEND, _PLAYED[lab]) == seen(lab, *names)
 
 
+@pytest.mark.slow
 def test_append_or_replace_agrees_with_the_lab_that_crashes(guide):
     first, *others = called(guide, APPEND, _PLAYED["crash"])
     assert first["seen"] == [0, 0, 0, 0]
@@ -198,6 +199,7 @@ const lines = [[1, 1], [2, 2], [1, 3]].map(([event, logged], at) =>
 """
 
 
+@pytest.mark.slow
 def test_the_window_agrees_with_the_lab_of_the_event_time(guide):
     played = called(
         guide,
@@ -221,6 +223,7 @@ def test_the_window_agrees_with_the_lab_of_the_event_time(guide):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("corrects", "first"), [(True, 0), (False, 2)])
 def test_the_window_agrees_with_the_lab_of_late_lines(guide, corrects, first):
     played = called(
@@ -253,6 +256,7 @@ def test_the_window_agrees_with_the_lab_of_late_lines(guide, corrects, first):
     assert played[1][-1]
 
 
+@pytest.mark.slow
 def test_the_window_has_one_order_as_its_page_has_it(guide):
     """An order of January 5 with two later versions, after the load of each."""
     text = PAGES["docs/one-order.md"]
@@ -341,6 +345,7 @@ def _sums(found: dict[tuple[date, str], tuple[int, Decimal]]) -> dict[str, list[
     return of_days
 
 
+@pytest.mark.slow
 def test_the_window_agrees_with_the_model_and_the_policy(guide, tmp_path):
     """The tables of invented lines, as a second reading of the design has them."""
     given, expected = [], []
@@ -415,6 +420,7 @@ def _comparable(row: dict[str, Any]) -> list[float]:
     return [times[0], _number(log_date), *times[1:], float(amount), known]
 
 
+@pytest.mark.slow
 def test_a_day_of_the_window_is_final_when_the_code_says_so(guide):
     """Also where the folder of an arrival day has not come."""
     given, expected = [], []
@@ -447,6 +453,7 @@ def test_a_day_of_the_window_is_final_when_the_code_says_so(guide):
     assert found == expected
 
 
+@pytest.mark.slow
 def test_the_window_by_keyboard(browser, site):
     page = Simulator(browser, f"{site}/guide/window.html")
     assert page.said.startswith(
@@ -499,6 +506,7 @@ const look = (form, files, tasks, workers) => {
 """
 
 
+@pytest.mark.slow
 def test_rows_go_to_the_tasks_that_sparks_hash_says(guide):
     """As Spark's documentation of the hash has it: of a column, and of two."""
     shown = dict.fromkeys(re.findall(r"\|ABC\|DEF\| *(-?\d+)\|", functions.hash.__doc__ or ""))
@@ -514,6 +522,7 @@ def test_rows_go_to_the_tasks_that_sparks_hash_says(guide):
     ] == [*shown]
 
 
+@pytest.mark.slow
 def test_workers_under_skew_follow_the_rules_of_the_page_on_skew(guide):
     told = called(
         guide,
@@ -577,6 +586,7 @@ def _orders_of_the_lab() -> Iterable[list[tuple[str | None, int]]]:
         yield [*rows.items()]
 
 
+@pytest.mark.slow
 def test_workers_under_skew_agree_with_the_lab(guide):
     """Rows, tasks and scans are equal. Which number a salted row gets, the rules do not know."""
     files = [*_orders_of_the_lab()]
@@ -606,6 +616,7 @@ def test_workers_under_skew_agree_with_the_lab(guide):
     assert found == expected
 
 
+@pytest.mark.slow
 def test_workers_under_skew_by_keyboard(browser, site):
     page = Simulator(browser, f"{site}/guide/skew-sim.html")
     assert page.said.startswith("join, plain: the longest of 4 worker(s) takes ")
@@ -636,6 +647,7 @@ def _numbers(of: Iterable[date]) -> list[int]:
     return sorted(_number(one) for one in of if one in CALENDAR)
 
 
+@pytest.mark.slow
 def test_what_follows_in_the_grid_is_what_the_graph_says(guide, tmp_path):
     settings = load_settings(start=START, end=CALENDAR.end, warehouse=str(tmp_path))
     tables = dict(called(guide, GRID, "return Object.entries(m.TABLES)"))
@@ -676,6 +688,7 @@ def test_what_follows_in_the_grid_is_what_the_graph_says(guide, tmp_path):
     assert called(guide, GRID, follows, asked) == expected
 
 
+@pytest.mark.slow
 def test_a_range_of_the_grid_is_cut_as_ours_are(guide):
     asked = [(n, most) for n in (1, 7, 16) for most in (0, 1, 3, 7)]
     assert called(
@@ -690,6 +703,7 @@ def test_a_range_of_the_grid_is_cut_as_ours_are(guide):
     ]
 
 
+@pytest.mark.slow
 def test_what_the_grid_is_asked_for_makes_days_right(guide):
     """Of many situations: all days, in runs of any size, wherever a run fails and goes on."""
     told = called(
@@ -729,6 +743,7 @@ def test_what_the_grid_is_asked_for_makes_days_right(guide):
         assert (of["facts"] == 0) is (of["name"] == "code"), of
 
 
+@pytest.mark.slow
 def test_the_grid_by_keyboard(browser, site):
     page = Simulator(browser, f"{site}/guide/backfill-grid.html")
     assert page.said == "7 days are wrong, late or empty."

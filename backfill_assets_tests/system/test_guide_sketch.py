@@ -265,6 +265,7 @@ def test_each_finding_has_words_and_each_words_a_sketch(browser: Chrome, site: s
     assert [name for name in WORDS if f'"{name}"' not in text] == []
 
 
+@pytest.mark.slow
 def test_any_sketch_is_graded(browser: Chrome, site: str) -> None:
     """A thousand sketches of any pieces and edges: each finding has words, about pieces of it."""
     code = """
@@ -292,6 +293,7 @@ def test_any_sketch_is_graded(browser: Chrome, site: str) -> None:
     assert seen == WORDS.keys() - {"target-by-arrival", "target-appends", "raw-overwritten"}
 
 
+@pytest.mark.slow
 def test_what_is_begun_with_is_wrong_in_one_way_and_the_solution_is_right(page: Chrome) -> None:
     begin = Select(page.find_element(By.ID, "sketch-begin"))
     starts = [option.get_attribute("value") for option in begin.options][1:]
@@ -311,6 +313,7 @@ def test_what_is_begun_with_is_wrong_in_one_way_and_the_solution_is_right(page: 
     assert "survives backfills" in there(page, "#sketch [role=status]").text
 
 
+@pytest.mark.slow
 def test_by_pointer_by_keyboard_and_by_list_it_is_the_same_sketch(page: Chrome) -> None:
     by_pointer(page)
     first = sketch(page)
@@ -404,6 +407,7 @@ def by_list(page: Chrome) -> None:
     assert page.switch_to.active_element == there(page, "#sketch .result")
 
 
+@pytest.mark.slow
 def test_findings_are_marked_in_the_drawing_and_gone_when_the_sketch_changes(page: Chrome) -> None:
     Select(page.find_element(By.ID, "sketch-begin")).select_by_index(2)
     press(page, "Begin")
@@ -424,6 +428,7 @@ def test_findings_are_marked_in_the_drawing_and_gone_when_the_sketch_changes(pag
     assert "survives backfills" in there(page, "#sketch [role=status]").text
 
 
+@pytest.mark.slow
 def test_links_of_findings_and_of_all_labs_lead_somewhere(browser: Chrome, site: str) -> None:
     """As the built pages have them."""
     browser.get(f"{site}/guide/sketch.html")

@@ -38,7 +38,7 @@ def spent(pipeline: Pipeline, of) -> dict[tuple[int, str], tuple[int, str]]:
     }
 
 
-@pytest.mark.parametrize("late_lines", ["correct", "drop"])
+@pytest.mark.parametrize("late_lines", ["correct", pytest.param("drop", marks=pytest.mark.slow)])
 def test_late_lines_change_what_is_known_and_no_final_day(engine, tmp_path, late_lines):
     pipeline = Pipeline(engine, tmp_path, tables=PLACE, window_days=1, late_lines=late_lines)
     for n in range(1, 5):

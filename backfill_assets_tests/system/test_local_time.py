@@ -50,6 +50,7 @@ def other_settings(pipeline: Pipeline, name: str) -> set[date]:
     return {d for d, state in day_states(name, situation).items() if state is State.OTHER_SETTINGS}
 
 
+@pytest.mark.slow
 def test_days_in_local_time_are_found_and_exactly_these_are_mended(engine, tmp_path):
     right = deployment(engine, tmp_path, "UTC")
     for of in Window(BEGAN, WRONG.end):

@@ -73,11 +73,12 @@ def migrated(row: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "remark": row["note"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "kills", "connect"),
     [
         (1, 2, True),
-        *(pytest.param(seed, 8, False, marks=pytest.mark.slow) for seed in range(2, 6)),
+        *((seed, 8, False) for seed in range(2, 6)),
     ],
 )
 def test_killed_until_it_is_done(engine, spark, tmp_path: Path, seed, kills, connect) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from deltalake import write_deltalake
 
 from backfill_assets_tests.deployed import Deployment
@@ -47,6 +48,7 @@ def node(deployment: Deployment, name: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_staged_backfill_of_days_and_weeks_and_a_week_by_command(
     engine, spark, tmp_path: Path
 ) -> None:

@@ -214,6 +214,7 @@ def test_waves_until_it_rests(engine, spark, landed):
     assert {r["order_id"] for r in landed.rows(STAGED.name)} >= {"late8", "late10", "late14"}
 
 
+@pytest.mark.slow
 def test_after_a_wiped_warehouse_the_same_runs_are_launched_again(engine, spark, tmp_path):
     """With the same Dagster home: the keys of what was there before are used."""
     pipeline = Pipeline(engine, tmp_path, window_days=0)

@@ -109,6 +109,7 @@ def clean_load(engine, root: Path, like: Pipeline) -> Pipeline:
 SEEDS = range(1, 1 + int(os.environ.get("BACKFILL_TEST_HISTORIES", "1")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nightly_operation_ends_as_one_clean_load(engine, spark, tmp_path, seed):
     touched = Life(engine, tmp_path / "touched", seed)

@@ -36,6 +36,11 @@ def sample(engine, spark, tmp_path_factory) -> Pipeline:
     return pipeline
 
 
+@pytest.fixture(scope="module")
+def sample_digests(sample) -> dict[str, dict[str, str]]:
+    return sample.digests()
+
+
 def plain(rows, columns) -> list[tuple]:
     return sorted(tuple(str(row[c]) for c in columns) for row in rows)
 
@@ -69,11 +74,11 @@ def events(pipeline: Pipeline, name: str) -> list[dg.AssetMaterialization]:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_each_day_has_its_own_materialization(sample, name):
+def test_each_day_has_its_own_materialization(sample, sample_digests, name):
     found = events(sample, name)
     assert sorted(e.partition for e in found) == ALL_DAYS
     rows = [str(r[TABLES[name].partition]) for r in sample.rows(name)]
-    digests = sample.digests()[name]
+    digests = sample_digests[name]
     for event in found:
         expected = rows.count(event.partition)
         assert event.metadata["dagster/partition_row_count"].value == expected
@@ -104,12 +109,11 @@ def test_late_lines_warn_and_do_not_block(sample):
     assert sample.materialized("late_orders") == set(ALL_DAYS)
 
 
-def test_the_same_days_one_by_one_or_in_any_order_end_the_same(sample):
+def test_the_same_days_one_by_one_or_in_any_order_end_the_same(sample, sample_digests):
     """Run again: one day, a chunk, and days in disorder, on tables that are there already."""
-    before = sample.digests()
     for first, last in ((31, 31), (5, 20)):
         sample.run(first, last, TABLES)
-    assert sample.digests() == before
+    assert sample.digests() == sample_digests
 
 
 def partition_statuses(pipeline: Pipeline, name: str) -> dict[str, AssetPartitionStatus | None]:
@@ -175,7 +179,7 @@ def test_one_bad_day_of_thirty(pipeline, monkeypatch):
     assert len(pipeline.rows("stg_orders")) == 60
 
 
-@pytest.mark.parametrize("bad", [7, 16])
+@pytest.mark.parametrize("bad", [pytest.param(7, marks=pytest.mark.slow), 16])
 def test_a_file_that_makes_spark_itself_fail_fails_its_own_day_alone(pipeline, monkeypatch, bad):
     days = 16
     for n in range(1, days + 1):
@@ -216,7 +220,7 @@ def test_a_file_that_makes_spark_itself_fail_fails_its_own_day_alone(pipeline, m
     assert asked() == set()
 
 
-@pytest.mark.parametrize("check", ["nulls", "conservation"])
+@pytest.mark.parametrize("check", ["nulls", pytest.param("conservation", marks=pytest.mark.slow)])
 def test_a_bad_day_keeps_its_old_version(pipeline, monkeypatch, check):
     for n in (14, 15, 16):
         pipeline.land(n, [order(f"o-{n}", n), order(f"p-{n}", n)])

@@ -9,6 +9,7 @@ from decimal import Decimal
 from functools import partial
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame
@@ -183,6 +184,7 @@ def test_spans_hold_the_days_of_all_lines_of_an_order(spark):
 ranges = st.tuples(st.integers(1, DAYS), st.integers(1, DAYS)).map(lambda r: (min(r), max(r)))
 
 
+@pytest.mark.slow
 @SLOW(max_examples=2)
 @given(
     history=st.lists(

@@ -15,7 +15,7 @@ from backfill_assets.delta.records import Record
 from backfill_assets.orders.tables import RAW, TABLES
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 
-RACES = int(os.environ.get("BACKFILL_TEST_RACES", "3"))
+RACES = int(os.environ.get("BACKFILL_TEST_RACES", "2"))
 DAYS = 2
 
 

@@ -12,10 +12,10 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from pydantic import ByteSize
@@ -23,8 +23,9 @@ from pydantic import ByteSize
 from backfill_assets.monitoring.states import State
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.quality.audit import Severity
-from backfill_assets.settings import PREFIX, Settings
+from backfill_assets.settings import PREFIX, Settings, load_settings
 from backfill_assets_tests import conftest
+from backfill_assets_tests.built_site import site_in
 from backfill_assets_tests.pages import BLOCK, PAGES, anchor_of, documented, sections
 from backfill_assets_tests.places import BIN, PROJECT
 
@@ -33,8 +34,8 @@ ALL = "\n".join(PAGES.values())
 #: Blocks that another module runs, by page and language.
 RUN_ELSEWHERE = {
     ("docs/enrichment.md", "python"): "system/test_enrichment.py",
-    ("docs/guide/sql.md", "postgresql"): "test_sql_page.py",
-    ("docs/guide/sql.md", "sql"): "test_sql_page.py",
+    ("docs/guide/sql.md", "postgresql"): "system/test_sql_page.py",
+    ("docs/guide/sql.md", "sql"): "system/test_sql_page.py",
     ("docs/own-sources.md", "python"): "system/test_web_events.py",
     ("docs/own-tables.md", "python"): "own_tables.py",
     ("docs/reconciliation.md", "python"): "test_reconciliation.py",
@@ -149,11 +150,15 @@ def activates(place: Place, command: str) -> None:
 
 def sets(place: Place, command: str) -> None:
     """`export NAME=VALUE ...`: settings that exist, with values that are allowed."""
-    code = "from backfill_assets.settings import load_settings; print(load_settings())"
+    code = "import json, os; print(json.dumps(dict(os.environ)))"
+    exported = json.loads(place.run(f"{command}; python -c '{code}'"))
     for name in re.findall(r"(?<=\s)(\w+)=", command):
         assert name == "SPARK_REMOTE" or name.removeprefix(PREFIX).lower() in Settings.model_fields
-        default = place.run(f"unset {name}; python -c '{code}'")
-        assert place.run(f"{command}; python -c '{code}'") != default
+        with patch.dict(os.environ, exported, clear=True):
+            changed = load_settings()
+        with patch.dict(os.environ, place.environment, clear=True):
+            os.environ.pop(name, None)
+            assert load_settings() != changed
 
 
 def lets_in(place: Place, command: str) -> None:
@@ -164,11 +169,11 @@ def lets_in(place: Place, command: str) -> None:
 
 
 KNOWN = {
-    r"make (demo|test|test-system|snapshots|ui|install|check|docs|lock)": recipe,
+    r"make (demo|test|test-system|test-all|snapshots|ui|install|check|docs|lock)": recipe,
     r"make lock ARGS=--upgrade": recipe,
-    r"make test ARGS='[^']*'": recipe,
+    r"make test (ARGS|MARKERS)='[^']*'": recipe,
     r"\. \.venv/bin/activate": activates,
-    r"backfill-assets (jars|sample|show|history .*|plan .*|(verify-)?export .*)": runs,
+    r"backfill-assets (jars|sample|show|history .*|plan .*|accept-code .*|(verify-)?export .*)": runs,
     r"backfill-assets (sample --days .*|init shop)": elsewhere,
     r"dagster asset materialize .*": runs,
     r"dagster definitions validate .*": runs,
@@ -418,18 +423,29 @@ def anchors(page: str) -> set[str]:
     return {anchor_of(section.title) for section in sections(PAGES[page])}
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_link_leads_somewhere(page):
+def links(page: str) -> Iterator[tuple[str, str]]:
+    """The path and the anchor of each link within the project."""
     for target in re.findall(r"\]\(([^)]+)\)", BLOCK.sub("", PAGES[page])):
-        path, _, anchor = target.partition("#")
-        if "://" in target:
-            continue
-        there = (PROJECT / page).parent / path if path else PROJECT / page
-        assert there.is_file(), target
-        if anchor:
-            # GitHub and MkDocs spell an anchor alike unless two hyphens meet.
-            assert "--" not in anchor, target
-            assert anchor in anchors(str(there.resolve().relative_to(PROJECT))), target
+        if "://" not in target:
+            path, _, anchor = target.partition("#")
+            yield path, anchor
+
+
+def test_every_link_leads_somewhere():
+    """Those between pages in docs/ are checked by the strict build."""
+    outside = {page: [*links(page)] for page in PAGES if not page.startswith("docs/")}
+    assert all(outside.values())
+    for page, targets in outside.items():
+        for path, anchor in targets:
+            file = (PROJECT / page).parent / path if path else PROJECT / page
+            assert file.is_file(), (page, path)
+            if anchor:
+                assert anchor in anchors(str(file.resolve().relative_to(PROJECT))), (page, path)
+
+
+def test_anchors_are_spelled_alike_by_github_and_mkdocs():
+    """They are, unless two hyphens meet."""
+    assert [(page, anchor) for page in PAGES for _, anchor in links(page) if "--" in anchor] == []
 
 
 def test_every_picture_has_words():
@@ -451,14 +467,10 @@ def test_the_changelog_links_to_pages():
 
 
 def test_the_pages_build_without_a_warning(tmp_path):
+    """Links and anchors within docs/ among them: the build is strict."""
     pytest.importorskip("mkdocs", reason="`make docs` has not installed it")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path)],
-        cwd=PROJECT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "index.html").is_file()
+    assert (site_in(tmp_path) / "index.html").is_file()
+    settings = (PROJECT / "mkdocs.yml").read_text()
+    assert "\nstrict: true\n" in settings
+    for name in ("omitted_files", "absolute_links", "unrecognized_links", "anchors"):
+        assert f"\n  {name}: warn\n" in settings

@@ -13,6 +13,8 @@ from backfill_assets_tests.places import PROJECT
 
 DOCS = PROJECT / "docs"
 PAGES = sorted(str(page.relative_to(DOCS).with_suffix("")) for page in DOCS.rglob("*.md"))
+#: A page of text, one of code that is generated, and the heaviest of those with scripts.
+FEW = ("index", "tables", "guide/sketch")
 #: What a page may weigh with all that it asks for, in bytes as they are sent (compressed).
 MOST = 500_000
 WIDTH = 420
@@ -46,7 +48,9 @@ def narrow(browser: Chrome) -> Iterator[Chrome]:
     browser.execute_cdp_cmd("Network.setCacheDisabled", {"cacheDisabled": False})
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [p if p in FEW else pytest.param(p, marks=pytest.mark.slow) for p in PAGES]
+)
 def test_a_page_is_small_local_and_fits_a_phone(narrow: Chrome, site: str, page: str) -> None:
     narrow.get_log("performance")
     narrow.get_log("browser")

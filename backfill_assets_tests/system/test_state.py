@@ -247,6 +247,7 @@ def test_a_day_that_does_not_pass_holds_back_those_after_it(
     assert rows(stateful) == values([*ORDERED[:3], {**ORDERED[3], "amount": "9.00"}, more], 6)
 
 
+@pytest.mark.slow
 def test_any_history_ends_as_one_clean_load(
     stateful: Pipeline, engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -399,6 +400,7 @@ def test_the_value_of_a_cohort_is_that_of_the_newest_day(engine, spark, tmp_path
     assert found == {(*row[:4], day(31) if row[0] == day(1) else day(32)) for row in worth}
 
 
+@pytest.mark.slow
 def test_an_undo_puts_all_days_of_a_chain_back(stateful: Pipeline) -> None:
     land_all(stateful, ORDERED, 6)
     stateful.run(1, 6, ALL)
@@ -453,7 +455,7 @@ def test_an_undo_is_refused_where_others_changed_the_day_before(stateful: Pipeli
     assert rows(stateful) == values([*ORDERED, late], 6)
 
 
-@pytest.mark.parametrize("at_once", [2, 30])
+@pytest.mark.parametrize("at_once", [2, pytest.param(30, marks=pytest.mark.slow)])
 def test_its_days_are_final_when_those_it_is_made_of_are(
     engine, spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pytest
 
 from backfill_assets.calendar.partitions import Window, days_of_run
 from backfill_assets.delta.reading import read_ledgers
@@ -52,6 +53,7 @@ def runs_in_order(deployment: Deployment, table: str) -> list[Window]:
     return [window for one in runs if (window := days_of_run(one.dagster_run.tags))]
 
 
+@pytest.mark.slow
 def test_its_days_are_built_in_order_by_a_launch_in_the_ui_and_by_stages(
     engine, spark, tmp_path: Path
 ) -> None:

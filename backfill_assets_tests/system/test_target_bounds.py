@@ -84,6 +84,7 @@ def test_nothing_is_switched_over_without_a_passed_comparison(production, after,
     assert seen(production) == TENFOLD
 
 
+@pytest.mark.slow
 def test_a_comparison_of_something_else_does_not_count(production, after, spark):
     shadow(after, f"{day(2)}...{day(6)}")
     required(after, ANY)
@@ -103,6 +104,7 @@ def test_a_comparison_of_something_else_does_not_count(production, after, spark)
     assert seen(production) == {**TENFOLD, 6: 70}
 
 
+@pytest.mark.slow
 def test_a_day_that_production_has_published_since_is_compared_again(production, after, spark):
     shadow(after, WHOLE)
     required(after, ANY)
@@ -137,6 +139,7 @@ def test_more_rows_than_a_bound_allows(production, after, spark):
     assert compared(after, spark, Bounds(most_rows=5)).problems == []
 
 
+@pytest.mark.slow
 def test_the_job_takes_bounds(after, spark):
     shadow(after, WHOLE)
 

@@ -78,6 +78,7 @@ def meanwhile(chance: random.Random) -> Callable[[Pipeline], None]:
     return chance.choice([lands, tomorrow, lambda _: None])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_as_in_place_and_back(new, seed):
     chance = random.Random(seed)
@@ -112,6 +113,7 @@ def test_as_in_place_and_back(new, seed):
     assert digests(before) == held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_others_commit_survives_or_it_is_refused(new, seed):
     chance = random.Random(seed)

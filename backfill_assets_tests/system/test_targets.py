@@ -326,6 +326,7 @@ def test_a_switch_over_that_is_killed_is_finished(production, new, monkeypatch):
     assert [(of.backfill_id, of.reason) for of in last] == [("v2-1", "more points")] * 3
 
 
+@pytest.mark.slow
 def test_a_killed_switch_over_that_is_undone_rests(production, new, monkeypatch):
     after, before = new(), production.digests()
     shadow(after)
@@ -344,6 +345,7 @@ def test_a_killed_switch_over_that_is_undone_rests(production, new, monkeypatch)
     assert not after.tick("switch_overs").run_requests
 
 
+@pytest.mark.slow
 def test_a_build_that_is_killed_goes_on(production, new, monkeypatch):
     after = new()
     with monkeypatch.context() as patch:
@@ -364,6 +366,7 @@ def test_a_build_that_is_killed_goes_on(production, new, monkeypatch):
     assert seen(production, STATE) == {1: 1, 2: 21, 3: 51, 4: 91, 5: 96, 6: 102}
 
 
+@pytest.mark.slow
 def test_a_fork_that_is_killed_is_none(production, new, monkeypatch):
     after = new()
     with monkeypatch.context() as patch:
@@ -456,6 +459,7 @@ def test_a_log_that_was_cut_is_not_forked(production, new):
         shadow(new())
 
 
+@pytest.mark.slow
 def test_a_warehouse_with_a_space_in_its_name(new):
     production = landed(new(BEFORE, "a b"), 3)
     after = new(AFTER, "a b")
@@ -577,6 +581,7 @@ def test_where_commits_are_gone_no_file_is_removed(production, new):
     assert seen(production) == {n: n for n in range(1, 7)}
 
 
+@pytest.mark.slow
 def test_a_switch_over_is_finished_as_it_was_begun(production, new, monkeypatch):
     after = new()
     shadow(after)
@@ -605,6 +610,7 @@ def test_a_switch_over_is_finished_as_it_was_begun(production, new, monkeypatch)
     assert (record.backfill_id, record.by_person) == ("v2-1", True)
 
 
+@pytest.mark.slow
 def test_a_switch_over_is_not_finished_by_code_without_its_tables(new, monkeypatch):
     production = landed(new(BEFORE), 2)
     after = new(AFTER.replace("TABLES", "MORE"))
@@ -636,6 +642,7 @@ def test_versions_are_not_kept_in_the_middle_of_a_backfill(production):
     assert after["raw_orders"] == before["raw_orders"] + 1
 
 
+@pytest.mark.slow
 def test_versions_are_not_kept_of_a_part_of_a_target(production, new):
     def kept() -> dict[str, int]:
         after.tick("watch_days")

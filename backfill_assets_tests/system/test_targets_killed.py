@@ -51,6 +51,7 @@ def deployed(engine, root: Path) -> tuple[Pipeline, Pipeline, dict[str, str]]:
     return production, Pipeline(engine, root, tables=AFTER, window_days=1), environment
 
 
+@pytest.mark.slow
 def test_killed_between_any_two_tables(engine, spark, tmp_path: Path) -> None:
     production, after, environment = deployed(engine, tmp_path)
     settings = after.settings
@@ -88,9 +89,8 @@ STEPS = (
 )
 
 
-@pytest.mark.parametrize(
-    "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 6))
 def test_each_step_killed_at_a_random_moment(engine, spark, tmp_path: Path, seed: int) -> None:
     production, after, environment = deployed(engine, tmp_path)
     settings, chance = after.settings, random.Random(seed)

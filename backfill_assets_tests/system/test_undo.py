@@ -20,7 +20,15 @@ from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.publish.run_tags import ACCEPT_TAG
 from backfill_assets.staleness.arrivals import manifests
-from backfill_assets_tests.pipeline import EVERYTHING, LAYERS, Pipeline, day, order, undo
+from backfill_assets_tests.pipeline import (
+    EVERYTHING,
+    LAYERS,
+    Pipeline,
+    copy_loaded,
+    day,
+    order,
+    undo,
+)
 
 
 def published(pipeline):
@@ -36,14 +44,20 @@ def published(pipeline):
     return found
 
 
-@pytest.fixture
-def loaded(engine, tmp_path):
-    """Four days, published by a backfill."""
-    pipeline = Pipeline(engine, tmp_path)
+@pytest.fixture(scope="module")
+def original(engine, spark, tmp_path_factory):
+    """Four days, published by a backfill, to be copied."""
+    pipeline = Pipeline(engine, tmp_path_factory.mktemp("original"))
     for n in range(1, 5):
         pipeline.land(n, [order(f"o{n}", n, f"{n}.00"), order(f"p{n}", n, "7.50", "c2")])
     pipeline.run(1, 4, tags={"dagster/backfill": "firstone"})
-    return pipeline
+    return pipeline.root
+
+
+@pytest.fixture
+def loaded(engine, original, tmp_path):
+    copy_loaded(original, tmp_path)
+    return Pipeline(engine, tmp_path)
 
 
 def test_exactly_its_days_go_back(loaded):
@@ -286,6 +300,7 @@ def spoken_of(pipeline, name):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(1, 1 + SEEDS))

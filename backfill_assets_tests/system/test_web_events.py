@@ -12,6 +12,7 @@ from random import Random
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
+import pytest
 
 from backfill_assets.backfills.comparison import Match
 from backfill_assets.backfills.planning import make_plan
@@ -249,6 +250,7 @@ def test_the_page_shows_the_module():
     assert documented("docs/own-sources.md", "python") == [module]
 
 
+@pytest.mark.slow
 def test_two_sources_in_one_deployment(engine, tmp_path):
     """Each with its own landing, window and runs; what lands for one leaves the other alone."""
     pipeline = Pipeline(engine, tmp_path, tables=f"{__name__}:BOTH")

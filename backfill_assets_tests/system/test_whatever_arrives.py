@@ -32,7 +32,9 @@ class Killed(Exception):
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, SEEDS))]
+)
 def test_whatever_arrives(engine, spark, tmp_path, monkeypatch, seed):
     chance = random.Random(seed)
     window_days = chance.choice([0, 1, 2, 3, 5, 8]) if seed else 1

@@ -65,6 +65,7 @@ def test_hours_are_read_and_a_late_one_makes_its_day_again(taps: Taps) -> None:
     assert {one.outcome for one in matches} == {Match.MATCHES}
 
 
+@pytest.mark.slow
 def test_a_purged_landing_of_hours_takes_nothing_away(taps: Taps) -> None:
     taps.whole_day(1, without=[9])
     before = taps.run(1, 1, NAMES)
@@ -78,6 +79,7 @@ def test_a_purged_landing_of_hours_takes_nothing_away(taps: Taps) -> None:
     assert taps.made(1) == made | {20: 2}
 
 
+@pytest.mark.slow
 def test_a_replaced_file_of_an_hour_waits_for_a_person(taps: Taps) -> None:
     taps.whole_day(1)
     taps.tap(1, 3, ["x", "y"])

@@ -299,10 +299,11 @@ def test_a_folder_of_parquet_files(pipeline: Pipeline, spark, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("properties", "change"),
     [
-        ("", "OPTIMIZE {}"),
-        (
+        pytest.param("", "OPTIMIZE {}", marks=pytest.mark.slow),
+        pytest.param(
             "TBLPROPERTIES ('delta.columnMapping.mode' = 'name')",
             "ALTER TABLE {} RENAME COLUMN job TO task",
+            marks=pytest.mark.slow,
         ),
         (
             "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')",

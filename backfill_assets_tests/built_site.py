@@ -1,0 +1,42 @@
+"""The documentation as `make docs` builds it: built once, read by all tests of the pages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from backfill_assets_tests.places import PROJECT
+
+#: `make docs` touches it when a build has ended without a warning.
+_STAMP = PROJECT / "site" / ".built"
+#: The pages, what they include, and the docstrings that they show.
+_SOURCES = ("docs", "backfill_assets")
+
+
+def site_in(folder: Path) -> Path:
+    """The site of `make docs` if nothing is newer; else one that is built into a folder.
+
+    Raises:
+        AssertionError: the build gave a warning.
+    """
+    if _STAMP.exists() and _STAMP.stat().st_mtime > _newest_source():
+        return _STAMP.parent
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "-d", str(folder)],
+        cwd=PROJECT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def _newest_source() -> float:
+    files = [PROJECT / "mkdocs.yml"]
+    for name in _SOURCES:
+        files += (PROJECT / name).rglob("*.*")
+    return max(file.stat().st_mtime for file in files if "__pycache__" not in file.parts)

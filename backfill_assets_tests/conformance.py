@@ -1,0 +1,68 @@
+"""A deployment's life, the same on every back end: a late line, verification, an undo.
+
+Whatever computes the rows, and wherever folders and Dagster's records lie, the digests are the
+same.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from backfill_assets.backfills.comparison import Match
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.delta.maintenance import maintain
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.engine.spark import Engine
+from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.tables import STAGED
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, undo, verify
+
+#: By table and day, a digest of its rows.
+Digests = dict[str, dict[str, str]]
+
+
+def conformance_life(engine: Engine, root: Path, **places: Any) -> dict[str, Digests]:
+    """Load two days, load a late line, verify, undo and maintain; the digests of both states.
+
+    Args:
+        engine: what computes.
+        root: the folder of landing and warehouse.
+        places: a landing or a warehouse elsewhere.
+    """
+    pipeline = Pipeline(engine, root, **places)
+    for n in (1, 2):
+        pipeline.land(n, [order(f"o{n}", n, f"{n}.00"), order(f"p{n}", n, "7.50", None)])
+    # What URLs, patterns and object keys spell in another way.
+    pipeline.land(2, [order("odd", 2)], "a b%20[1]+é#.jsonl")
+    pipeline.run(1, 2)
+    staged_ids = {str(row["order_id"]) for row in pipeline.rows("stg_orders")}
+    assert staged_ids == {"o1", "p1", "o2", "p2", "odd"}
+    loaded, versions = pipeline.digests(), table_versions(pipeline)
+
+    pipeline.run(1, 2)
+    assert table_versions(pipeline) == versions, "nothing had changed"
+
+    late_line = order("late", 1, "100.00", ingested=f"{day(2)}T12:00:00Z")
+    pipeline.land(2, [late_line], "late.jsonl")
+    pipeline.run(1, 2, tags={"dagster/backfill": "wrongone"})
+    corrected = pipeline.digests()
+    facts_before, facts_after = loaded[FACT.name], corrected[FACT.name]
+    assert {d for d in facts_after if facts_after[d] != facts_before[d]} == {str(day(1))}
+    tables = [STAGED.name, FACT.name]
+    results = verify(pipeline.settings, engine, Window(day(1), day(3)), tables)
+    assert [result.outcome for result in results] == [Match.MATCHES] * 4
+
+    undo(pipeline, "wrongone")
+    assert pipeline.digests() == loaded
+    (maintained,) = maintain(engine.spark_session, pipeline.settings, [FACT.name])
+    assert maintained.problems == []
+    assert pipeline.digests() == loaded
+    assert loaded.keys() == {*LAYERS}
+    assert not [*pipeline.warehouse.glob("*/writing-*")], "folders of writes remain"
+    return {"loaded": loaded, "corrected": corrected}
+
+
+def table_versions(pipeline: Pipeline) -> dict[str, int | None]:
+    """The version of each table."""
+    return {name: ledger.version for name, ledger in read_ledgers(pipeline.settings).items()}

@@ -1,0 +1,117 @@
+"""One life on every back end: local disks, S3, Spark Connect, Postgres, a cluster.
+
+The session's own engine leads the life on local disks. Where another engine or other folders are
+needed, a pytest session of its own runs `test_a_life`, and its digests are compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from backfill_assets.dagster_ext.postgres import PooledEventLog
+from backfill_assets_tests import pipeline as pipelines
+from backfill_assets_tests import s3_server
+from backfill_assets_tests.cluster import MASTER, cluster
+from backfill_assets_tests.conformance import Digests, conformance_life
+from backfill_assets_tests.conftest import SHORT, SMALL
+from backfill_assets_tests.connect_server import connect_server
+from backfill_assets_tests.places import PROJECT
+
+#: Where a nested session writes its digests.
+RESULT = "BACKFILL_TEST_DIGESTS"
+ON_S3 = s3_server.FOLDER in os.environ
+pytestmark = pytest.mark.timeout(1800)
+outermost = pytest.mark.skipif(
+    ON_S3 or "SPARK_REMOTE" in os.environ or MASTER in os.environ,
+    reason="this session runs on such a back end",
+)
+
+
+@pytest.fixture(scope="module")
+def expected(engine, spark, tmp_path_factory) -> dict[str, Digests]:
+    """The digests on local disks, by the session's own engine."""
+    return conformance_life(engine, tmp_path_factory.mktemp("life"))
+
+
+def run_life(folder: Path, base: Path, **environment: str) -> dict[str, Digests]:
+    """The digests of a life in a pytest session of its own.
+
+    Args:
+        folder: for the result.
+        base: the folder of the session's files.
+        environment: names the back end.
+    """
+    result = folder / "digests.json"
+    words = ["-p", "no:cacheprovider", f"--basetemp={base}", f"{__file__}::test_a_life"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words],
+        env={**os.environ, **environment, SHORT: "yes", RESULT: str(result)},
+        capture_output=True,
+        text=True,
+        cwd=PROJECT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    digests: dict[str, Digests] = json.loads(result.read_text())
+    return digests
+
+
+@pytest.mark.skipif(RESULT not in os.environ, reason="the tests below lead it on each back end")
+def test_a_life(engine, spark, tmp_path):
+    digests = conformance_life(engine, tmp_path)
+    Path(os.environ[RESULT]).write_text(json.dumps(digests))
+
+
+@outermost
+def test_a_life_with_dagsters_storage_in_postgres(
+    expected, engine, spark, database, tmp_path, monkeypatch
+):
+    opened: list[dg.DagsterInstance] = []
+    open_instance = pipelines.instance_in
+
+    def recorded(root: Path) -> dg.DagsterInstance:
+        opened.append(open_instance(root))
+        return opened[-1]
+
+    monkeypatch.setattr(pipelines, "instance_in", recorded)
+    assert conformance_life(engine, tmp_path) == expected
+    (instance,) = opened
+    assert isinstance(instance.event_log_storage, PooledEventLog)
+    instance.dispose()
+
+
+@outermost
+@pytest.mark.skipif(not s3_server.PROGRAM, reason=s3_server.MISSING)
+def test_a_life_on_s3(expected, tmp_path):
+    with s3_server.s3_server(tmp_path) as server:
+        base = server.bucket / "inner"
+        assert run_life(tmp_path, base, **server.environment) == expected
+        assert server.requests("inner")["PutObject"]
+
+
+@pytest.mark.skipif(not ON_S3, reason="`test_object_storage` runs it on S3")
+@pytest.mark.parametrize("local", ["landing", "warehouse"])
+def test_a_life_of_which_a_part_is_on_local_disks(engine, spark, tmp_path, local):
+    conformance_life(engine, tmp_path, **{local: str(tmp_path / local)})
+
+
+@outermost
+def test_a_life_on_a_connect_server(expected, tmp_path):
+    with connect_server(tmp_path, SMALL) as url:
+        assert run_life(tmp_path, tmp_path / "inner", SPARK_REMOTE=url) == expected
+
+
+@outermost
+@pytest.mark.slow
+def test_a_life_on_a_cluster(expected, tmp_path):
+    (tmp_path / "cluster").mkdir()
+    with cluster(tmp_path / "cluster") as machines:
+        assert run_life(tmp_path, tmp_path / "inner", **{MASTER: machines.master}) == expected
+        assert "Registered app backfill_assets" in machines.log("master")
