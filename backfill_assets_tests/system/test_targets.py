@@ -345,7 +345,6 @@ def test_a_killed_switch_over_that_is_undone_rests(production, new, monkeypatch)
     assert not after.tick("switch_overs").run_requests
 
 
-@pytest.mark.slow
 def test_a_build_that_is_killed_goes_on(production, new, monkeypatch):
     after = new()
     with monkeypatch.context() as patch:
@@ -366,7 +365,6 @@ def test_a_build_that_is_killed_goes_on(production, new, monkeypatch):
     assert seen(production, STATE) == {1: 1, 2: 21, 3: 51, 4: 91, 5: 96, 6: 102}
 
 
-@pytest.mark.slow
 def test_a_fork_that_is_killed_is_none(production, new, monkeypatch):
     after = new()
     with monkeypatch.context() as patch:
@@ -459,7 +457,6 @@ def test_a_log_that_was_cut_is_not_forked(production, new):
         shadow(new())
 
 
-@pytest.mark.slow
 def test_a_warehouse_with_a_space_in_its_name(new):
     production = landed(new(BEFORE, "a b"), 3)
     after = new(AFTER, "a b")
@@ -610,7 +607,6 @@ def test_a_switch_over_is_finished_as_it_was_begun(production, new, monkeypatch)
     assert (record.backfill_id, record.by_person) == ("v2-1", True)
 
 
-@pytest.mark.slow
 def test_a_switch_over_is_not_finished_by_code_without_its_tables(new, monkeypatch):
     production = landed(new(BEFORE), 2)
     after = new(AFTER.replace("TABLES", "MORE"))
