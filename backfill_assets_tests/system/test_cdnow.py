@@ -29,6 +29,7 @@ def files_by_day(pipeline: Pipeline, name: str) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CDNOW.exists(), reason="the CDNOW file is not beside the project")
 def test_the_whole_history_in_one_run_and_three_late_lines(engine, spark, tmp_path):
     pipeline = Pipeline(engine, tmp_path, land=False, start=FIRST, end=LAST + 2 * DAY)

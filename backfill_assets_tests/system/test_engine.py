@@ -227,6 +227,7 @@ def test_out_of_memory_it_ends_and_is_restarted(real):
     assert real.asked()
 
 
+@pytest.mark.slow
 def test_many_lines_of_a_megabyte_are_not_too_many(tmp_path):
     """A reader takes few rows at once: long ones end no engine when they are read back."""
     command = [sys.executable, "-W", "ignore", "-c", LONG_LINES, str(tmp_path)]
