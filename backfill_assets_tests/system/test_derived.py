@@ -155,11 +155,11 @@ def test_what_follows_from_a_declaration():
     assert of.reach == last_days(7)
 
 
-def test_its_code_is_that_of_its_module_and_of_what_publishes_it():
-    one, other = (running_code(load_settings(**of)) for of in ({}, {"tables": PLACE}))
-    assert one.tables == {name: other.of(name) for name in one.tables}
-    assert other.of(SPEND.name) not in one.tables.values()
-    assert one.version != other.version
+def test_its_code_is_that_of_its_module():
+    orders, more = (running_code(load_settings(**given)) for given in ({}, {"tables": PLACE}))
+    assert orders.tables == {name: more.table_version(name) for name in orders.tables}
+    assert more.table_version(SPEND.name) not in orders.tables.values()
+    assert orders.version != more.version
 
 
 def unannotated(orders): ...
