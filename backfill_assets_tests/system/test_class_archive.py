@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 
+import pytest
+
 from backfill_assets.engine.class_archive import class_archive, make_class_archive, with_archive
 from backfill_assets.engine.jars import spark_home
 
 
+@pytest.mark.slow
 def test_the_next_jvm_takes_its_classes_from_the_archive(tmp_path):
     gone = tmp_path / "classes-of-a-spark-that-is-gone"
     gone.mkdir()

@@ -72,6 +72,7 @@ def digests(pipeline: Pipeline) -> dict[int, str]:
     return {(d - START).days + 1: ledger.content(d) for d in ledger.published}
 
 
+@pytest.mark.slow
 def test_nights_late_lines_plan_verify_and_undo(pipeline, engine):
     for n in range(1, 12):
         customers = ("c1", "c2") if n % 3 else ("c1", None)

@@ -30,6 +30,7 @@ def old(engine, tmp_path):
     return Pipeline(engine, tmp_path, land=False, end=date(2024, 1, 7), window_days=2)
 
 
+@pytest.mark.slow
 def test_it_is_read_replayed_with_the_same_rows_and_undone(old):
     ledgers = read_ledgers(old.settings)
     for ledger in ledgers.values():

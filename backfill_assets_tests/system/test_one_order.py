@@ -72,6 +72,7 @@ def test_the_dates_of_each_line(pipeline, spark, zone):
     assert list(dates(log, zone)) == told
 
 
+@pytest.mark.slow
 def test_what_the_tables_say(pipeline):
     told = table("What the tables say of January 5")
     for (path, line), (log_day, *cells) in zip(landed(), told, strict=True):

@@ -68,6 +68,7 @@ def produced(engine: Engine, root: Path, orders: Mapping[int, int], monkeypatch)
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "orders",
     [FEW, pytest.param(YEARS, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],

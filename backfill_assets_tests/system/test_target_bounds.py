@@ -127,6 +127,7 @@ def test_none_is_required_any_more(production, after):
     assert seen(production) == TENFOLD
 
 
+@pytest.mark.slow
 def test_more_rows_than_a_bound_allows(production, after, spark):
     # The day has one customer by the code of both, and lines of another since.
     shadow(after, WHOLE)
