@@ -354,6 +354,7 @@ def test_as_json():
         "published": {"rows": 1, "totals": {}, "digest": "digest 1"},
         "held": {"rows": 1, "totals": {}, "digest": "odd"},
         "now": {"rows": 2, "totals": {}, "digest": "new"},
+        "same_inputs": False,
     }
     assert said["reads"][1] == {"table": "u", "version": None, "problems": ["no table"]}
 

@@ -94,7 +94,7 @@ class DataFrameIOManager(DeltaIOManager):
             function = getattr(getattr(asset, "node_def", None), "compute_fn", None)
             module = getattr(getattr(function, "decorated_fn", None), "__module__", "")
             if version := asset_version(module):
-                self.code_versions |= dict.fromkeys(tables_of_assets([asset]), version)
+                self.code_versions.update(dict.fromkeys(tables_of_assets([asset]), version))
         return self
 
     def _table(self, key: dg.AssetKey) -> Table:
