@@ -70,11 +70,13 @@ ui: sample $(DAGSTER_HOME)/dagster.yaml ## the Dagster UI on the same data, at h
 
 # Marks of the tests to run. CI runs all but the slow ones in one session: MARKERS='not slow'.
 MARKERS ?= not slow and not system
+# CPU seconds of a test outside system/, at most.
+CPU_LIMIT ?= 60
 # Whole files go to a process, longest first. Times of all tests are kept with their results.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.installed-dev ## install what the tests need and run those of code and tables
 	@$(BIN)/backfill-assets jars
-	@$(PYTEST) -m '$(MARKERS)' --cpu-limit 60 --junitxml=build/junit/$@.xml $(ARGS)
+	@$(PYTEST) -m '$(MARKERS)' --cpu-limit $(CPU_LIMIT) --junitxml=build/junit/$@.xml $(ARGS)
 
 test-system: $(VENV)/.installed-dev ## the tests of whole deployments: kills, nights, commands, servers
 	@$(BIN)/backfill-assets jars

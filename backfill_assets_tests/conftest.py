@@ -30,9 +30,11 @@ SMALL = {
 }
 #: Set where a session has few tests.
 SHORT = "BACKFILL_TEST_SHORT"
-#: For a session that lasts, it is worth it to compile well.
+#: For a session that lasts, it is worth it to compile well. With 2 GB, the JVM of a whole run of CI
+#: spent most of its last minutes on collecting garbage.
 LASTING = {
     **SMALL,
+    "spark.driver.memory": "4g",
     "spark.driver.extraJavaOptions": "-XX:ReservedCodeCacheSize=256m",
 }
 
