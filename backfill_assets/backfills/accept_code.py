@@ -27,8 +27,6 @@ from backfill_assets.publish.run_tags import CODE_TAG, pinned
 from backfill_assets.settings import Settings
 from backfill_assets.tables.code_version import Code
 
-#: How many days of a table are computed anew unless somebody asks for another number.
-SAMPLE_DAYS = 5
 _ATTEMPTS = 10
 
 
@@ -81,7 +79,7 @@ def accept_code(
     table: str,
     window: Window | None,
     reason: str,
-    sample_days: int = SAMPLE_DAYS,
+    sample_days: int,
 ) -> AcceptedCode:
     """Let the days of a table that other code has made count as made by the present code.
 

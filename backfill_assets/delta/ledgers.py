@@ -227,10 +227,9 @@ class Ledger:
         That of the commit, unless a person has accepted the day as made by other code since.
         """
         latest = self.latest.get(day)
-        accepted = latest is not None and latest.details.kind == ACCEPTED_CODE
-        return (
-            latest.code if latest and accepted and latest.version > record.version else record.code
-        )
+        if latest and latest.details.kind == ACCEPTED_CODE and latest.version > record.version:
+            return latest.code
+        return record.code
 
     @property
     def commits(self) -> list[Record | ExternalCommit]:

@@ -75,7 +75,7 @@ def test_days_by_other_code_are_accepted_and_a_running_backfill_goes_on(upgraded
         {name: pipeline.code.table_version(name) for name in LAYERS},
     )
     # Once is enough.
-    again = accept_code(settings, pipeline.defs, pipeline.code, FACT.name, None, "an upgrade")
+    again = accept_code(settings, pipeline.defs, pipeline.code, FACT.name, None, "an upgrade", 5)
     assert (again.days, again.version) == ((), None)
 
     texts = [*life(settings, FACT.name, day(1)).columns[1].cells]
