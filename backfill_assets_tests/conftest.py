@@ -26,6 +26,8 @@ SMALL = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m",
     "spark.databricks.delta.snapshotPartitions": "1",
+    # Each call of PySpark would look for IPython and tell the JVM where it stands in the source.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.driver.memory": "2g",
 }
 #: Set where a session has few tests.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import dagster as dg
+import pyarrow as pa
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 from deltalake import DeltaTable
 
@@ -25,6 +28,7 @@ from backfill_assets.quality.audit import measure
 from backfill_assets.settings import Settings, load_settings
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.code_version import Code
+from backfill_assets.tables.table import Table
 from backfill_assets_tests.postgres import instance_in
 from backfill_assets_tests.s3_server import url_of
 
@@ -32,8 +36,8 @@ from backfill_assets_tests.s3_server import url_of
 LAYERS = ("raw_orders", "raw_orders_rejected", "stg_orders", "late_orders", "fact_daily_orders")
 EVERYTHING = (*TABLES, "lateness_dashboard")
 START, END = date(2024, 1, 1), date(2024, 2, 1)
-#: Digests that were computed, by the state of the table.
-_DIGESTS: dict[tuple[str, int, tuple[tuple[str, int], ...]], dict[str, str]] = {}
+#: Digests of days by their files; none for files without a row.
+_DIGESTS: dict[Hashable, str | None] = {}
 
 
 def day(n: int) -> date:
@@ -61,10 +65,13 @@ def order(
     }
 
 
-def io_manager_of(defs: dg.Definitions) -> DataFrameIOManager:
+def io_manager_of(
+    defs: dg.Definitions, instance: dg.DagsterInstance | None = None
+) -> DataFrameIOManager:
     """The IO manager that the runs of definitions have."""
-    with dg.build_resources({"it": defs.resources["io_manager"]}) as resources:
-        return resources.it
+    resource = {"io_manager": defs.resources["io_manager"]}
+    with dg.build_resources(resource, instance=instance) as resources:
+        return resources.io_manager
 
 
 def copy_loaded(loaded: Path, root: Path) -> None:
@@ -100,7 +107,7 @@ class Pipeline:
         self.defs = build_defs(self.settings, resources={"engine": engine}, clock=lambda: self.now)
         self.repository = self.defs.get_repository_def()
         self.instance = instance_in(root)
-        self.io_manager = io = io_manager_of(self.defs)
+        self.io_manager = io = io_manager_of(self.defs, self.instance)
         self.code = Code(io.code_version, tables=io.code_versions)
         self.cursors: dict[str, str | None] = {}
         self.run_keys: set[str] = set()
@@ -204,27 +211,43 @@ class Pipeline:
         return self.log(name).to_pyarrow_table().to_pylist()
 
     def digests(self) -> dict[str, dict[str, str]]:
-        """The digest of every day of every table, computed from the rows, once for a version."""
-        found = {}
+        """The digest of every day of every table, computed from the rows of its files.
+
+        Data files do not change: days with the same files as before are not computed again.
+        """
+        digests = {}
         for name, table in tables_of(self.settings).items():
             # A run that was killed may have left a folder that is no table yet.
             if not DeltaTable.is_deltatable(str(self.warehouse / name)):
                 continue
-            state = self._state(name)
-            if state not in _DIGESTS:
+            keys = self._file_keys(name, table)
+            if new_days := [d for d, key in keys.items() if key not in _DIGESTS]:
                 frame = self.io_manager.engine.spark_session.read.format("delta").load(
                     self.settings.table(name)
                 )
-                _DIGESTS[state] = {str(d): m.digest for d, m in measure(frame, table).items()}
-            found[name] = dict(_DIGESTS[state])
-        return found
+                frame = frame.where(frame[table.partition].isin(new_days))
+                measured = measure(frame, table)
+                _DIGESTS.update(
+                    (keys[d], measured[d].digest if d in measured else None) for d in new_days
+                )
+            days = {str(d): _DIGESTS[key] for d, key in keys.items()}
+            digests[name] = {d: digest for d, digest in days.items() if digest}
+        return digests
 
-    def _state(self, name: str) -> tuple[str, int, tuple[tuple[str, int], ...]]:
-        """What a table's rows follow from: its folder, its version, and its commits as written."""
-        folder = self.warehouse / name
-        commits = sorted((folder / "_delta_log").glob("*.json"))
-        written = tuple((commit.name, commit.stat().st_mtime_ns) for commit in commits)
-        return str(folder), self.log(name).version(), written
+    def _file_keys(self, name: str, table: Table) -> dict[date, Hashable]:
+        """By day, what its rows follow from: the columns, and the files with size and time."""
+        log, folder = self.log(name), self.warehouse / name
+        # A deletion vector changes the rows of a file: then each version is computed anew.
+        vectors = "deletionVectors" in (log.protocol().reader_features or ())
+        version = (str(folder), log.version()) if vectors else ()
+        files = defaultdict(set)
+        for action in pa.table(log.get_add_actions(flatten=True)).to_pylist():
+            path = unquote(action["path"]).removeprefix("file://")
+            stat = (folder / path).stat()
+            files[action[f"partition.{table.partition}"]].add(
+                (path, stat.st_size, stat.st_mtime_ns)
+            )
+        return {d: (*version, str(table.columns), frozenset(held)) for d, held in files.items()}
 
     def materialized(self, name: str) -> set[str]:
         return self.instance.get_materialized_partitions(dg.AssetKey(name))

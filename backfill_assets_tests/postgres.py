@@ -19,6 +19,7 @@ import dagster as dg
 import psycopg2
 import yaml
 
+from backfill_assets_tests.memory_instance import memory_instance
 from backfill_assets_tests.places import dagster_yaml, free_port
 
 #: Where Debian and Homebrew put the server's programs.
@@ -165,7 +166,7 @@ class Server:
 def instance_in(folder: Path) -> dg.DagsterInstance:
     """An instance without settings, in memory; with `--postgres` in a database of its own."""
     if "DAGSTER_PG_DB" not in os.environ:
-        return dg.DagsterInstance.ephemeral()
+        return memory_instance()
     database = _another(int(os.environ["DAGSTER_PG_PORT"]))
     home = folder / f"home-{database.name}"
     home.mkdir(parents=True)

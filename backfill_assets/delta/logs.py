@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import date
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -34,9 +35,15 @@ def load_log(url: str) -> DeltaTable | None:
 
 def delta_log(url: str, version: int | None = None) -> DeltaTableResource:
     """dagster-deltalake's handle on a table's log, with credentials from the environment."""
-    if not on_s3(url):
+    return _resource(url, version, S3.of_environment() if on_s3(url) else None)
+
+
+@lru_cache(maxsize=256)
+def _resource(url: str, version: int | None, place: S3 | None) -> DeltaTableResource:
+    # Dagster derives a resource's configuration schema again for each instance (7 ms), and a run
+    # loads each log many times. The resource is frozen; `load` opens the log anew.
+    if place is None:
         return DeltaTableResource(url=url, storage_options=LocalConfig(), version=version)
-    place = S3.of_environment()
     return DeltaTableResource(
         url=url,
         storage_options=S3Config(endpoint=place.endpoint or None, region=place.region or None),

@@ -1,0 +1,54 @@
+"""A Dagster instance in memory that stores events in batches, as the project's storage does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import dagster as dg
+from dagster._core.events.log import EventLogEntry
+from dagster._core.instance import InstanceType
+from dagster._core.launcher.sync_in_memory_run_launcher import SyncInMemoryRunLauncher
+from dagster._core.run_coordinator import DefaultRunCoordinator
+from dagster._core.storage.event_log import InMemoryEventLogStorage
+from dagster._core.storage.noop_compute_log_manager import NoOpComputeLogManager
+from dagster._core.storage.root import TemporaryLocalArtifactStorage
+from dagster._core.storage.runs import InMemoryRunStorage
+from sqlalchemy.engine import Connection
+
+from backfill_assets.dagster_ext.batches import Batching
+
+
+class MemoryEventLog(Batching, InMemoryEventLogStorage):
+    """Dagster's event log in memory, by one connection that stays open.
+
+    Dagster's own stores each event by itself and opens a connection for each statement: in a run
+    of 34 days that took more time than Spark.
+    """
+
+    @contextmanager
+    def _connect(self) -> Iterator[Connection]:
+        with self._db_lock, self._held_conn.begin():
+            yield self._held_conn
+
+    def has_table(self, table_name: str) -> bool:
+        """All tables are made with the storage."""
+        return True
+
+    def store_event_batch(self, events: Sequence[EventLogEntry]) -> None:
+        """Store events of a run in one transaction; if one cannot be stored, none is."""
+        with self._connect() as index:
+            self._store_in(index, events)
+
+
+def memory_instance() -> dg.DagsterInstance:
+    """An instance as `DagsterInstance.ephemeral()` makes it, with that event log."""
+    return dg.DagsterInstance(
+        instance_type=InstanceType.EPHEMERAL,
+        local_artifact_storage=TemporaryLocalArtifactStorage(),
+        run_storage=InMemoryRunStorage(),
+        event_storage=MemoryEventLog(),
+        compute_log_manager=NoOpComputeLogManager(),
+        run_coordinator=DefaultRunCoordinator(),
+        run_launcher=SyncInMemoryRunLauncher(),
+    )
