@@ -14,7 +14,9 @@ from dagster._core.storage.event_log import InMemoryEventLogStorage
 from dagster._core.storage.noop_compute_log_manager import NoOpComputeLogManager
 from dagster._core.storage.root import TemporaryLocalArtifactStorage
 from dagster._core.storage.runs import InMemoryRunStorage
+from sqlalchemy import create_engine
 from sqlalchemy.engine import Connection
+from sqlalchemy.pool import StaticPool
 
 from backfill_assets.dagster_ext.batches import Batching
 
@@ -26,10 +28,22 @@ class MemoryEventLog(Batching, InMemoryEventLogStorage):
     of 34 days that took more time than Spark.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        # One thread at a time has the connection, as `_db_lock` sees to, but not always the same.
+        self._open_engine = create_engine(
+            self._engine.url, poolclass=StaticPool, connect_args={"check_same_thread": False}
+        )
+
     @contextmanager
     def _connect(self) -> Iterator[Connection]:
-        with self._db_lock, self._held_conn.begin():
-            yield self._held_conn
+        with self._db_lock, self._open_engine.begin() as connection:
+            yield connection
+
+    def dispose(self) -> None:
+        """Close the connections, and forget all events."""
+        self._open_engine.dispose()
+        self._held_conn.close()
 
     def has_table(self, table_name: str) -> bool:
         """All tables are made with the storage."""

@@ -286,6 +286,27 @@ def test_late_corrected_and_moved_orders(pipeline):
     ]
 
 
+def test_a_night_computes_the_whole_window_where_that_is_set(engine, tmp_path):
+    """With `reprocess=window`, new lines of day 3 make day 2 due as well, which none is of."""
+    pipeline = Pipeline(engine, tmp_path, window_days=1, reprocess="window")
+    for n in (1, 2, 3):
+        pipeline.land(n, [order(f"o{n}", n)])
+    pipeline.run(1, 2, EVERYTHING)
+    requests = [
+        (request.tags, {key.to_user_string() for key in request.asset_selection or ()})
+        for request in pipeline.night(day(4))
+    ]
+    computed = [
+        (tags["dagster/asset_partition_range_start"], tags["dagster/asset_partition_range_end"])
+        for tags, names in requests
+        if STAGED.name in names
+    ]
+    assert computed == [(str(day(2)), str(day(3)))]
+    assert {str(row["run_date"]) for row in pipeline.rows("fact_daily_orders")} == {
+        str(day(n)) for n in (1, 2, 3)
+    }
+
+
 def test_the_planned_checks_carry_their_partitions(pipeline):
     pipeline.land(1, [order("a", 1)])
     result = pipeline.run(1, 2, ["raw_orders"])
