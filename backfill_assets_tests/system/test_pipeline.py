@@ -287,7 +287,7 @@ def test_late_corrected_and_moved_orders(pipeline):
 
 
 def test_a_night_computes_the_whole_window_where_that_is_set(engine, tmp_path):
-    """With `reprocess=window`, new lines of day 3 make day 2 due as well, which none is of."""
+    """With `reprocess=window`, lines of day 3 make day 2 due too, although its lines are old."""
     pipeline = Pipeline(engine, tmp_path, window_days=1, reprocess="window")
     for n in (1, 2, 3):
         pipeline.land(n, [order(f"o{n}", n)])
