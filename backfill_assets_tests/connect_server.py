@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -34,6 +37,28 @@ def connect_server(folder: Path, conf: dict[str, str], **more: Any) -> Iterator[
         yield f"{server.url};token={server.token}"
     finally:
         server.end()
+
+
+#: Code that prints the session of `run_attached`.
+SESSION_ID = "print(spark.session_id)\n"
+
+
+def run_attached(server: str, code: str, **environment: str) -> list[str]:
+    """The words that a process prints which has a session of the server, as `spark`."""
+    start = (
+        "from backfill_assets.engine.spark import Engine\n"
+        "from backfill_assets.settings import load_settings\n"
+        "spark = Engine.of(load_settings()).spark_session\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", start + code],
+        env={**os.environ, "SPARK_REMOTE": server, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout.split()
 
 
 def of_server(settings: Settings, folder: Path) -> dict[str, str]:

@@ -21,7 +21,7 @@ from backfill_assets_tests import s3_server
 from backfill_assets_tests.cluster import MASTER, cluster
 from backfill_assets_tests.conformance import Digests, conformance_life
 from backfill_assets_tests.conftest import SHORT, SMALL
-from backfill_assets_tests.connect_server import connect_server
+from backfill_assets_tests.connect_server import SESSION_ID, connect_server, run_attached
 from backfill_assets_tests.places import PROJECT
 
 #: Where a nested session writes its digests.
@@ -106,6 +106,8 @@ def test_a_life_of_which_a_part_is_on_local_disks(engine, spark, tmp_path, local
 def test_a_life_on_a_connect_server(expected, tmp_path):
     with connect_server(tmp_path, SMALL) as url:
         assert run_life(tmp_path, tmp_path / "inner", SPARK_REMOTE=url) == expected
+        # Processes with the same settings share a session.
+        assert run_attached(url, SESSION_ID) == run_attached(url, SESSION_ID)
 
 
 @outermost

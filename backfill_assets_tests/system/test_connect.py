@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from backfill_assets_tests.conftest import SMALL
-from backfill_assets_tests.connect_server import connect_server
+from backfill_assets_tests.connect_server import SESSION_ID, connect_server, run_attached
 
 #: The suite's core, run once more in a process that has a Connect session.
 CORE = [
@@ -48,25 +48,6 @@ def test_the_core_of_the_suite_passes_on_connect(server, tmp_path):
     assert " passed" in done.stdout
 
 
-def attached(server: str, code: str, **more: str) -> list[str]:
-    """What a process prints that has a session of the server, as `spark`."""
-    start = (
-        "from backfill_assets.engine.spark import Engine\n"
-        "from backfill_assets.settings import load_settings\n"
-        "spark = Engine.of(load_settings()).spark_session\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", start + code],
-        env={**os.environ, "SPARK_REMOTE": server, **more},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout.split()
-
-
-WHO = "print(spark.session_id)\n"
 MERGING = """
 from backfill_assets.engine.sharing import alone
 spark.range(3).createOrReplaceTempView("mine")
@@ -112,33 +93,33 @@ time.sleep(3)
 @pytest.mark.slow
 @pytest.mark.skipif("SPARK_REMOTE" in os.environ, reason="this is the run on Connect")
 def test_processes_that_share_a_session(server, tmp_path):
-    (first,) = attached(server, WHO)
-    assert attached(server, WHO) == [first]
-    (other,) = attached(server, WHO, BACKFILL_ASSETS_SPARK_CONF='{"spark.sql.own": "1"}')
+    (first,) = run_attached(server, SESSION_ID)
+    assert run_attached(server, SESSION_ID) == [first]
+    (other,) = run_attached(server, SESSION_ID, BACKFILL_ASSETS_SPARK_CONF='{"spark.sql.own": "1"}')
     assert other != first
 
     # Each finds the files that there are now, though it asks as the one before did.
     count = f"print(spark.read.parquet({str(tmp_path / 'rows')!r}).count(), spark.session_id)"
     write = f"spark.range(10).write.mode('append').parquet({str(tmp_path / 'rows')!r})"
     for n in (1, 2, 3):
-        attached(server, write)
-        assert attached(server, count) == [str(10 * n), first]
+        run_attached(server, write)
+        assert run_attached(server, count) == [str(10 * n), first]
 
     # What a commit says of itself nobody else sees.
-    own, partitions, rows, after, untouched = attached(server, MERGING)
+    own, partitions, rows, after, untouched = run_attached(server, MERGING)
     assert own != first == after
     assert (partitions, rows) == ("77", "3") and untouched != "77"
 
-    (own,) = attached(server, UNFINISHED)
+    (own,) = run_attached(server, UNFINISHED)
     url = re.sub("(?<=session_id=)[^;]+", own, server)
-    assert attached(server, "import os\n" + CLOSED, CLOSED=url) == ["True"]
+    assert run_attached(server, "import os\n" + CLOSED, CLOSED=url) == ["True"]
 
     # What nobody waits for any more does not go on.
-    assert attached(server, GIVEN_UP) == []
-    assert attached(server, "print(len(spark.interruptAll()))") == ["0"]
+    assert run_attached(server, GIVEN_UP) == []
+    assert run_attached(server, "print(len(spark.interruptAll()))") == ["0"]
 
     # A session that somebody has closed is not the end.
-    assert attached(server, WHO + "spark.stop()") == [first]
-    (second,) = attached(server, WHO)
+    assert run_attached(server, SESSION_ID + "spark.stop()") == [first]
+    (second,) = run_attached(server, SESSION_ID)
     assert second != first
-    assert attached(server, WHO) == [second]
+    assert run_attached(server, SESSION_ID) == [second]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from backfill_assets.cli import main
+from backfill_assets_tests.conftest import SMALL
 from backfill_assets_tests.places import BIN, PROJECT
 
 
@@ -19,6 +21,7 @@ def make(folder: Path, target: str) -> str:
     }
     if jars := os.environ.get("BACKFILL_ASSETS_JARS"):
         own["BACKFILL_ASSETS_JARS"] = jars
+    own["BACKFILL_ASSETS_SPARK_CONF"] = json.dumps(SMALL)
     command = ["make", "-C", str(folder), target, f"BIN={BIN}"]
     done = subprocess.run(command, capture_output=True, text=True, env=own, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

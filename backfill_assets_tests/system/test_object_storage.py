@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import subprocess
 import sys
@@ -226,6 +227,7 @@ for overwrite in (False, False, True):
 def test_spark_overwrites_no_commit_that_it_has_not_looked_for(server, monkeypatch):
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("BACKFILL_ASSETS_SPARK_CONF", json.dumps(SMALL))
     said = []
     for line in ("first", "second"):
         done = subprocess.run(
@@ -269,6 +271,7 @@ def test_no_commit_of_several_drivers_is_lost(server, monkeypatch):
     """Two drivers of Spark and delta-rs, each of which knows nothing of the others."""
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("BACKFILL_ASSETS_SPARK_CONF", json.dumps(SMALL))
     url = f"s3a://{BUCKET}/contested"
     write = partial(write_deltalake, url, mode="append", storage_options=storage_options(url))
     write(pa.table({"row": ["first"]}))

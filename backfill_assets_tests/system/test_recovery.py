@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -14,6 +15,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from backfill_assets.orders.tables import TABLES
+from backfill_assets_tests.conftest import SMALL
 from backfill_assets_tests.pipeline import END, LAYERS, START, Pipeline, day, order
 from backfill_assets_tests.places import BIN
 
@@ -38,7 +40,7 @@ def launch(pipeline: Pipeline) -> subprocess.Popen:
         "BACKFILL_ASSETS_WAREHOUSE": pipeline.settings.warehouse,
         "BACKFILL_ASSETS_START": str(START),
         "BACKFILL_ASSETS_END": str(END),
-        "BACKFILL_ASSETS_SPARK_CONF": '{"spark.sql.shuffle.partitions": "2"}',
+        "BACKFILL_ASSETS_SPARK_CONF": json.dumps(SMALL),
     }
     Path(environment["DAGSTER_HOME"]).mkdir(exist_ok=True)
     layers = " or ".join(f"key:{name}" for name in LAYERS)
