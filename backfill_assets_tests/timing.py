@@ -66,7 +66,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report: pytest.TestReport = yield
     if report.when == "teardown":
         item.config.stash[_CPU_NOW] = cpu_seconds()
-        used = item.config.stash[_CPU_NOW] - item.stash[_CPU_BEFORE]
+        # A process that outlives the one that started it takes its seconds along.
+        used = max(0.0, item.config.stash[_CPU_NOW] - item.stash[_CPU_BEFORE])
         report.user_properties.append(("cpu_seconds", round(used, 1)))
         limit = item.config.getoption("--cpu-limit")
         in_system = item.get_closest_marker("system") is not None
@@ -120,21 +121,26 @@ SESSION_CPU = pytest.StashKey[float]()
 
 def cpu_seconds() -> float:
     """The CPU seconds that this process and all below it have used, with those that ended."""
-    if not _CHILDREN.exists():  # not on Linux: without what still runs below this process
+    if not _STAT.exists():  # not on Linux: without what still runs below this process
         return sum(os.times()[:4])
-    ticks, open_pids = 0, [os.getpid()]
-    while open_pids:
-        process = Path("/proc", str(open_pids.pop()))
+    ticks: dict[int, int] = {}
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for process in _STAT.parents[1].glob("[0-9]*"):
         try:
             status = (process / "stat").read_text()
-            children = [task.read_text() for task in process.glob("task/*/children")]
         except OSError:  # it has ended
             continue
         # The name of the command, in parentheses, may hold anything.
-        ticks += sum(map(int, status.rpartition(")")[2].split()[11:15]))
-        open_pids += [int(pid) for text in children for pid in text.split()]
-    return ticks / _TICKS
+        fields = status.rpartition(")")[2].split()
+        children[int(fields[1])].append(int(process.name))
+        ticks[int(process.name)] = sum(map(int, fields[11:15]))
+    total, open_pids = 0, [os.getpid()]
+    while open_pids:
+        pid = open_pids.pop()
+        total += ticks.get(pid, 0)
+        open_pids += children[pid]
+    return total / _TICKS
 
 
-#: Of the kernels that are built so, which are those of all distributions.
-_CHILDREN = Path("/proc/thread-self/children")
+#: The kernel's list of the children of a process may lack some while others are started.
+_STAT = Path("/proc/self/stat")
