@@ -61,6 +61,58 @@ def test_digest_knows_content_not_order(spark, rows):
     assert other[day(2)] == digests[day(2)]
 
 
+NESTED = {
+    "array<int>": [
+        "array()",
+        "array(null)",
+        "array(null, null)",
+        "array(null, 1)",
+        "array(1, null)",
+    ],
+    "array<array<int>>": [
+        "array(array(1, 2), array(3))",
+        "array(array(1), array(2, 3))",
+        "array(array(1, 2, 3))",
+        "array(array(1, 2, 3), array())",
+        "array(array(1, 2, 3), null)",
+    ],
+    "struct<a:int,b:int>": [
+        "named_struct('a', 1, 'b', null)",
+        "named_struct('a', null, 'b', 1)",
+        "named_struct('a', null, 'b', null)",
+        "null",
+    ],
+    "map<string,int>": ["map()", "map('a', null)", "map('a', 1)", "map('b', 1)", "null"],
+    "array<struct<a:string,b:string>>": [
+        "array(named_struct('a', 'x', 'b', null))",
+        "array(named_struct('a', null, 'b', 'x'))",
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", NESTED)
+def test_nested_values_that_differ_have_hashes_that_differ(spark, kind):
+    values = ", ".join(f"(CAST({value} AS {kind}))" for value in NESTED[kind])
+    frame = spark.sql(f"SELECT col1 AS value FROM VALUES {values}")
+    hashes = [row[0] for row in frame.select(row_hash(frame.schema)).collect()]
+    assert len({*hashes}) == len(NESTED[kind])
+
+
+@pytest.mark.parametrize(
+    ("value", "equal_value"),
+    [
+        ("map('a', 1, 'b', 2)", "map('b', 2, 'a', 1)"),
+        ("double('NaN')", "-double('NaN')"),
+        ("0.0D", "-0.0D"),
+        ("array(0.0D, double('NaN'))", "array(-0.0D, -double('NaN'))"),
+    ],
+)
+def test_values_that_are_equal_have_one_hash(spark, value, equal_value):
+    frame = spark.sql(f"SELECT {value} AS value UNION ALL SELECT {equal_value}")
+    first, second = (row[0] for row in frame.select(row_hash(frame.schema)).collect())
+    assert first == second
+
+
 def test_digest_sees_a_row_that_came_twice(spark):
     at = datetime(2024, 1, 1, tzinfo=timezone.utc)
     order = (day(1), "o", None, at, Decimal("1.00"), at, day(1))
@@ -74,7 +126,7 @@ def test_digest_sees_a_row_that_came_twice(spark):
 
 def test_hash_knows_where_a_null_is(spark):
     frame = spark.createDataFrame([("x", None), (None, "x")], "a string, b string")
-    first, second = (row[0] for row in frame.select(row_hash(["a", "b"])).collect())
+    first, second = (row[0] for row in frame.select(row_hash(frame.schema)).collect())
     assert first != second
 
 

@@ -306,9 +306,22 @@ def test_rows_that_are_others_each_time_they_are_computed_are_not_published(load
     fickle = some.withColumn("n", F.explode(F.expr("sequence(1, many)")))
     fickle = fickle.withColumn("customer_id", F.concat("customer_id", F.col("n").cast("string")))
     fickle = fickle.drop("many", "n")
-    with pytest.raises(PublishError, match="were audited: computed twice, the day has not the"):
+    with pytest.raises(PublishError, match="computed twice, the days have not the same rows"):
         publish(loaded, fickle, window(2, 2))
     assert content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_as_many_other_rows_are_not_published_either(loaded, spark, merge):
+    random = "cast(reflect('java.lang.Math', 'random') as double)"
+    one_row = fact_rows(spark, [(2, "a", 1)])
+    fickle = one_row.withColumn("orders", F.expr(f"1 + bigint(1e9 * {random})"))
+    with pytest.raises(PublishError, match="the rows that were written have the digest"):
+        publish(loaded, fickle, window(2, 2), merge=merge)
+    assert content(loaded) == {(n, "a", n) for n in (1, 2, 3)}
+    named = {path.rpartition("/")[2] for path in loaded.log(FACT.name).file_uris()}
+    files = (loaded.warehouse / FACT.name / "run_date=2024-01-02").glob("*.parquet")
+    assert {file.name for file in files} <= named, "files are left of what was not committed"
 
 
 def test_no_file_is_left_of_what_was_not_committed(loaded, spark):
@@ -469,7 +482,7 @@ def test_commits_of_other_kinds_do_not_hide_one_of_ours(loaded, spark):
     after = manager.ledger(FACT)
     assert after.version > before.version
     rows = fact_rows(spark, [(1, "b", 1), (2, "b", 1)])
-    files = writer.write(rows, [day(1), day(2)], scattered=False)
+    files = writer.write(rows, [day(1), day(2)], scattered=False).files
     assert writer.commit(files, [day(1)], said, before) is None
     assert writer.commit(files, [day(1)], said, after) is not None
     assert writer.commit(files, [day(2)], said, after) is None

@@ -24,7 +24,7 @@ from pandera.pyspark import Field
 
 from backfill_assets import Lookup, Quota
 from backfill_assets.delta.references import look
-from backfill_assets.lookups import asking, kept, service
+from backfill_assets.lookups import asking, kept, quotas, service
 from backfill_assets.lookups.asking import ask
 from backfill_assets.lookups.kept import AnswersError, KeptAnswers, create, forget
 from backfill_assets.lookups.quotas import SharedQuota, rates_of
@@ -134,9 +134,37 @@ def test_a_quota_says_how_long_calls_take():
     assert of.seconds_for(8) == 8 / 80_000 * 86400
     assert of.seconds_for(80_000) == 86_400
     assert of.seconds_for(100_000, live=True) == 86_400
-    # What a shorter quota holds anyway is left out: the library would refuse it.
-    found = rates_of([Quota(7, "second"), Quota(420, "minute"), Quota(100, "hour")], 0.8)
-    assert [(rate.limit, rate.interval) for rate in found] == [(5, 1000), (80, 3_600_000)]
+
+
+@pytest.mark.parametrize(
+    ("quotas", "rates"),
+    [
+        # The library takes no rate that allows more in the same time than a shorter one.
+        ([Quota(7, "second"), Quota(420, "minute")], [(5, 1_000), (300, 60_000)]),
+        ([Quota(2, "second"), Quota(5_000, "hour")], [(1, 1_000), (3_600, 3_600_000)]),
+        # What all of a longer time holds is held in a part of it.
+        ([Quota(200, "second"), Quota(100, "hour")], [(80, 3_600_000)]),
+    ],
+)
+def test_a_share_of_a_quota_holds_each_of_its_rates(quotas, rates):
+    assert [(rate.limit, rate.interval) for rate in rates_of(quotas, 0.8)] == rates
+
+
+def test_whatever_shares_are_used_no_rate_of_a_quota_is_exceeded(tmp_path, monkeypatch):
+    allowed = [Quota(2, "second"), Quota(100, "minute")]
+    live, backfill = (SharedQuota(tmp_path, "rates", allowed, share) for share in (1.0, 0.8))
+    now, calls = 1_700_000_000_000, []
+    monkeypatch.setattr(quotas.time, "time_ns", lambda: now * 1_000_000)
+    monkeypatch.setattr(quotas, "_CLEAN_EVERY", -1.0)  # each call looks for what may be deleted
+    for step in range(4 * 180):
+        now += 250
+        # For a minute both ask, then backfills alone, then both again.
+        for quota in (backfill, live) if not 240 <= step < 480 else (backfill,):
+            if quota.take() == 0:
+                calls.append(now)
+    for length, most in ((1_000, 2), (60_000, 100)):
+        assert max(sum(at - length < c <= at for c in calls) for at in calls) <= most
+    assert len(calls) > 2 * 80
 
 
 # --- answers --------------------------------------------------------------------------------------
@@ -242,6 +270,10 @@ def test_the_secret_may_be_in_a_file(server, monkeypatch, tmp_path):
 def test_retry_after_is_seconds_or_a_date():
     assert service._seconds("7") == 7
     assert service._seconds("soon") is None
+    assert service._seconds("9" * 400) == service._LONGEST_WAIT
+    moment = time.time() + 60
+    for text in (f"{moment:.0f}", f"{1000 * moment:.0f}"):  # no number of seconds to wait
+        assert 55 < service._seconds(text) < 65
     when = datetime.now(timezone.utc) + timedelta(seconds=30)
     assert 28 < service._seconds(format_datetime(when, usegmt=True)) <= 30
 
@@ -378,6 +410,24 @@ def test_a_quota_that_is_used_up_for_long_ends_the_asking(server, tmp_path):
     assert len(keep) == 5
     (said,) = set(found.unanswered.values())
     assert said.startswith("not asked: the quota is used up until 20")
+
+
+def test_a_service_that_is_always_busy_ends_the_asking(server, tmp_path):
+    server.behave = lambda path, before: "status 429"
+    found, keep = asked(tmp_path, lookup(patience=2.0), requests(3))
+    assert not keep
+    assert len(found.unanswered) == 3
+    assert all("quota is used up" in text for text in found.unanswered.values())
+    assert len(server.asked) <= 4 * RATES.connections
+
+
+def test_a_thread_that_breaks_ends_the_asking(server, tmp_path, monkeypatch):
+    def broken(_: SharedQuota) -> float:
+        raise OverflowError("date value out of range")
+
+    monkeypatch.setattr(SharedQuota, "take", broken)
+    with pytest.raises(OverflowError, match="out of range"):
+        asked(tmp_path, RATES, requests(3))
 
 
 def test_backfills_leave_the_reserve_to_live_runs(server, tmp_path):

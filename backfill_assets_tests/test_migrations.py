@@ -284,6 +284,21 @@ REFUSED = {
         table_of(2, city=(T.StringType, Field(description="City."))),
         "column city is new and required",
     ),
+    "renamed twice": (
+        table_of(
+            3,
+            note=(
+                "text",
+                T.StringType,
+                Field(
+                    nullable=True,
+                    description="A note.",
+                    metadata={"null_warn": 1.0, "null_error": 1.0, "renamed_from": "remark"},
+                ),
+            ),
+        ),
+        "column text is renamed from remark, and the table has neither: migrate it with the code",
+    ),
     "no other version": (table_of(1, note=None), "give it 2"),
 }
 
@@ -294,6 +309,13 @@ def test_what_is_refused(name):
     found = migration_of(ledger_of(table, BEFORE), {})
     with pytest.raises(SchemaError, match=f"cannot be migrated: .*{said}.*Nothing was written"):
         migrating.refuse(found)
+
+
+def test_a_default_that_rows_have_cannot_be_another():
+    other = table_of(3, channel=(T.StringType, added("web", day(3), "Where from.")))
+    ledger = ledger_of(other, GAP, **{SCHEMA_VERSION: "2", GAPS: properties_of(GAP)[GAPS]})
+    (text,) = migration_of(ledger, {}).refused
+    assert text.startswith("column channel is 'shop' before 2024-01-03, which its rows hold")
 
 
 def test_a_required_column_needs_a_log_without_nulls():

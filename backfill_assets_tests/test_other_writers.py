@@ -463,6 +463,7 @@ def test_a_table_whose_log_was_cut_is_written_again(pipeline, spark):
     assert found.transaction == before.transaction + 1
     # And a commit still does not come about if another of ours came after the ledger was read.
     writer = Writer(lambda: spark, str(url), FACT)
-    files = writer.write(fact_rows(spark, [(1, "late", 1)]), [day(1)], scattered=False)
+    late_rows = fact_rows(spark, [(1, "late", 1)])
+    files = writer.write(late_rows, [day(1)], scattered=False).files
     assert writer.commit(files, [day(1)], {**RECORD, "audit": {}}, before) is None
     assert content(pipeline) == {(n, "a", n) for n in (1, 2, 3)}

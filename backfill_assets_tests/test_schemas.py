@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import date
 from decimal import Decimal
 
+import pandera.pyspark as pa
 import pyspark.sql.types as T
 import pytest
 from pyspark.sql import functions as F
@@ -12,7 +13,7 @@ from pyspark.sql import functions as F
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
 from backfill_assets.tables.columns import Bounds
-from backfill_assets.tables.table import SchemaError
+from backfill_assets.tables.table import DeclarationError, SchemaError, Table
 
 #: `!` marks a column that must not be null.
 TYPES = {
@@ -76,6 +77,30 @@ def test_partition_key_and_totals(table, partition, key, totals):
     assert (table.partition, table.key, table.totals) == (partition, key, totals)
     assert isinstance(table.struct[partition].dataType, T.DateType)
     assert not table.struct[partition].nullable
+
+
+class Readings(pa.DataFrameModel):
+    day: T.DateType
+    meter: T.StringType
+    kwh: T.DoubleType
+
+
+@pytest.mark.parametrize(
+    ("total", "text"),
+    [
+        (
+            "kwh",
+            "has the type double, whose sum depends on the order of the rows: make it a DECIMAL",
+        ),
+        ("meter", "has the type string"),
+        ("power", "no column"),
+    ],
+)
+def test_a_total_is_a_decimal_or_a_whole_number(total, text):
+    metadata = {"partition": "day", "totals": [total]}
+    config = type("Config", (), {"metadata": metadata})
+    with pytest.raises(DeclarationError, match=f"{total} is one of the totals and .*{text}"):
+        Table("readings", type("Model", (Readings,), {"Config": config}))
 
 
 def test_a_check_on_the_key_where_there_is_one():

@@ -301,11 +301,16 @@ def test_the_window_of_what_was_taken_back():
 #: In the order of precedence, for day 9 of the facts: what brings it about.
 CAUSES: dict[State, dict[str, Any]] = {
     State.CHECK_FAILED: {"failed": {FACT.name: days(9)}},
-    State.MISSING: {"found": healthy() | {FACT.name: healthy(ALL - days(9))[FACT.name]}},
+    # A day without rows may be on hold as well: then nobody misses it.
+    State.MISSING: {
+        "found": healthy() | {FACT.name: healthy(ALL - days(9))[FACT.name]},
+        "behind": Backlog(),
+    },
     State.UNRECORDED: {"found": healthy() | {FACT.name: replace(healthy()[FACT.name], lost=[99])}},
     State.EXTERNAL: {"found": appended(FACT, 9)},
     State.OTHER_SETTINGS: {"settings": "others"},
     State.INPUT_WITHDRAWN: {"found": withdrawn(STAGED, 9)},
+    State.ON_HOLD: {"behind": Backlog(on_hold={FACT.name: {day(9)}})},
     State.INPUT_NEWER: {"behind": lacking(day(9), table=FACT)},
     State.INPUT_MISSING: {"absent": days(9)},
     State.OPEN: {},
@@ -318,6 +323,13 @@ CAUSES: dict[State, dict[str, Any]] = {
 def test_the_first_that_applies(first, second):
     causes = {"behind": Backlog(), **CAUSES[second], **CAUSES[first]}
     assert states(FACT, situation(**causes))[9] is first
+
+
+def test_a_day_without_rows_may_be_on_hold():
+    found = healthy() | {FACT.name: healthy(ALL - days(9))[FACT.name]}
+    on_hold = Backlog(on_hold={FACT.name: {day(9)}})
+    assert states(FACT, situation(found, behind=on_hold))[9] is State.ON_HOLD
+    assert not State.ON_HOLD.good
 
 
 def test_the_order_is_that_of_the_declaration():
@@ -436,6 +448,7 @@ def test_summary_counts_every_state():
         "changed by another writer": 0,
         "made under other settings": 0,
         "input taken back": 0,
+        "on hold": 0,
         "input newer than output": 0,
         "replaced file waits": 0,
         "input missing": 0,

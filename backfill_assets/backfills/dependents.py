@@ -31,6 +31,7 @@ from backfill_assets.delta.records import ACCEPTED_CODE, ExternalCommit, Record
 from backfill_assets.staleness.backlog import follows
 from backfill_assets.staleness.supposed import depending
 from backfill_assets.tables.derived import carries_state
+from backfill_assets.tables.graph import graph_of
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,10 @@ def extents(
     """
     direct = part_of(name, days)
     above: dict[str, _Written] = {}
-    found = {}
+    all_origins: dict[str, Origins] = {}
+    found: dict[str, Extent] = {}
     for table, ledger in ledgers.items():
-        origins = Origins(ledger)
+        origins = all_origins[table] = Origins(ledger)
         of = _Following(table, ledgers, policy, above)
         if carries_state(ledger.table):
             of.chain = Chain(ledger, origins, name, direct, of.follows, of.mixed)
@@ -83,20 +85,23 @@ def extents(
         left = {day: change for day, change in changes.items() if day not in done}
         others = {day: commit for day, commit in since.items() if day not in done}
         alone = [d for d in left if d not in others]
-        unchanged = found_unchanged(ledger, mine)
+        unchanged = {
+            day: change
+            for day, change in found_unchanged(ledger, mine).items()
+            if day not in left
+            if change.last.details.kind == ACCEPTED_CODE or of.follows(change.last, day)
+            if not of.mixed(change.previous, change.last, day)
+        }
         found[table] = Extent(
             changes=left,
-            unchanged={
-                day: change
-                for day, change in unchanged.items()
-                if day not in left
-                if change.last.details.kind == ACCEPTED_CODE or of.follows(change.last, day)
-                if not of.mixed(change.previous, change.last, day)
-            },
+            unchanged=unchanged,
             done=done,
             problems=[
                 *_written_since(table, others),
                 *_made_of_others_too(of, ledger, {d: left[d] for d in alone}, direct),
+                *_made_of_reverted(
+                    ledgers, policy, table, {**unchanged, **left}, found, all_origins
+                ),
             ],
         )
     return found
@@ -175,10 +180,11 @@ class _Following:
         """Whether a day of a commit was made of what is undone."""
         if self.chain and day in self.chain.upon.get(record.version, ()):
             return True
+        if not any(day in days for days in self._due_by.values()):
+            return False
+        inputs = record.for_day(day).inputs
         return any(
-            day in days
-            and name in record.inputs
-            and day in self._following(name, record.inputs[name])
+            day in days and name in inputs and day in self._following(name, inputs[name])
             for name, days in self._due_by.items()
         )
 
@@ -190,7 +196,7 @@ class _Following:
             or not self.follows(change.last, day)
         ):
             return False
-        seen = {name: self._above[name].seen(v) for name, v in self._read(change.last)}
+        seen = {name: self._above[name].seen(v) for name, v in self._read(change.last, day)}
         gone = all(self._above[name].done >= days for name, days in seen.items())
         return gone and not self.follows(since, day)
 
@@ -206,20 +212,22 @@ class _Following:
         """
         if self.chain and previous and (commit := self.chain.by_others(previous, record, day)):
             return self._table, commit
-        for name, version in record.inputs.items():
+        earlier = previous.for_day(day).inputs if previous else {}
+        for name, version in record.for_day(day).inputs.items():
             if name not in self._due or name == self._table:
                 continue
-            since = previous.inputs.get(name) if previous else None
+            since = earlier.get(name)
             if since is None:
                 since = self._above[name].before(version) if name in self._above else version
             if commit := self._made_by_others(name, since, version).get(day):
                 return name, commit
         return None
 
-    def _read(self, record: Record) -> Iterator[tuple[str, int]]:
+    def _read(self, record: Record, day: date) -> Iterator[tuple[str, int]]:
+        inputs = record.for_day(day).inputs
         for name in self._above:
-            if name in record.inputs and name in self._due:
-                yield name, record.inputs[name]
+            if name in inputs and name in self._due:
+                yield name, inputs[name]
 
     def _following(self, name: str, version: int) -> frozenset[date]:
         """The days that follow what is undone in an input as it was in a version."""
@@ -304,7 +312,11 @@ def _made_of_others_too(
                 continue
             if mixed := of.mixed(previous, record, day):
                 inputs[mixed[0]][day] = mixed[1]
-            if previous and _within(change, previous.version) and _other_code(previous, record):
+            if (
+                previous
+                and _within(change, previous.version)
+                and _other_code(previous, record, day)
+            ):
                 codes[day] = record
         spoken = [day for day in record.days if record.version in stands[day]]
         before |= dict.fromkeys([*spoken, *record.withdrawn], record)
@@ -318,8 +330,54 @@ def _made_of_others_too(
     yield from _written_since(ledger.table.name, codes)
 
 
-def _other_code(one: Record, other: Record) -> bool:
-    return (one.code_version, one.config_digest) != (other.code_version, other.config_digest)
+def _other_code(one: Record, other: Record, day: date) -> bool:
+    code_version, other_version = (record.for_day(day).code_version for record in (one, other))
+    return code_version != other_version or one.made_under(day) != other.made_under(day)
+
+
+def _made_of_reverted(
+    ledgers: Ledgers,
+    policy: Policy,
+    table: str,
+    changes: Mapping[date, Change],
+    extents: Mapping[str, Extent],
+    origins: Mapping[str, Origins],
+) -> Iterator[str]:
+    """Days whose old rows were made of input that another undo has reverted since.
+
+    Put back, they would hold what their inputs do not. Input that is newer than theirs is no
+    reason: such a day is behind, for all to see.
+
+    Args:
+        ledgers: those of all tables.
+        policy: the late-data policy.
+        table: the name of the table.
+        changes: its days to put back.
+        extents: of its inputs, what is undone.
+        origins: of its inputs.
+    """
+    days_of: dict[tuple[str, int], set[date]] = defaultdict(set)
+    for dependency in graph_of(ledgers, policy).inputs[table]:
+        name = dependency.source.name
+        if name == table or not changes:
+            continue
+        deciding = dependency.reach.deciding(ledgers[name])
+        last = ledgers[name].version or 0
+        undone = extents[name].changes
+        for day, change in changes.items():
+            version = change.previous.for_day(day).inputs.get(name) if change.previous else None
+            if version is None:
+                continue
+            for input_day in deciding(day):
+                as_of = undone[input_day].before if input_day in undone else last
+                made_of = origins[name].at(input_day, version)
+                if origins[name].at(input_day, as_of) < made_of:
+                    days_of[name, made_of].add(day)
+    for (name, version), days in sorted(days_of.items()):
+        yield (
+            f"{table} [{spelled(days)}] was made of version {version} of {name} before, which "
+            "has been undone since; undo that undo first, or leave these days out"
+        )
 
 
 def _by_commit(

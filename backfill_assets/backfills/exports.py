@@ -211,9 +211,12 @@ def file_of(folder: Path, path: str, day: date, rows: int) -> File:
 
 def _manifest(ledger: Ledger, days: Window, files: Sequence[File]) -> Manifest:
     assert ledger.version is not None
-    by_record: dict[int, list[date]] = {}
+    # Days of one commit may have been made by and from different things.
+    by_record: dict[tuple[int, bytes], list[date]] = {}
     for day in days:
-        by_record.setdefault(ledger.latest[day].version, []).append(day)
+        record = ledger.latest[day]
+        made = msgspec.json.encode(record.provenance(day), order="sorted")
+        by_record.setdefault((record.version, made), []).append(day)
     return Manifest(
         table=ledger.table.name,
         days=str(days),

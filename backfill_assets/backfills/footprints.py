@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from typing import NamedTuple
 
 from backfill_assets.calendar.partitions import unpacked
 from backfill_assets.delta.ledgers import Ledger, Ledgers
@@ -204,24 +205,54 @@ def found_unchanged(ledger: Ledger, mine: Mine) -> dict[date, Change]:
     Returns:
         Each with the commit that spoke of the day before the backfill did.
     """
-    stands: dict[date, Record] = {}
-    found: dict[date, Change] = {}
-    wrote: set[date] = set()
+    timelines: dict[date, list[_Spoken]] = defaultdict(list)
     for record in ledger.records:
+        as_of = _as_of(record)
         for day in record.days:
-            if not mine(record, day):
-                found.pop(day, None)
-                wrote.discard(day)
-            elif day in record.wrote:
-                found.pop(day, None)
-                wrote.add(day)
-            elif day not in wrote and day not in found and day in stands:
-                found[day] = Change(record.version - 1, record.version, stands[day], record)
-        stands |= dict.fromkeys(record.days, record)
+            timeline = timelines[day]
+            before = timeline[-1] if timeline else _Spoken(-1, None, None)
+            if day in as_of:
+                # An undo: what it goes back to counts, unless it is the undo that is asked about.
+                earlier = [spoken for spoken in timeline if spoken.version <= as_of[day]]
+                restored = earlier[-1] if earlier else before
+                if restored.change or restored.wrote or not mine(record, day):
+                    timeline.append(restored._replace(version=record.version))
+                    continue
+            timeline.append(_next(before, record, day, mine=mine(record, day)))
         for day in record.withdrawn:
-            stands.pop(day, None)
-            found.pop(day, None)
-    return {day: change for day, change in found.items() if ledger.current_record(day)}
+            timelines[day].append(_Spoken(record.version, None, None))
+    return {
+        day: timeline[-1].change
+        for day, timeline in timelines.items()
+        if timeline[-1].change and ledger.current_record(day)
+    }
+
+
+class _Spoken(NamedTuple):
+    """What is to be known of a day after a commit that covers it.
+
+    Attributes:
+        version: of the commit.
+        record: the one that stands.
+        change: what a backfill did to the day without a change of its rows; None if it did not.
+        wrote: whether the backfill has changed the rows.
+    """
+
+    version: int
+    record: Record | None
+    change: Change | None
+    wrote: bool = False
+
+
+def _next(before: _Spoken, record: Record, day: date, *, mine: bool) -> _Spoken:
+    if not mine:
+        return _Spoken(record.version, record, None)
+    if day in record.wrote:
+        return _Spoken(record.version, record, None, wrote=True)
+    change = before.change
+    if not (before.wrote or change or before.record is None):
+        change = Change(record.version - 1, record.version, before.record, record)
+    return _Spoken(record.version, record, change, before.wrote)
 
 
 def put_back(

@@ -92,7 +92,7 @@ class _Past:
         if not n or day not in of[n - 1].days:
             return None
         others = _last(self._external[day], version)
-        return None if others > of[n - 1].vouches(day) else of[n - 1]
+        return None if others > of[n - 1].vouches(day) else of[n - 1].for_day(day)
 
     def number(self, figure: Figure, day: date, version: int) -> Decimal | None:
         """A number of a day as of a version; what was read comes before what a record says."""
@@ -122,7 +122,7 @@ def _made_of(
     if earlier in record.inputs:
         return record.inputs[earlier]
     for other in reversed(tables[earlier].records(day)):
-        if day in other.days and _same_origin(tables, other, record, day):
+        if day in other.days and _same_origin(tables, other.for_day(day), record, day):
             return other.version
     return None
 

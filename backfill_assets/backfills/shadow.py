@@ -6,13 +6,14 @@ no table of production has changed.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from functools import partial
 from typing import Any, NamedTuple
 
 import dagster as dg
+import msgspec
 from pydantic import PrivateAttr
 
 from backfill_assets.backfills.plans import Parameters
@@ -25,20 +26,21 @@ from backfill_assets.backfills.target_days import (
     tables_for,
 )
 from backfill_assets.calendar.partitions import DAY, Window, packed
+from backfill_assets.calendar.policy import Policy
 from backfill_assets.dagster_ext.internals import AssetGraph
 from backfill_assets.dagster_ext.run_failures import reason
 from backfill_assets.delta import target_forks, targets
 from backfill_assets.delta.commits import Writer
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.reading import read_ledger
-from backfill_assets.delta.records import Record
 from backfill_assets.delta.targets import Target, TargetError
-from backfill_assets.publish.adoption import adopt
+from backfill_assets.publish.adoption import Origin, adopt
 from backfill_assets.publish.candidates import Candidate, Done, Outcome
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.run_tags import REASON_TAG
 from backfill_assets.quality.checks import failure_text
 from backfill_assets.settings import Settings
+from backfill_assets.staleness.fingerprints import input_fingerprints
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.table import Table
@@ -170,23 +172,64 @@ def catch_up(io: DeltaIOManager, settings: Settings, target: Target) -> Target:
                 shadow.writer(table),
                 partial(shadow.ledger, table),
                 record,
-                partial(versions_of, fresh, fresh.ledgers(settings)),
+                partial(
+                    origin_in,
+                    settings,
+                    fresh,
+                    adopted.ledger,
+                    partial(fresh.ledgers, settings),
+                ),
             )
     return targets.keep(settings, fresh)
 
 
-def versions_of(target: Target, ledgers: Ledgers, record: Record) -> dict[str, int]:
-    """The inputs of a commit of a fork, the tables of the target by their versions elsewhere.
+def origin_in(
+    settings: Settings,
+    target: Target,
+    fork: Ledger,
+    ledgers: Callable[[], Ledgers],
+    days: Iterable[date],
+) -> Origin:
+    """What days of a fork were made by and from, as another log of the table is to name it.
+
+    Of an input that the target has too, a version of it there is named only where the input holds
+    there, as of now, what the day was made of. Else the version that the target began with is: the
+    day is then behind its input.
 
     Args:
+        settings: the deployment's settings.
         target: the target.
-        ledgers: where its tables are to be.
-        record: the commit.
+        fork: the ledger of the table, as the target has it.
+        ledgers: those of all tables where the days are to be, as of now.
+        days: the days.
     """
-    return {
-        name: (ledgers[name].version or 0) if name in target.tables else version
-        for name, version in record.inputs.items()
-    }
+    days, name, there = sorted(days), fork.table.name, ledgers()
+    fingerprints = input_fingerprints(
+        fork.table.inputs(Policy.of(settings)),
+        there,
+        days,
+        there[name].references,
+        # Of a table that carries state, days are built upon days that come with them.
+        {(name, day): fork.content(day) for day in days},
+    )
+    other = {d for d in days if fork.latest[d].days[d].fingerprint != fingerprints[d]}
+
+    def version(day: date, table: str, seen: int) -> int:
+        if table not in target.tables:
+            return seen
+        return (target.pins[table] if day in other else there[table].version) or 0
+
+    provenances = {day: fork.latest[day].provenance(day) for day in days}
+    return Origin(
+        {
+            day: msgspec.structs.replace(
+                provenance,
+                inputs={table: version(day, table, v) for table, v in provenance.inputs.items()},
+            )
+            for day, provenance in provenances.items()
+        },
+        {day: fingerprints[day] for day in other},
+    )
 
 
 def _asked(target: Target, now: Ledgers) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from backfill_assets.backfills.plans import Expected
-from backfill_assets.backfills.shadow import versions_of
+from backfill_assets.backfills.shadow import origin_in
 from backfill_assets.backfills.target_bounds import refuse_uncompared
 from backfill_assets.backfills.target_days import (
     adoptable,
@@ -117,7 +117,7 @@ def _adopt(
             partial(io.ledger, table),
             # A person has begun it, whoever finishes it.
             {**record, "backfill_id": target.switch_id, "launched_by": PERSON},
-            partial(versions_of, target, read_ledgers(settings)),
+            partial(origin_in, settings, target, adopted.ledger, partial(read_ledgers, settings)),
             refuse,
             CANARY if target.canary else SWITCH_OVER,
         )

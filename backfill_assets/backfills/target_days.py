@@ -16,6 +16,7 @@ from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.targets import Target, TargetError
 from backfill_assets.publish.adoption import Adopted
 from backfill_assets.settings import Settings
+from backfill_assets.staleness.supposed import SwitchedOver
 from backfill_assets.tables.catalog import fed_tables, graph_for, tables_of
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import carries_state
@@ -95,6 +96,18 @@ def behind(
         pinned: of production as the target sees it, and not as it is now.
     """
     ledgers = target.ledgers(settings, pinned=pinned)
+    if not pinned:
+        # Of days that it has not made, those of production count, as of now.
+        production = {
+            name: read_ledger(settings.table(name), tables_of(settings)[name])
+            for name in target.tables
+        }
+        ledgers = {
+            name: SwitchedOver.of(ledger, made(target, ledger), production[name])
+            if name in target.tables
+            else ledger
+            for name, ledger in ledgers.items()
+        }
     days = days_of(settings, graph, target, only)
     asked = Parameters(days=str(only or target.windows[-1]), tables=target.tables)
     found: dict[str, dict[date, Fate]] = {}

@@ -12,7 +12,6 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from dataclasses import dataclass
 from datetime import date
 from functools import reduce
-from typing import Any
 
 import msgspec
 from deltalake.exceptions import DeltaError
@@ -20,18 +19,20 @@ from pyspark.sql import DataFrame
 
 from backfill_assets.backfills.dependents import Extent, extents
 from backfill_assets.backfills.footprints import Change, footprint, part_of, put_back
-from backfill_assets.calendar.partitions import DAY, Window, packed, spelled
+from backfill_assets.calendar.partitions import DAY, Window, any_of, packed, spelled, windows
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.data_files import DataFiles
+from backfill_assets.delta.evolution import version_of
 from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.delta.logs import delta_log, metadata_of
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.delta.records import Details, Record
+from backfill_assets.delta.records import Details, Published, Record
 from backfill_assets.delta.snapshots import data_files, files_as_of, rows_as_of
 from backfill_assets.engine.stores import open_store
 from backfill_assets.landing.manifests import Manifest, after_undo
 from backfill_assets.publish.candidates import Built, Candidate, Done, Plan, Remarks, Snapshot
 from backfill_assets.publish.io_manager import DeltaIOManager
-from backfill_assets.quality.audit import Verdict
+from backfill_assets.quality.audit import Verdict, are_comparable, digests_by_day
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.arrivals import manifests
 from backfill_assets.staleness.touched import touched
@@ -90,7 +91,7 @@ def take_back(
         extent = asked.extents()[table.name]
         if todo := {**extent.unchanged, **extent.changes}:
             record = io.record(table, run_id, tags)
-            candidate = Candidate(table, _Undo(asked, table, record).plan)
+            candidate = Candidate(table, _Undo(asked, table).plan)
             hull = Window(min(todo), max(todo) + DAY)
             yield table, io.publish(candidate, hull, record, rewrite=extent.changes)
 
@@ -134,6 +135,10 @@ class _Asked:
         problems = list(extent.problems)
         for version, of in _by_version(extent.changes).items():
             try:
+                columns = metadata_of(delta_log(self.io.url(table), version).load())
+                if table.schema_version - version_of(columns) > 1:
+                    problems.append(_other_columns(table, of, version, version_of(columns)))
+                    continue
                 lost = _as_of(self.io.url(table), table, version, of).lost
             except (DeltaError, OSError) as error:
                 problems.append(f"{table.name} cannot be read as of version {version} ({error})")
@@ -145,6 +150,19 @@ class _Asked:
                     "mend the input and launch these days again instead"
                 )
         return problems
+
+
+def _version_before(change: Change) -> int:
+    return change.previous.version if change.previous else change.before
+
+
+def _other_columns(table: Table, days: Iterable[date], version: int, schema: int) -> str:
+    """That rows cannot be put back as they were: a migration tells one step, and not the way."""
+    return (
+        f"{table.name} [{spelled(days)}] had the columns of schema {schema} in version {version}, "
+        f"and has those of schema {table.schema_version}: what became of each value in between is "
+        "not known; mend the input and launch these days again instead"
+    )
 
 
 def _by_version(changes: Mapping[date, Change]) -> dict[int, list[date]]:
@@ -191,7 +209,10 @@ class _Undo:
 
     asked: _Asked
     table: Table
-    record: Mapping[str, Any]
+
+    @property
+    def _policy(self) -> Policy:
+        return Policy.of(self.asked.settings)
 
     def plan(self, _: Window) -> Plan:
         """What is to be put back as of now.
@@ -217,9 +238,6 @@ class _Undo:
             for day in _as_of(url, table, version, of).there
         }
         withdrawn = {d for d, c in changes.items() if c.previous is None and d not in there}
-        last = max(todo.values(), key=lambda change: change.after).last
-        tables = self.asked.tables
-        sources = [io.source(io.ledger(tables[name]), by_day=False) for name in last.inputs]
 
         def build(_days: Window) -> Built:
             as_of = {**_by_version(changes), ledger.version or 0: list(unchanged)}
@@ -232,33 +250,100 @@ class _Undo:
                 assert before is not None
                 return self._remarks(before, rows, verdicts, todo, changes, withdrawn)
 
-            # They were made under the settings of then, whatever those of now are.
-            under = {d: c.previous.made_under(d) for d, c in changes.items() if c.previous}
-            files = _files(url, table, changes, ledger.version or 0)
-            return Built(rows, {}, remarks=remarks, made_under=under, files=files)
+            # They were made by what made them then, whatever the settings and inputs of now are.
+            previous = {d: c.previous for d, c in todo.items() if c.previous}
+            return Built(
+                rows,
+                {},
+                remarks=remarks,
+                made_under={d: record.made_under(d) for d, record in previous.items()},
+                provenance={d: record.provenance(d) for d, record in previous.items()},
+                files=_files(url, table, changes, ledger.version or 0),
+            )
 
         return Plan(
             {day: self._fingerprint(ledger, day, todo[day]) for day in sorted(todo)},
             build,
-            sources,
-            dict.fromkeys(todo, f"undo of {self.asked.name}"),
+            news=dict.fromkeys(todo, f"undo of {self.asked.name}"),
+            # Rows that stay get their old record.
+            recorded_anew=unchanged,
         )
 
     def _fingerprint(self, ledger: Ledger, day: date, change: Change) -> str:
-        """What the old rows were made of; empty if they would not come of it again.
+        """What the old rows were made of; empty if that is not known.
 
-        As when other code made them, or another writer; or from the landing, which is not put
-        back.
+        As of rows of another writer, and of those from the landing, which is not put back.
         """
-        old = change.previous
-        if old is None or not self.table.inputs(Policy.of(self.asked.settings)):
+        if not self.table.inputs(self._policy):
             return ""
+        published = self._published_before(ledger, day, change)
+        return published.fingerprint if published else ""
+
+    def _published_before(self, ledger: Ledger, day: date, change: Change) -> Published | None:
+        """The old rows as their commit tells of them; None if others had changed them."""
+        old = change.previous
+        if old is None:
+            return None
         others = (other.version for other in ledger.external if day in other.days)
         if any(old.vouches(day) < version <= change.before for version in others):
-            return ""
-        by = (old.code_version, old.made_under(day))
-        now = (self.record["code_version"], self.record["config_digest"])
-        return old.days[day].fingerprint if by == now else ""
+            return None
+        return old.days[day]
+
+    def _refuse_other_rows(
+        self, ledger: Ledger, verdicts: Sequence[Verdict], changes: Mapping[date, Change]
+    ) -> None:
+        """See that the old files give the rows that their commits tell of.
+
+        Rows from before a migration are digested in their own columns, not in those of now.
+
+        Raises:
+            UndoRefusedError: they give others.
+        """
+        io, table = self.asked.io, self.table
+        found = {v.day: v.measured.digest for v in verdicts if v.day in changes}
+        recorded = {
+            day: published.digest
+            for day in found
+            if (published := self._published_before(ledger, day, changes[day]))
+        }
+        unlike = {
+            day: changes[day]
+            for day, digest in recorded.items()
+            if digest != found[day] and are_comparable(digest, found[day])
+        }
+        for version, days in _by_version(unlike).items():
+            columns = self._columns(version)
+            earlier = {day: self._columns(_version_before(unlike[day])) for day in days}
+            if columns != self._columns(ledger.version or 0):
+                rows = io.engine.spark_session.read.format("delta").option("versionAsOf", version)
+                frame = rows.load(io.url(table)).where(any_of(windows(days), table.partition))
+                found |= digests_by_day(frame, table.partition)
+            wrong = [d for d in days if earlier[d] == columns and found[d] != recorded[d]]
+            if wrong:
+                raise UndoRefusedError(
+                    f"{table.name} [{spelled(wrong)}] was not undone: its files of version "
+                    f"{version} give other rows than their commit tells of. Tables that were put "
+                    "back before it stay so. Leave these days out, or mend the input and launch "
+                    "them again."
+                )
+
+    def _columns(self, version: int) -> dict[str, str]:
+        """The columns of the table as of a version, with their types."""
+        struct = metadata_of(delta_log(self.asked.io.url(self.table), version).load()).struct
+        return {column.name: column.dataType.simpleString() for column in struct}
+
+    def _on_hold(self, ledger: Ledger, days: Iterable[date]) -> dict[date, str]:
+        """The input fingerprints of the rows that go: while the inputs are these, nothing is due.
+
+        A person has decided against these rows. A log is loaded from files, which have their own
+        rule, see `manifests.after_undo`.
+        """
+        current = {day: ledger.current_record(day) for day in days}
+        return {
+            day: published.fingerprint
+            for day, published in current.items()
+            if published and published.fingerprint and self.table.inputs(self._policy)
+        }
 
     def _rows(self, version: int, days: Collection[date]) -> DataFrame:
         io = self.asked.io
@@ -286,10 +371,12 @@ class _Undo:
                 f"audit: {why}. Tables that were put back before it stay so; leave these days "
                 "out, or mend the input and launch them again."
             )
+        self._refuse_other_rows(before.ledger, verdicts, changes)
         details = msgspec.structs.replace(
             self._details(before, rows, verdicts, todo),
             undoes=self.asked.name,
-            as_of={str(v): packed(of) for v, of in _by_version(changes).items()},
+            on_hold=self._on_hold(before.ledger, todo),
+            as_of={str(v): packed(of) for v, of in _by_version(todo).items()},
         )
         final = {d for d, c in todo.items() if c.previous and d in c.previous.final}
         gone = f"taken back by the undo of {self.asked.name}: it counts as never published"
@@ -302,11 +389,7 @@ class _Undo:
         verdicts: Sequence[Verdict],
         changes: Mapping[date, Change],
     ) -> Details:
-        """What those who follow this table read from its commits, as the assets themselves say it.
-
-        An undo holds until somebody decides otherwise or something new lands: what has landed by
-        now counts as known.
-        """
+        """What those who follow this table read from its commits, as its assets say it."""
         days = [v.day for v in verdicts]
         table = self.table
         if not isinstance(table, SourceTable):

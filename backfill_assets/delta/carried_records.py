@@ -1,6 +1,7 @@
 """What a commit says of days that nobody computed anew: what their records said, and what changed.
 
-A migration changes the columns of the days' rows, an acceptance of code the code version alone.
+A migration changes the columns of the days' rows, an acceptance of code the code version alone; a
+target gives production its days as they are.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import (
     ACCEPTED_CODE,
     Details,
+    Provenance,
     Published,
-    Record,
     as_written,
 )
 from backfill_assets.delta.schema_changes import Migration
@@ -33,9 +34,7 @@ def migration_record(
 ) -> dict[str, Any]:
     """The record of a migration: of the rewritten days, what their records said.
 
-    Days that others have changed since they were published stay so: nobody vouches for them. Where
-    days were made by different code, the commit names none, and they are made again when a run
-    takes them.
+    Days that others have changed since they were published stay so: nobody vouches for them.
 
     Args:
         migration: the migration.
@@ -44,21 +43,18 @@ def migration_record(
     """
     ledger = migration.ledger
     days = [day for day in sorted(migration.days) if ledger.current_record(day)]
-    records = {day: ledger.latest[day] for day in days}
     reason = "; ".join(change.text for change in migration.changes)
     # Whose rows a day holds stays as it was: an undo sees through the migration.
     as_of = {str(current.version): packed(migration.days)} if migration.days else {}
     return {
-        **_carried_record(
+        **carried_record(
             ledger,
             {day: _remeasured(ledger.latest[day].days[day], measured[day]) for day in days},
-            Details(as_of=as_of),
+            {day: ledger.latest[day].provenance(day) for day in days},
+            _unchanged_rows(ledger, days, Details(as_of=as_of)),
         ),
         "run_id": f"migrate-{uuid4().hex[:12]}",
         "reason": reason,
-        "code_version": _common(record.code_version for record in records.values()),
-        "release": _common(record.release for record in records.values()),
-        "git_commit": _common(record.git_commit for record in records.values()),
         "since": current.version,
         "days": [str(window) for window in windows(migration.days)],
         "because": {"schema change": packed(days)},
@@ -80,42 +76,90 @@ def acceptance_record(
     for day in sorted(days):
         by_version[ledger.latest[day].code_version].append(day)
     accepts = {version: packed(of_version) for version, of_version in by_version.items()}
-    return {
-        **_carried_record(
-            ledger,
-            {day: ledger.latest[day].days[day] for day in sorted(days)},
-            Details(kind=ACCEPTED_CODE, accepts=accepts),
-        ),
-        "run_id": f"accept-{uuid4().hex[:12]}",
-        "reason": reason,
+    present_code = {
         "code_version": code.table_version(ledger.table.name),
         "release": code.version,
         "package": package_version(),
         "git_commit": code.commit,
         "git_dirty": code.dirty,
+    }
+    provenances = {
+        day: msgspec.structs.replace(ledger.latest[day].provenance(day), **present_code)
+        for day in days
+    }
+    return {
+        **carried_record(
+            ledger,
+            {day: ledger.latest[day].days[day] for day in sorted(days)},
+            provenances,
+            _unchanged_rows(ledger, days, Details(kind=ACCEPTED_CODE, accepts=accepts)),
+        ),
+        "run_id": f"accept-{uuid4().hex[:12]}",
+        "reason": reason,
         "since": ledger.version,
         "because": {"code accepted": packed(days)},
     }
 
 
-def _carried_record(
-    ledger: Ledger, published: Mapping[date, Published], details: Details
+def carried_record(
+    ledger: Ledger,
+    published: Mapping[date, Published],
+    provenances: Mapping[date, Provenance],
+    details: Details,
 ) -> dict[str, Any]:
-    """What a commit says of days with records, with the details that are its own."""
-    records = {day: ledger.latest[day] for day in published}
-    made_under = Counter(record.made_under(day) for day, record in records.items())
-    config = made_under.most_common(1)[0][0] if made_under else ""
+    """What a commit says of days whose rows another commit has made.
+
+    Args:
+        ledger: that in which the days have their records.
+        published: by day, what the commit is to say of it.
+        provenances: by day, what its rows were made by and from.
+        details: those of the commit.
+    """
+    made_under = {day: ledger.latest[day].made_under(day) for day in published}
+    config = Counter(made_under.values()).most_common(1)[0][0] if made_under else ""
+    common = _common_provenance(provenances.values())
+
+    def carried(day: date, figures: Published) -> Published:
+        own = provenances[day]
+        return msgspec.structs.replace(
+            figures,
+            made_under="" if made_under[day] == config else made_under[day],
+            provenance=None if own == common else own,
+        )
+
     return {
         "asset": ledger.table.name,
         "config_digest": config,
-        "inputs": _oldest_inputs(records.values()),
+        **{name: getattr(common, name) for name in _CODE_FIELDS},
+        "inputs": dict(common.inputs),
         "audit": {
-            str(day): as_written(_with_settings(figures, records[day].made_under(day), config))
-            for day, figures in published.items()
+            str(day): as_written(carried(day, figures)) for day, figures in published.items()
         },
         "final": packed(ledger.final & published.keys()),
-        "said": msgspec.to_builtins(_carried_details(records, details)),
+        "said": msgspec.to_builtins(msgspec.structs.replace(details, references=common.references)),
     }
+
+
+#: What a commit says of the code, by the names that `Provenance` has as well.
+_CODE_FIELDS = ("code_version", "release", "package", "git_commit", "git_dirty")
+
+
+def _common_provenance(provenances: Collection[Provenance]) -> Provenance:
+    """What a commit says of all of its days: what they have in common, and their oldest inputs."""
+    git_dirty = {provenance.git_dirty for provenance in provenances}
+    references = [provenance.references for provenance in provenances]
+    alike = references and all(each == references[0] for each in references)
+    texts = {
+        name: _common(getattr(provenance, name) for provenance in provenances)
+        for name in _CODE_FIELDS
+        if name != "git_dirty"
+    }
+    return Provenance(
+        **texts,
+        git_dirty=git_dirty.pop() if len(git_dirty) == 1 else None,
+        inputs=_oldest_inputs(provenances),
+        references=references[0] if alike else {},
+    )
 
 
 def _common(values: Iterable[str]) -> str:
@@ -124,11 +168,11 @@ def _common(values: Iterable[str]) -> str:
     return distinct.pop() if len(distinct) == 1 else ""
 
 
-def _oldest_inputs(records: Collection[Record]) -> dict[str, int]:
+def _oldest_inputs(provenances: Collection[Provenance]) -> dict[str, int]:
     """The oldest version of each input that a day was made from."""
     oldest: dict[str, int] = {}
-    for record in records:
-        for name, version in record.inputs.items():
+    for provenance in provenances:
+        for name, version in provenance.inputs.items():
             oldest[name] = min(version, oldest.get(name, version))
     return oldest
 
@@ -143,17 +187,10 @@ def _remeasured(published: Published, measured: Measured) -> Published:
     )
 
 
-def _with_settings(published: Published, made_under: str, config: str) -> Published:
-    """The same, with the settings that the day was made under if the commit names others."""
-    return msgspec.structs.replace(published, made_under="" if made_under == config else made_under)
-
-
-def _carried_details(records: Mapping[date, Record], details: Details) -> Details:
+def _unchanged_rows(ledger: Ledger, days: Collection[date], details: Details) -> Details:
     """What those who follow the table read: that no row of theirs changes."""
-    by_day = {day: record.details for day, record in records.items()}
-    references = [carried.references for carried in by_day.values()]
+    by_day = {day: ledger.latest[day].details for day in days}
     spans = [carried.spans for carried in by_day.values()]
-    alike = references and all(each == references[0] for each in references)
     return msgspec.structs.replace(
         details,
         landing={day: d.landing[day] for day, d in by_day.items() if day in d.landing},
@@ -164,6 +201,6 @@ def _carried_details(records: Mapping[date, Record], details: Details) -> Detail
         if None in spans
         else {day: d.spans[day] for day, d in by_day.items() if d.spans and day in d.spans},
         late={day: d.late[day] for day, d in by_day.items() if day in d.late},
-        references=references[0] if alike else {},
         spreads={day: d.spreads[day] for day, d in by_day.items() if day in d.spreads},
+        on_hold={day: held for day, held in ledger.on_hold.items() if day in by_day},
     )

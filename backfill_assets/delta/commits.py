@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import pyarrow as pa
 from deltalake import CommitProperties, PostCommitHookProperties, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from backfill_assets.calendar.partitions import any_of, windows
@@ -33,9 +33,11 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.logs import APPLICATION, delta_log
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.retirement import gone
-from backfill_assets.delta.snapshots import rows_as_of
+from backfill_assets.delta.snapshots import rows_as_of, rows_of_files
+from backfill_assets.engine.frames import observed
 from backfill_assets.engine.sharing import alone
 from backfill_assets.engine.spark import SPARK_ERRORS
+from backfill_assets.quality.audit import digest_sums, digest_text
 from backfill_assets.settings import UNDO_DAYS
 from backfill_assets.tables.table import Table
 
@@ -84,6 +86,18 @@ def in_sql(properties: Mapping[str, str]) -> str:
     return ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
 
 
+class Written(NamedTuple):
+    """Data files that were written, and that no commit names yet.
+
+    Attributes:
+        files: by day.
+        digest: of all rows in them together.
+    """
+
+    files: DataFiles
+    digest: str
+
+
 @dataclass(frozen=True)
 class Writer:
     """Commits to one table.
@@ -108,7 +122,7 @@ class Writer:
         """The session."""
         return self.session()
 
-    def write(self, frame: DataFrame, days: Sequence[date], *, scattered: bool) -> DataFiles:
+    def write(self, frame: DataFrame, days: Sequence[date], *, scattered: bool) -> Written:
         """Write days' rows as data files that no version of the table names, see `commit`.
 
         Args:
@@ -122,8 +136,14 @@ class Writer:
         rows = frame.where(any_of(windows(days), self.table.partition))
         if scattered:
             rows = rows.hint("rebalance", self.table.partition)
+        # Digested by the write itself: the rows that are in the files, and not those of another
+        # computation.
+        sums = Observation()
+        named = (column.alias(name) for name, column in digest_sums(self.table.struct).items())
+        rows = rows.observe(sums, *named)
         try:
-            return write_files(rows, self.files or self.url, self.table.partition)
+            files = write_files(rows, self.files or self.url, self.table.partition)
+            return Written(files, digest_text(observed(sums), self.table.struct))
         except SPARK_ERRORS as error:
             if engine_lost(error):
                 raise
@@ -212,9 +232,12 @@ class Writer:
         return next(ours, None), ledger.version
 
     def merge(
-        self, frame: DataFrame, days: Sequence[date], metadata: Mapping[str, Any], since: Ledger
+        self, files: DataFiles, days: Sequence[date], metadata: Mapping[str, Any], since: Ledger
     ) -> int | None:
-        """As `commit`, of a frame, by changing, adding and leaving rows by their natural key."""
+        """As `commit`, by changing, adding and leaving rows by their natural key.
+
+        The files are those of the rows to merge: no commit names them.
+        """
         ready = self._ready(since, days)
         if ready is None:
             return None
@@ -223,7 +246,7 @@ class Writer:
         # a commit depends on none of ours having come in between. The last one is that of the
         # snapshot that the ledger was read from, whatever records are left of it.
         number = (ready.transaction or 0) + 1
-        rows = frame.where(any_of(windows(days), self.table.partition))
+        rows = rows_of_files(self.spark, self.url, self.table, files, days)
         try:
             self._merge(rows, days, json.dumps(described), number)
         except SPARK_ERRORS as error:

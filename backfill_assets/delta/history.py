@@ -205,11 +205,12 @@ def _lines(
         yield "because", because
     yield "run", f"{commit.run_id}, backfill {commit.backfill_id or 'none'}"
     yield "launched by", commit.launched_by + (f": {commit.reason}" if commit.reason else "")
-    yield "code", str(Code(commit.code_version, commit.git_commit, commit.git_dirty))
-    if commit.package:
-        yield "release", commit.package
-    yield "configuration", commit.config_digest
-    inputs = ", ".join(f"{name} version {version}" for name, version in commit.inputs.items())
+    made = commit.for_day(day)
+    yield "code", str(Code(made.code_version, made.git_commit, made.git_dirty))
+    if made.package:
+        yield "release", made.package
+    yield "configuration", commit.made_under(day) if day in commit.days else commit.config_digest
+    inputs = ", ".join(f"{name} version {version}" for name, version in made.inputs.items())
     yield "made from", inputs or "the landing"
 
 

@@ -96,6 +96,19 @@ class Ledger:
             found |= dict.fromkeys(record.days, record)
             for day in record.withdrawn:
                 found.pop(day, None)
+        return {day: record.for_day(day) for day, record in found.items()}
+
+    @cached_property
+    def on_hold(self) -> Mapping[date, str]:
+        """The days of which an undo reverted rows, and nobody has published any since.
+
+        By day, the input fingerprint of the reverted rows.
+        """
+        found: dict[date, str] = {}
+        for record in self.records:
+            for day in (*record.days, *record.withdrawn) if found else ():
+                found.pop(day, None)
+            found |= record.details.on_hold
         return found
 
     @cached_property

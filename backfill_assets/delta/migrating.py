@@ -38,7 +38,7 @@ from backfill_assets.delta.schema_changes import (
     properties_after,
     properties_before,
 )
-from backfill_assets.delta.snapshots import data_files, literal
+from backfill_assets.delta.snapshots import data_files, rows_of_files
 from backfill_assets.engine.jars import EngineError
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.quality.audit import Measured, empty_day, measure
@@ -214,7 +214,7 @@ def _rewrite(writer: Writer, found: Migration, staged: _Staged) -> None:
     for at in range(0, len(todo), CHUNK_DAYS):
         days = todo[at : at + CHUNK_DAYS]
         frame = table.filled(rows.where(any_of(windows(days), table.partition)))
-        files = writer.write(frame, days, scattered=True)
+        files = writer.write(frame, days, scattered=True).files
         staged.files |= files
         staged.held |= {day: frozenset(held[day]) for day in days}
         staged.measured |= _checked(writer, frame, files, days, ledger)
@@ -233,9 +233,7 @@ def _checked(
         PublishError: they do not. No commit names them.
     """
     table = writer.table
-    paths = [f"{writer.url}/{file.path}" for day in days for file in files.get(day, ())]
-    written = writer.spark.read.schema(table.struct).option("basePath", writer.url)
-    new = measure(written.parquet(*map(literal, paths)), table) if paths else {}
+    new = measure(rows_of_files(writer.spark, writer.url, table, files, days), table)
     old = measure(frame, table)
     found = {}
     for day in days:

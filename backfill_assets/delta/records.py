@@ -19,6 +19,30 @@ from backfill_assets.quality.audit import Expectation, Finding, Measured, Severi
 from backfill_assets.tables.table import Table
 
 
+class Provenance(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What the rows of a day were made by and from, where that is not what their commit says.
+
+    An undo puts rows back that an older run made, a switch-over publishes those of a target.
+
+    Attributes:
+        code_version: of the code that computed them, as far as that makes the table.
+        release: version of the code of all tables together; empty if not recorded.
+        package: the release of this package that ran; empty if not recorded.
+        git_commit: of the code; empty if unknown.
+        git_dirty: whether that code differed from the commit; None if unknown.
+        inputs: the version of each table that they were computed from.
+        references: by name, what the tables without days held.
+    """
+
+    code_version: str
+    release: str = ""
+    package: str = ""
+    git_commit: str = ""
+    git_dirty: bool | None = None
+    inputs: Mapping[str, int] = msgspec.field(default_factory=dict)
+    references: dict[str, str | None] = msgspec.field(default_factory=dict)
+
+
 class Published(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One day of a commit, as the audit found it: all that Dagster is told of it.
 
@@ -35,6 +59,7 @@ class Published(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         numbers: further figures for the UI.
         made_under: digest of the settings that it was made under, where these are not those of the
             commit: an undo puts rows back as they were.
+        provenance: what the rows were made by and from, where the commit says something else.
     """
 
     rows: int
@@ -47,6 +72,7 @@ class Published(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     findings: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
     numbers: Mapping[str, Any] = msgspec.field(default_factory=dict)
     made_under: str = ""
+    provenance: Provenance | None = None
 
 
 #: Kinds of commits that nobody computed: days of a target became production, all of them or some
@@ -78,6 +104,8 @@ class Details(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         references: by name, what the tables without days held that its days were made of.
         spreads: by day and column that is watched, the rows in each bin; see `quality.drift`.
         accepts: of `ACCEPTED_CODE`, by code version that made them, the days, as ranges.
+        on_hold: of an undo, by day, the input fingerprint of the rows that it reverted. No schedule
+            or sensor builds the day again while its inputs are these.
     """
 
     landing: dict[date, Any] = msgspec.field(default_factory=dict)
@@ -94,6 +122,7 @@ class Details(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     references: dict[str, str | None] = msgspec.field(default_factory=dict)
     spreads: dict[date, dict[str, dict[str, int]]] = msgspec.field(default_factory=dict)
     accepts: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    on_hold: dict[date, str] = msgspec.field(default_factory=dict, name="on hold")
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -176,6 +205,36 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         """The version of the code of all tables together, as far as it is on record."""
         return self.release or self.code_version
 
+    def for_day(self, day: date) -> Record:
+        """The record as it holds for one of its days: with what this day was made by and from."""
+        published = self.days.get(day)
+        provenance = published and published.provenance
+        if not provenance:
+            return self
+        return msgspec.structs.replace(
+            self,
+            code_version=provenance.code_version,
+            release=provenance.release,
+            package=provenance.package,
+            git_commit=provenance.git_commit,
+            git_dirty=provenance.git_dirty,
+            inputs=provenance.inputs,
+            details=msgspec.structs.replace(self.details, references=provenance.references),
+        )
+
+    def provenance(self, day: date) -> Provenance:
+        """What a day was made by and from, to be carried by another commit."""
+        record = self.for_day(day)
+        return Provenance(
+            code_version=record.code_version,
+            release=record.release,
+            package=record.package,
+            git_commit=record.git_commit,
+            git_dirty=record.git_dirty,
+            inputs=record.inputs,
+            references=record.details.references,
+        )
+
     def made_under(self, day: date) -> str:
         """Digest of the settings that a day of it was made under."""
         return self.days[day].made_under or self.config_digest
@@ -209,7 +268,11 @@ class ExternalCommit:
 
 
 def published(
-    verdict: Verdict, fingerprint: str, numbers: Mapping[str, Any], made_under: str = ""
+    verdict: Verdict,
+    fingerprint: str,
+    numbers: Mapping[str, Any],
+    made_under: str = "",
+    provenance: Provenance | None = None,
 ) -> Published:
     """What a commit is to say of a day that passed."""
     measured = verdict.measured
@@ -231,12 +294,15 @@ def published(
         },
         numbers=numbers,
         made_under=made_under,
+        provenance=provenance,
     )
 
 
 def as_written(day: Published) -> dict[str, Any]:
     """What a commit is to say of a day, by the names that commits have it under."""
-    return dict(zip(day.__struct_encode_fields__, msgspec.structs.astuple(day), strict=True))
+    values = dict(zip(day.__struct_encode_fields__, msgspec.structs.astuple(day), strict=True))
+    provenance = msgspec.to_builtins(values.pop("provenance"))
+    return {**values, "provenance": provenance} if provenance else values
 
 
 def verdict_of(table: Table, day: date, said: Published) -> Verdict:

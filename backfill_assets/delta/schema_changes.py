@@ -143,7 +143,13 @@ def _column(
     source = name if name in there else old if old in there else None
     found.sources[name] = source
     if source is None:
-        if not column.nullable:
+        if old is not None and name not in dropped(found.ledger.metadata):
+            found.refused.append(
+                f"column {name} is renamed from {old}, and the table has neither: migrate it with "
+                "the code of each schema_version in between first, or leave renamed_from away if "
+                "the column is new"
+            )
+        elif not column.nullable:
             found.refused.append(
                 f"column {name} is new and required, and the days that are there have no values of "
                 "it: declare it nullable, or by `added` with a default"
@@ -216,8 +222,16 @@ def _dropped(found: Migration, table: Table, there: Mapping[str, T.StructField])
 
 def _gaps(found: Migration, table: Table, metadata: Metadata) -> None:
     """The days that a default is to be written on."""
+    before = json.loads(metadata.properties.get(GAPS, "{}"))
     for name in unfilled(table, metadata):
         gap = gaps_of(table.columns)[name]
+        if name in before and (was := before[name]["default"]) is not None:
+            found.refused.append(
+                f"column {name} is {was!r} before {before[name]['since']}, which its rows hold: "
+                "nobody can tell that from values of the source. Leave its gap as it is, or "
+                "rebuild the table"
+            )
+            continue
         days = frozenset(day for day in found.ledger.stored if day < gap.since)
         found.changes.append(Change(f"column {name} is {gap.default!r} before {gap.since}", days))
 

@@ -125,6 +125,25 @@ def rows_as_of(
     return rows.select(*table.columns)
 
 
+def rows_of_files(
+    spark: SparkSession, url: str, table: Table, files: DataFiles, days: Iterable[date]
+) -> DataFrame:
+    """The rows of data files of a table, whether a version of it names them or not.
+
+    Args:
+        spark: the session.
+        url: where the table lives.
+        table: which one it is.
+        files: by day, in the columns of the table.
+        days: the days.
+    """
+    paths = [literal(f"{url}/{file.path}") for day in days for file in files.get(day, ())]
+    if not paths:
+        return frame_of(spark, table.struct)
+    rows = spark.read.schema(table.struct).option("basePath", url).parquet(*paths)
+    return rows.select(*table.columns)
+
+
 def literal(path: str) -> str:
     """A path as Spark takes it, which takes what it is given for a pattern."""
     return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)

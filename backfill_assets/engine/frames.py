@@ -1,13 +1,15 @@
-"""Rows of this process as frames of Spark's, which need no Python where Spark computes."""
+"""Rows of this process as frames of Spark's, without Python where Spark computes; and back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -34,3 +36,22 @@ def _in_utc(value: Any) -> Any:
     """A time as it is in UTC: pandera turns Arrow's sense for offsets off, for all of a process."""
     aware = isinstance(value, datetime) and value.tzinfo is not None
     return value.astimezone(timezone.utc) if aware else value
+
+
+def observed(observation: Observation, seconds: float = 60) -> dict[str, Any]:
+    """What Spark has observed of a frame whose action has ended, by name.
+
+    Args:
+        observation: as `DataFrame.observe` took it.
+        seconds: how long to wait: Spark tells it by way of its event bus, which may drop events,
+            and `Observation.get` waits for ever then.
+
+    Raises:
+        TimeoutError: Spark has not told it.
+    """
+    results: SimpleQueue[dict[str, Any]] = SimpleQueue()
+    Thread(target=lambda: results.put(observation.get), daemon=True).start()
+    try:
+        return results.get(timeout=seconds)
+    except Empty:
+        raise TimeoutError(f"Spark did not report what was written in {seconds:.0f} s") from None

@@ -80,6 +80,7 @@ class _Asking:
         self._stop = Event()
         self._why = ""
         self._failed_in_a_row = 0
+        self._broken: Exception | None = None
 
     def run(self, keep: Callable[[Sequence[Mapping[str, Any]]], None]) -> Asked:
         """Ask all."""
@@ -117,6 +118,8 @@ class _Asking:
     def _next_done(self) -> tuple[Request, Reply, int]:
         while True:
             raise_if_interrupted()
+            if self._broken:
+                raise self._broken
             with suppress(Empty):
                 return self._done.get(timeout=_LOOK)
 
@@ -131,23 +134,35 @@ class _Asking:
                 request = next(self._left, None)
             if request is None:
                 return
-            reply, calls = self._answer(request)
+            try:
+                reply, calls = self._answer(request)
+            except Exception as error:  # noqa: BLE001 - raised where the results are waited for
+                self._broken = error
+                return
             self._done.put((request, reply, calls))
 
     def _answer(self, request: Request) -> tuple[Reply, int]:
         """The answer to a request, and the calls that it took."""
         named = dict(zip(self._lookup.request, request, strict=True))
-        calls = tries = 0
+        calls = tries = busy = 0
         last = ""
+        answered = time.monotonic()
         while self._turn():
             try:
                 reply = self._service.get(named)
             except Exception as error:  # noqa: BLE001 - a thread that ends would be waited for
                 reply = Reply(problem=f"the call failed ({type(error).__name__})", again=False)
             calls, last = calls + 1, reply.problem
+            busy = busy + 1 if reply.busy else 0
             if reply.wait or reply.busy:
-                pause = 1.0 if reply.wait is None else reply.wait
+                pause = min(2.0 ** (busy - 1), _LONGEST_PAUSE) if reply.wait is None else reply.wait
+                pause = max(pause, 1.0) if reply.busy else pause
                 self._quota.pause(pause * random.uniform(1.0, 1.05))
+            if not reply.busy:
+                answered = time.monotonic()
+            elif time.monotonic() - answered > self._lookup.patience:
+                waited = f"{self._lookup.patience:g} s"
+                self._end(f"the service has said for {waited} that its quota is used up")
             if reply.answer is not None:
                 self._failed_in_a_row = 0
                 return reply, calls

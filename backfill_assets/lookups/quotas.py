@@ -54,12 +54,14 @@ class SharedQuota:
     def pause(self, seconds: float) -> None:
         """No process takes a call for some time, as the service has asked for."""
         until = time.time() + seconds
-        if until <= self._until:
-            return
-        # Another name for each: a reader sees the old moment or the new one.
-        new = self._pause.with_name(f"{self._pause.name}.{os.getpid()}.{time.monotonic_ns()}")
-        new.write_text(f"{until:.3f}")
-        new.replace(self._pause)
+        # Under the lock of all processes: of two pauses, the longer one counts.
+        with self._lock, self._bucket.lock:
+            if until <= self._until:
+                return
+            # Another name for each: a reader sees the old moment or the new one.
+            new = self._pause.with_name(f"{self._pause.name}.{os.getpid()}.{time.monotonic_ns()}")
+            new.write_text(f"{until:.3f}")
+            new.replace(self._pause)
 
     @property
     def paused(self) -> float:
@@ -84,15 +86,18 @@ class SharedQuota:
 
 
 def rates_of(quotas: Sequence[Quota], share: float) -> list[Rate]:
-    """A share of quotas, without those that one of a shorter time holds anyway."""
+    """A share of quotas, as the library takes it: of a longer time more calls, and not more a time.
+
+    A rate of a shorter time does not stand for one of a longer: other runs, with another share of
+    the same quota, may have used up the longer one.
+    """
     found: list[Rate] = []
     for quota in quotas:
-        calls, time_ = max(1, int(quota.calls * share)), quota.seconds * 1000
+        calls, interval = max(1, int(quota.calls * share)), quota.seconds * 1000
+        # Fewer calls in all of the longer time are fewer in any part of it.
+        while found and calls <= found[-1].limit:
+            found.pop()
         if found:
-            before = found[-1]
-            if calls * before.interval >= before.limit * time_:
-                continue
-            if calls <= before.limit:
-                found.pop()
-        found.append(Rate(calls, time_))
+            calls = min(calls, found[-1].limit * interval // found[-1].interval)
+        found.append(Rate(calls, interval))
     return found

@@ -24,6 +24,11 @@ _LARGEST = 1 << 20
 _CHUNK = 1 << 16
 _TOO_MANY = 429
 _REFUSED = (401, 403)
+#: Greater numbers of seconds to wait are moments (of 2001 and later), and yet greater ones are
+#: moments in milliseconds.
+_EPOCH_SECONDS, _EPOCH_MILLISECONDS = 1e9, 1e12
+_MOST_DIGITS = 15
+_LONGEST_WAIT = 86_400.0
 #: Statuses of a client's mistake that another try may cure, besides 429.
 _TRANSIENT = (408, 425)
 
@@ -182,12 +187,21 @@ def _secret_of(lookup: Lookup) -> str:
 
 
 def _seconds(retry_after: str) -> float | None:
-    """`Retry-After` in seconds: a number of them, or a date of HTTP's."""
-    if retry_after.isdecimal():
-        return float(retry_after)
+    """`Retry-After` in seconds: a number of them, or a date of HTTP's; a day at most.
+
+    Some services give the moment instead, in seconds or milliseconds since 1970.
+    """
+    now = datetime.now(timezone.utc)
+    if retry_after.isascii() and retry_after.isdecimal():
+        seconds = float(retry_after[:_MOST_DIGITS])
+        if seconds > _EPOCH_MILLISECONDS:
+            seconds = seconds / 1000 - now.timestamp()
+        elif seconds > _EPOCH_SECONDS:
+            seconds -= now.timestamp()
+        return min(max(0.0, seconds), _LONGEST_WAIT)
     try:
         when = parsedate_to_datetime(retry_after)
     except ValueError:
         return None
     when = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
-    return max(0.0, (when - datetime.now(timezone.utc)).total_seconds())
+    return min(max(0.0, (when - now).total_seconds()), _LONGEST_WAIT)

@@ -32,6 +32,7 @@ class State(enum.Enum):
     EXTERNAL = "changed by another writer"
     OTHER_SETTINGS = "made under other settings"
     INPUT_WITHDRAWN = "input taken back"
+    ON_HOLD = "on hold"
     INPUT_NEWER = "input newer than output"
     HELD = "replaced file waits"
     INPUT_MISSING = "input missing"
@@ -64,6 +65,9 @@ MEANING: Mapping[State, str] = {
     State.INPUT_WITHDRAWN: "made of input that an undo has taken back since; readers see rows that "
     "count as undone. Ask for that undo again: it goes on with what was made of it. Or load the "
     "input again, then materialize these days",
+    State.ON_HOLD: "an undo reverted the rows that the present input gives; readers see the rows "
+    "from before. No schedule and no sensor builds these days until the input is another. "
+    "Materialize them to have the reverted rows again",
     State.INPUT_NEWER: "published from older input than there is; the next scheduled run rebuilds "
     "them",
     State.HELD: "a landing file was replaced by one that lacks orders which were loaded from it; "
@@ -167,6 +171,7 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
     graph, ledger = now.graph, now.ledgers[table]
     unlike = ledger.under_other_settings(now.config_digests[table])
     behind, failed = set(now.backlog.open.get(table, ())), now.failed.get(table, ())
+    on_hold = now.backlog.on_hold.get(table, ())
     arrived = [now.arrivals[log] for log in graph.logs(table)] if table in graph.landed else []
     days_of = ledger.table.cadence.days_of
     retired = ledger.table.is_retired(now.today)
@@ -177,7 +182,7 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
         if day in failed:
             return State.CHECK_FAILED
         if day not in ledger.published:
-            return State.MISSING
+            return State.ON_HOLD if day in on_hold else State.MISSING
         if day in ledger.unrecorded:
             return State.UNRECORDED
         if ledger.current_record(day) is None:
@@ -188,6 +193,8 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
             return State.OTHER_SETTINGS
         if day in now.withdrawn[table]:
             return State.INPUT_WITHDRAWN
+        if day in on_hold:
+            return State.ON_HOLD
         if day in behind:
             return State.INPUT_NEWER
         if any(day in found.held for found in arrived):
@@ -201,7 +208,8 @@ def day_states(table: str, now: Situation) -> dict[date, State]:
             return State.OPEN
         return State.FRESH
 
-    return {day: state(day) for day in sorted({*now.due(table), *ledger.published, *failed})}
+    days = {*now.due(table), *ledger.published, *failed, *on_hold}
+    return {day: state(day) for day in sorted(days)}
 
 
 def _lacks_input(table: str, day: date, now: Situation) -> bool:

@@ -6,21 +6,18 @@ files do not change.
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 from typing import Any
 
-import msgspec
-
-from backfill_assets.calendar.partitions import packed, spelled
+from backfill_assets.calendar.partitions import spelled
+from backfill_assets.delta.carried_records import carried_record
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.data_files import DataFiles, rows_in
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import Details, Record, as_written, verdict_of
+from backfill_assets.delta.records import CANARY, Details, Provenance, verdict_of
 from backfill_assets.delta.snapshots import files_as_of
 from backfill_assets.engine.stores import open_store
 from backfill_assets.publish.candidates import Done, Outcome
@@ -28,6 +25,20 @@ from backfill_assets.publish.reasons import by_reason
 
 #: Commits that rest on another state than that of now are tried again, as often.
 _ATTEMPTS = 10
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What adopted days were made by and from, as the log of the table that takes them names it.
+
+    Attributes:
+        provenances: by day.
+        other_inputs: the days whose inputs hold something else there than in the fork, each with
+            the input fingerprint that it has there.
+    """
+
+    provenances: Mapping[date, Provenance]
+    other_inputs: Mapping[date, str]
 
 
 @dataclass(frozen=True)
@@ -90,49 +101,26 @@ class Adopted:
                 "published. Drop the target and build it again."
             )
 
-    def together(self) -> Iterator[tuple[Record, list[date]]]:
-        """The days that one commit can speak of: by the same code, under the same settings."""
-        found: dict[str, list[date]] = defaultdict(list)
-        for day in sorted(self.days):
-            found[_by(self.ledger.latest[day])].append(day)
-        for days in found.values():
-            yield self.ledger.latest[days[-1]], days
-
-
-def _by(record: Record) -> str:
-    """What a commit says once of all of its days."""
-    return json.dumps(
-        [
-            record.code,
-            record.code_version,
-            record.config_digest,
-            record.git_commit,
-            record.git_dirty,
-            record.details.references,
-        ],
-        sort_keys=True,
-    )
-
 
 def adopt(
     adopted: Adopted,
     writer: Writer,
     ledger: Callable[[], Ledger],
     record: Mapping[str, Any],
-    inputs: Callable[[Record], Mapping[str, int]],
+    origin: Callable[[Iterable[date]], Origin],
     refuse: Callable[[Ledger], None] = lambda _: None,
     kind: str = "",
 ) -> list[Done]:
-    """Publish days of a fork in its table, or in another fork of it; one commit for each code.
+    """Publish days of a fork in its table, or in another fork of it, in one commit.
 
     Args:
         adopted: the days.
         writer: commits to the table.
         ledger: what its log says, as of now.
         record: what the commit is to say of the run.
-        inputs: of a commit of the fork, the versions of its inputs as the commit is to name them.
+        origin: what days were made by and from, as the log of the table is to name it; as of now.
         refuse: is given the ledger on which the commit will rest, and may raise.
-        kind: of the commits, see `Details`.
+        kind: of the commit, see `Details`.
 
     Returns:
         What became of each day, in ascending order.
@@ -140,28 +128,22 @@ def adopt(
     Raises:
         PublishError: the commit failed, or others committed first each time.
     """
-    done: list[Done] = []
-    for of, days in adopted.together():
-        for _ in range(_ATTEMPTS):
-            now = ledger()
-            refuse(now)
-            changed = adopted.changed(days, now)
-            adopted.refuse_gone(writer.files or writer.url, changed)
-            metadata = {
-                **record,
-                **_said(adopted.ledger, of, days, inputs(of), kind),
-                "since": now.version,
-            }
-            version = writer.commit(adopted.files, changed, metadata, now)
-            if version is not None:
-                done += _outcomes(adopted.ledger, days, version, changed, metadata["inputs"])
-                break
-        else:
-            raise PublishError(
-                f"{writer.table.name} [{spelled(days)}]: other runs committed first {_ATTEMPTS} "
-                "times in a row. The table is as they left it. Ask again."
-            )
-    return sorted(done, key=lambda one: one.day)
+    days = sorted(adopted.days)
+    for _ in range(_ATTEMPTS):
+        now = ledger()
+        refuse(now)
+        changed = adopted.changed(days, now)
+        adopted.refuse_gone(writer.files or writer.url, changed)
+        made = origin(days)
+        metadata = {**record, **_said(adopted.ledger, days, made, kind), "since": now.version}
+        version = writer.commit(adopted.files, changed, metadata, now)
+        if version is not None:
+            inputs = {day: made.provenances[day].inputs for day in days}
+            return [*_outcomes(adopted.ledger, days, version, changed, inputs)]
+    raise PublishError(
+        f"{writer.table.name} [{spelled(days)}]: other runs committed first {_ATTEMPTS} times in a "
+        "row. The table is as they left it. Ask again."
+    )
 
 
 def adopted_before(ledger: Ledger, days: Iterable[date]) -> list[Done]:
@@ -175,34 +157,25 @@ def adopted_before(ledger: Ledger, days: Iterable[date]) -> list[Done]:
         one
         for day in sorted(days)
         for record in [ledger.latest[day]]
-        for one in _outcomes(ledger, [day], record.version, [day], record.inputs)
+        for one in _outcomes(ledger, [day], record.version, [day], {day: record.inputs})
     ]
 
 
-def _said(
-    ledger: Ledger, of: Record, days: Sequence[date], inputs: Mapping[str, int], kind: str
-) -> dict[str, Any]:
+def _said(ledger: Ledger, days: Sequence[date], origin: Origin, kind: str) -> dict[str, Any]:
     """What a commit is to say of days that it adopts."""
     records = {day: ledger.latest[day] for day in days}
     details = Details(
         kind=kind,
-        references={**of.details.references},
         late={d: r.details.late[d] for d, r in records.items() if d in r.details.late},
         spreads={d: r.details.spreads[d] for d, r in records.items() if d in r.details.spreads},
+        on_hold={} if kind != CANARY else dict(origin.other_inputs),
     )
+    published = {day: record.days[day] for day, record in records.items()}
     return {
-        "code_version": of.code_version,
-        "release": of.release,
-        "config_digest": of.config_digest,
-        "git_commit": of.git_commit,
-        "git_dirty": of.git_dirty,
-        "inputs": inputs,
-        "audit": {str(day): as_written(record.days[day]) for day, record in records.items()},
+        **carried_record(ledger, published, origin.provenances, details),
         "not_published": {},
         "because": by_reason({day: record.why(day) for day, record in records.items()}),
-        "final": packed(day for day, record in records.items() if day in record.final),
         "withdrawn": [],
-        "said": msgspec.to_builtins(details),
     }
 
 
@@ -211,11 +184,11 @@ def _outcomes(
     days: Sequence[date],
     version: int,
     changed: Collection[date],
-    inputs: Mapping[str, int],
+    inputs: Mapping[date, Mapping[str, int]],
 ) -> Iterator[Done]:
     for day in days:
         record = ledger.latest[day]
         published = record.days[day]
         outcome = Outcome.WRITTEN if day in changed else Outcome.UNCHANGED
         verdict = verdict_of(ledger.table, day, published)
-        yield Done(outcome, verdict, version, published.numbers, inputs, record.why(day))
+        yield Done(outcome, verdict, version, published.numbers, inputs[day], record.why(day))

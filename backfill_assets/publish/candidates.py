@@ -6,7 +6,7 @@ An asset gets inputs and proposes rows of days; nothing is read or computed here
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any
@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.delta.data_files import DataFiles
 from backfill_assets.delta.ledgers import Ledger
-from backfill_assets.delta.records import Details
+from backfill_assets.delta.records import Details, Provenance
 from backfill_assets.quality.audit import Expectation, Verdict
 from backfill_assets.tables.table import Table
 
@@ -123,6 +123,7 @@ class Built:
             there is none) and the verdicts of all days.
         fingerprints: those of days that turned out to be made of something else than planned.
         made_under: digests of the settings that days were made under, where not under those of now.
+        provenance: what days were made by and from, where not by this run.
         files: data files that hold the rows already, by day; of other days, they are written.
     """
 
@@ -133,6 +134,7 @@ class Built:
     remarks: Callable[[Snapshot | None, Sequence[Verdict]], Remarks] | None = None
     fingerprints: Mapping[date, str] = field(default_factory=dict)
     made_under: Mapping[date, str] = field(default_factory=dict)
+    provenance: Mapping[date, Provenance] = field(default_factory=dict)
     files: DataFiles = field(default_factory=dict)
 
 
@@ -145,6 +147,7 @@ class Plan:
         build: computes the days of a window, which may be fewer than were planned.
         sources: the tables that it reads.
         news: what is new in a day's input, where the asset can say more than `new input`.
+        recorded_anew: days that the commit is to cover although nothing in them has changed.
         after: of a table that carries state, the fingerprint of a day if the day before holds this
             content; none of other tables.
     """
@@ -153,6 +156,7 @@ class Plan:
     build: Callable[[Window], Built]
     sources: Sequence[Snapshot] = ()
     news: Mapping[date, str] = field(default_factory=dict)
+    recorded_anew: Container[date] = ()
     after: Callable[[date, str], str] | None = None
 
 

@@ -11,10 +11,10 @@ import msgspec
 from deltalake.transaction import AddAction
 from pyspark.sql import DataFrame
 
-from backfill_assets.calendar.partitions import Days, Window
+from backfill_assets.calendar.partitions import Days, Window, spelled
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.creation import rules_of
-from backfill_assets.delta.data_files import DataFiles, rows_in
+from backfill_assets.delta.data_files import DataFiles
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import Details, as_written, published
 from backfill_assets.publish.candidates import Built, Plan
@@ -28,6 +28,7 @@ from backfill_assets.quality.audit import (
     judge,
     measure,
     refuse_strays,
+    sum_digests,
 )
 from backfill_assets.quality.conditions import refuse_wrong
 from backfill_assets.quality.counts import counted
@@ -75,18 +76,18 @@ class Audited:
         """
         there = self.built.files
         if new := [day for day in days if day not in self.files and day not in there]:
-            written = writer.write(self.frame, new, scattered=self.built.scattered)
+            written, digest = writer.write(self.frame, new, scattered=self.built.scattered)
             self.files.update({day: written.get(day, []) for day in new})
-        found = {day: there[day] if day in there else self.files[day] for day in days}
-        for day, files in found.items():
-            rows, seen = rows_in(files), self.verdicts[day].measured.rows
-            if rows != seen:
+            audited = sum_digests(self.verdicts[day].measured.digest for day in new)
+            if digest != audited:
+                writer.remove(file for day in new for file in self.files.pop(day))
                 raise PublishError(
-                    f"{writer.table.name} [{day}]: {rows} row(s) were written where {seen} were "
-                    "audited: computed twice, the day has not the same rows. Nothing was "
-                    "published. Let the table's transform give the same rows each time."
+                    f"{writer.table.name} [{spelled(new)}]: the rows that were written have the "
+                    f"digest {digest}, and those that were audited {audited}: computed twice, the "
+                    "days have not the same rows. Nothing was published. Let the table's transform "
+                    "give the same rows each time."
                 )
-        return found
+        return {day: there[day] if day in there else self.files[day] for day in days}
 
     def committed(self, days: Iterable[date]) -> None:
         """Take note of days whose files a version of the table has now."""
@@ -217,6 +218,7 @@ def summary(verdicts: Sequence[Verdict], audited: Audited) -> dict[str, Any]:
                     built.fingerprints.get(v.day, audited.fingerprints[v.day]),
                     built.numbers.get(v.day, {}),
                     built.made_under.get(v.day, ""),
+                    built.provenance.get(v.day),
                 )
             )
             for v in verdicts

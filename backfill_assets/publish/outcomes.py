@@ -26,10 +26,18 @@ def left(
     ledger: Ledger, plan: Plan, because: Container[date], refused: Mapping[date, Expectation]
 ) -> list[Done]:
     """The days that are not computed: as they are published already, or as an input lacks them."""
-    kept = [day for day in plan.fingerprints if day not in because and day not in refused]
+    kept = {day for day in plan.fingerprints if day not in because and day not in refused}
     failed = judge(ledger.table, sorted(refused), {}, refused, {})
+    reverted = sorted(kept - ledger.latest.keys())
+    text = (
+        "an undo has reverted its rows, and its inputs are the same: only a person builds it again"
+    )
+    on_hold = judge(
+        ledger.table, reverted, {}, dict.fromkeys(reverted, Expectation(problems=[text])), {}
+    )
     return [
-        *(as_published(ledger, day) for day in kept),
+        *(as_published(ledger, day) for day in sorted(kept & ledger.latest.keys())),
+        *(Done(Outcome.WITHDRAWN, verdict) for verdict in on_hold),
         *(Done(Outcome.FAILED, verdict) for verdict in failed),
     ]
 
@@ -67,5 +75,7 @@ def outcomes(
         elif day in changed:
             outcome = Outcome.WRITTEN
         numbers = audited.built.numbers.get(day, {})
-        done.append(Done(outcome, verdict, at, numbers, inputs, reason))
+        provenance = audited.built.provenance.get(day)
+        made_from = provenance.inputs if provenance else inputs
+        done.append(Done(outcome, verdict, at, numbers, made_from, reason))
     return done

@@ -23,6 +23,7 @@ from backfill_assets.delta import evolution
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.reading import read_ledger
+from backfill_assets.delta.records import PERSON
 from backfill_assets.delta.snapshots import rows_as_of
 from backfill_assets.engine.spark import Engine
 from backfill_assets.provenance import package_version
@@ -30,7 +31,7 @@ from backfill_assets.publish import chains
 from backfill_assets.publish.candidates import Candidate, Done, Plan, Remarks, Snapshot
 from backfill_assets.publish.computing import Audited, compute, summary, with_spreads
 from backfill_assets.publish.outcomes import as_published, left, outcomes
-from backfill_assets.publish.reasons import by_reason, to_compute
+from backfill_assets.publish.reasons import by_reason, days_on_hold, to_compute
 from backfill_assets.publish.refusals import lacking, refuse_other_code
 from backfill_assets.publish.run_tags import REASON_TAG, launched_by
 from backfill_assets.quality.audit import Expectation
@@ -130,6 +131,9 @@ class Publisher(dg.ConfigurableIOManager):
         for attempt in range(1, _ATTEMPTS + 1):
             ledger, plan = self._look(candidate, window, record)
             asked = to_compute(ledger, plan, *_by(record), rewrite)
+            if record.get("launched_by", PERSON) != PERSON:
+                on_hold = days_on_hold(ledger, plan)
+                asked = {day: why for day, why in asked.items() if day not in on_hold}
             because, refused = self._possible(ledger, plan, window, asked, record)
             done = left(ledger, plan, because, refused)
             if because:
@@ -261,7 +265,7 @@ class Publisher(dg.ConfigurableIOManager):
         """
         writer = self.writer(table)
         if audited.merge and days:
-            return writer.merge(audited.frame, days, metadata, ledger)
+            return writer.merge(audited.written(writer, days), days, metadata, ledger)
         version = writer.commit(audited.written(writer, days), days, metadata, ledger)
         if version is not None:
             audited.committed(days)

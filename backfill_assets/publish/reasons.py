@@ -83,13 +83,25 @@ def to_compute(
             fingerprint,
             code_version,
             config_digest,
-            day in rewrite,
+            day in rewrite or day in plan.recorded_anew,
             inputs=inputs,
             news=plan.news.get(day, ""),
         )
         for day, fingerprint in plan.fingerprints.items()
     }
     return {day: reason for day, reason in found.items() if reason is not None}
+
+
+def days_on_hold(ledger: Ledger, plan: Plan) -> set[date]:
+    """The days of a plan that would come out with rows that an undo has reverted.
+
+    Only a run that a person launches builds these again.
+    """
+    return {
+        day
+        for day, fingerprint in plan.fingerprints.items()
+        if ledger.on_hold.get(day) == fingerprint
+    }
 
 
 def by_reason(because: Mapping[date, str]) -> dict[str, list[str]]:

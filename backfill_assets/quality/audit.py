@@ -13,6 +13,7 @@ from datetime import date
 from decimal import Decimal
 from statistics import median
 
+import pyspark.sql.types as T
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -137,16 +138,84 @@ class Verdict:
         return "; ".join(f"{finding.check}: {finding.text}" for finding in bad)
 
 
-def row_hash(columns: Iterable[str]) -> Column:
+def row_hash(struct: T.StructType) -> Column:
     """A 64-bit hash of a row.
 
     Spark's hash skips nulls, so (null, 'a') and ('a', null) would be alike; each null is therefore
-    hashed as a fact of its own.
+    hashed as a fact of its own, at any depth. NaN equals NaN, and -0.0 equals 0.0.
+
+    Args:
+        struct: the columns of the row.
     """
     parts: list[Column] = []
-    for name in columns:
-        parts += [F.col(name), F.col(name).isNull()]
+    for column in struct:
+        value = F.col(column.name)
+        parts += [_hashable(value, column.dataType), value.isNull()]
     return F.xxhash64(*parts)
+
+
+def _hashable(value: Column, kind: T.DataType) -> Column:
+    """A value as Spark's hash can take it.
+
+    Spark chains the elements of a nested value, without a word of where one ends: elements and
+    fields are replaced by their own hashes. A map is the same in any order of its keys.
+    """
+    if isinstance(kind, T.ArrayType):
+        return F.transform(value, lambda x: _element_hash(x, kind.elementType))
+    if isinstance(kind, T.MapType):
+        pairs = T.StructType().add("key", kind.keyType).add("value", kind.valueType)
+        return F.array_sort(F.transform(F.map_entries(value), lambda x: _element_hash(x, pairs)))
+    if isinstance(kind, T.StructType):
+        return F.array(*[_element_hash(value[field.name], field.dataType) for field in kind])
+    return value
+
+
+def _element_hash(value: Column, kind: T.DataType) -> Column:
+    return F.xxhash64(_hashable(value, kind), value.isNull())
+
+
+def digest_sums(struct: T.StructType) -> dict[str, Column]:
+    """The sums that a digest is made of, by name: see `digest_text`.
+
+    Args:
+        struct: the columns of the rows.
+    """
+    hashed = row_hash(struct)
+    return {
+        "rows": F.count(F.lit(1)),
+        "low": F.sum(hashed.bitwiseAND(F.lit(0xFFFFFFFF))),
+        "high": F.sum(F.shiftrightunsigned(hashed, 32)),
+    }
+
+
+#: Ends the digest of rows with nested columns, which were once hashed in another way.
+_NESTED = "nested"
+
+
+def digest_text(sums: Mapping[str, int | None], struct: T.StructType) -> str:
+    """The digest of rows, from their `digest_sums`; that of no row is `0-0-0`."""
+    parts = [f"{sums[name] or 0:x}" for name in ("rows", "high", "low")]
+    nested = any(isinstance(c.dataType, T.ArrayType | T.MapType | T.StructType) for c in struct)
+    return "-".join([*parts, _NESTED] if nested and sums["rows"] else parts)
+
+
+def sum_digests(digests: Iterable[str]) -> str:
+    """The digest of the rows of several days together."""
+    parts = [digest.split("-") for digest in digests if digest != "0-0-0"]
+    sums = [f"{sum(int(part[n], 16) for part in parts):x}" for n in range(3)]
+    return "-".join([*sums, *dict.fromkeys(kind for part in parts for kind in part[3:])])
+
+
+def are_comparable(digest: str, other: str) -> bool:
+    """Whether two digests are made in the same way: equal ones are of equal rows then."""
+    return "0-0-0" in (digest, other) or digest.split("-")[3:] == other.split("-")[3:]
+
+
+def digests_by_day(frame: DataFrame, partition: str) -> dict[date, str]:
+    """The digest of each day of a frame, over all of its columns."""
+    sums = [column.alias(name) for name, column in digest_sums(frame.schema).items()]
+    rows = frame.groupBy(F.col(partition).alias("_day")).agg(*sums).collect()
+    return {row["_day"]: digest_text(row.asDict(), frame.schema) for row in rows}
 
 
 def measure(
@@ -163,11 +232,8 @@ def measure(
         rules: conditions in SQL that must be true for each row, as Delta takes its constraints.
     """
     day = F.col(table.partition)
-    hashed = row_hash(table.columns)
     sums = {
-        "rows": F.count(F.lit(1)),
-        "low": F.sum(hashed.bitwiseAND(F.lit(0xFFFFFFFF))),
-        "high": F.sum(F.shiftrightunsigned(hashed, 32)),
+        **digest_sums(table.struct),
         **{f"null_{name}": F.count_if(F.col(name).isNull()) for name in table.columns},
         **{f"total_{name}": F.sum(name) for name in table.totals},
         **{f"broken_{n}": F.count_if(_breaks(rule)) for n, rule in enumerate(rules)},
@@ -193,7 +259,7 @@ def _measured(row: Mapping[str, int], table: Table, rules: Sequence[str]) -> Mea
         nulls={name: row[f"null_{name}"] for name in table.columns},
         duplicate_keys=row["rows"] - row["keys"],
         totals={name: row[f"total_{name}"] or zero for name, zero in table.zeros.items()},
-        digest=f"{row['rows']:x}-{row['high']:x}-{row['low']:x}",
+        digest=digest_text(row, table.struct),
         broken={rule: n for at, rule in enumerate(rules) if (n := row[f"broken_{at}"])},
     )
 

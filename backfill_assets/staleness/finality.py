@@ -142,11 +142,13 @@ def _seen(source: str, table: str, record: Record) -> int:
 
 
 def _builds(ledger: Ledger) -> Mapping[date, Sequence[Record]]:
-    """By day, the commits that published it, in ascending order."""
+    """By day, the commits that published it since it was last withdrawn, in ascending order."""
     found: dict[date, list[Record]] = defaultdict(list)
     for record in ledger.records:
         for day in record.days:
-            found[day].append(record)
+            found[day].append(record.for_day(day))
+        for day in record.withdrawn:
+            found.pop(day, None)
     return found
 
 

@@ -39,6 +39,31 @@ class Supposed(Ledger):
         return "not known yet" if day in self.moving else super().content(day)
 
 
+@dataclass(frozen=True)
+class SwitchedOver(Ledger):
+    """The ledger of a fork, as production will be: it gives only the days that it has made.
+
+    Attributes:
+        made: the days that the fork has made.
+        production: the ledger of the table that is forked, as of now.
+    """
+
+    made: frozenset[date] = frozenset()
+    production: Ledger | None = None
+
+    @classmethod
+    def of(cls, fork: Ledger, made: Iterable[date], production: Ledger) -> SwitchedOver:
+        """The ledger of a fork, and that of its table."""
+        kept = {field.name: getattr(fork, field.name) for field in fields(Ledger)}
+        return cls(**kept, made=frozenset(made), production=production)
+
+    def content(self, day: date) -> str:
+        """What a day holds, as text, where it is made; else what production has."""
+        if day in self.made or self.production is None:
+            return super().content(day)
+        return self.production.content(day)
+
+
 def depending(
     ledgers: Ledgers,
     policy: Policy,

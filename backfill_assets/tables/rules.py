@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyspark.sql.types as T
 from pyspark.sql import DataFrame
 
 if TYPE_CHECKING:
@@ -95,6 +96,24 @@ def wrong_bounds(columns: Mapping[str, Any]) -> list[str]:
         for name, column in columns.items()
         for check in column.checks
         if check.name not in _OPERATORS
+    ]
+
+
+def wrong_totals(columns: Mapping[str, Any], totals: Sequence[str]) -> list[str]:
+    """What no total can be, one sentence each.
+
+    A sum of floating-point numbers depends on the order of the rows: the same day computed twice
+    would have two totals.
+    """
+    kinds = {name: column.dtype.type for name, column in columns.items()}
+    return [
+        f"{name} is one of the totals and no column"
+        if name not in kinds
+        else f"{name} is one of the totals and has the type {kinds[name].simpleString()}, whose "
+        "sum depends on the order of the rows: make it a DECIMAL, such as decimal(18,2), or a "
+        "whole number"
+        for name in totals
+        if not isinstance(kinds.get(name), T.DecimalType | T.IntegralType)
     ]
 
 

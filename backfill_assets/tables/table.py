@@ -28,7 +28,14 @@ from backfill_assets.tables.columns import Bounds
 from backfill_assets.tables.drifts import notices_of
 from backfill_assets.tables.partitioning import wrong_partition
 from backfill_assets.tables.references import WithoutDays
-from backfill_assets.tables.rules import Forbidden, Rule, bounds_of, rules_in, wrong_bounds
+from backfill_assets.tables.rules import (
+    Forbidden,
+    Rule,
+    bounds_of,
+    rules_in,
+    wrong_bounds,
+    wrong_totals,
+)
 from backfill_assets.tables.schemas import (
     in_columns,
     schema_version,
@@ -141,8 +148,8 @@ class Table:
         schema_version: which version of its columns the model is.
 
     Raises:
-        DeclarationError: the model has no one DATE column that the table can be partitioned by, or
-            a check of a column that is no bound.
+        DeclarationError: the model has no one DATE column that the table can be partitioned by, a
+            check of a column that is no bound, or a total that is no DECIMAL or whole number.
     """
 
     name: str
@@ -166,7 +173,8 @@ class Table:
         metadata: Mapping[str, Any] = self.model.Config.metadata or {}
         columns = self.columns
         wrong = [*wrong_partition(self.model, metadata), *wrong_bounds(columns)]
-        if wrong := [*wrong, *wrong_schema(metadata, columns)]:
+        wrong += [*wrong_schema(metadata, columns)]
+        if wrong := [*wrong, *wrong_totals(columns, metadata.get("totals", ()))]:
             raise DeclarationError(f"{self.name}: {'; '.join(wrong)}")
         object.__setattr__(self, "partition", metadata["partition"])
         object.__setattr__(self, "key", tuple(metadata.get("key", ())))

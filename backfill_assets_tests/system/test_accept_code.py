@@ -94,7 +94,7 @@ def test_days_by_other_code_are_accepted_and_a_running_backfill_goes_on(upgraded
     undo(pipeline, results[-1].run_id)
     assert pipeline.digests() == rows
     outcomes = plan_outcomes(pipeline, days)
-    assert outcomes.pop(FACT.name) == (("computed", "input not on record"),)
+    assert outcomes.pop(FACT.name) == (("computed", "other code"),)
     assert {*outcomes.values()} == {(("identical", ""),)}
     failure = pipeline.failure(pipeline.run(4, tags=tags, fails=True))
     assert "backfill underway has published" in failure

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from backfill_assets.cli import main
+from backfill_assets.delta.migrating import migrate
 from backfill_assets.engine.spark import Engine
 from backfill_assets.settings import PREFIX
+from backfill_assets.tables.catalog import tables_of
 from backfill_assets_tests.beside import shadow
 from backfill_assets_tests.pages import documented, follow
 from backfill_assets_tests.pipeline import Pipeline, day, order, undo
@@ -15,7 +17,25 @@ from backfill_assets_tests.places import PROJECT
 STEPS = [text for text in documented("docs/schema-changes.md", "text") if text.startswith("$ ")]
 BEFORE = "backfill_assets_tests.migrating_tables:TABLES"
 AFTER = "backfill_assets_tests.migrating_tables_after:TABLES"
+THIRD = "backfill_assets_tests.migrating_tables_third:TABLES"
 LAYERS = ["raw_orders", "raw_orders_rejected", "stg_orders", "notes"]
+
+
+def test_no_undo_goes_back_over_two_schema_changes(engine, spark, tmp_path):
+    before = Pipeline(engine, tmp_path, tables=BEFORE, window_days=1)
+    before.land(1, [order("1", 1)])
+    before.run(1, 1, LAYERS, tags={"dagster/backfill": "first"})
+    before.land(1, [order("2", 1, customer="late")], "part-1.jsonl")
+    before.run(1, 1, LAYERS, tags={"dagster/backfill": "second"})
+    for tables in (AFTER, THIRD):
+        after = Pipeline(engine, tmp_path, tables=tables, window_days=1)
+        table = tables_of(after.settings)["notes"]
+        assert [*migrate(after.io_manager.writer(table))]
+    rows = after.rows("notes")
+    refused = after.failure(undo(after, "second", fails=True))
+    assert f"notes [{day(1)}] had the columns of schema 1 in version" in refused
+    assert "has those of schema 3" in refused
+    assert after.rows("notes") == rows
 
 
 @pytest.fixture

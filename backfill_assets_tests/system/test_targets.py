@@ -219,6 +219,10 @@ def test_a_canary_goes_first_and_comes_back(production, new):
     switch(after, days=str(day(6)))
     assert seen(production) == {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 60}
     assert is_mixed(after.settings)
+    # It was made of days that production has otherwise, and a person wants it so.
+    policy = Policy.of(after.settings)
+    ledgers = read_ledgers(after.settings)
+    assert backlog(ledgers, policy, day(7)).on_hold == {RANKS: {day(6)}, STATE: {day(6)}}
     undo(after, "v2-1")
     assert not is_mixed(after.settings)
     assert production.digests() == before
@@ -245,6 +249,69 @@ def test_what_lands_meanwhile_is_caught_up_or_the_target_is_refused(production, 
     assert not compared(after, spark).problems
     switch(after)
     assert seen(production) == {1: 10, 2: 20, 3: 30, 4: 40, 5: 50, 6: 70, 7: 10}
+
+
+def test_a_day_that_production_has_rebuilt_beside_a_target_counts(production, new):
+    """A follower of the target reads day 5, which it has as it was."""
+    after = new()
+    shadow(after)
+    lines = [order(f"more-{n}", 5, "1.00", ingested=f"{day(6)}T10:00:00Z") for n in range(50)]
+    production.land(6, lines, "late.jsonl")
+    production.run(6, 6, LAYERS)
+    production.run(5, 6, (*LAYERS, SCORES, RANKS, STATE))
+    assert seen(production)[5] == 55
+    refused = after.failure(switch(after, fails=True))
+    assert f"ranks [{day(5)}...{day(6)}] (new input)" in refused
+    shadow(after)
+    switch(after)
+    assert seen(production, RANKS) == {1: 1, 2: 20, 3: 30, 4: 40, 5: 55, 6: 55}
+    assert seen(production, STATE) == {1: 1, 2: 21, 3: 51, 4: 91, 5: 146, 6: 152}
+    assert not {SCORES, RANKS, STATE} & late(after).keys()
+
+
+def test_a_day_that_is_rebuilt_during_a_switch_over_is_behind(production, new, monkeypatch):
+    """Between the commits of two tables; a later night makes it right."""
+    after = new()
+    shadow(after)
+    lines = [order(f"more-{n}", 5, "1.00", ingested=f"{day(6)}T10:00:00Z") for n in range(50)]
+    commit, waiting = commits.Writer.commit, [lines]
+
+    def commit_after_a_night(writer, *given):
+        if writer.table.name == RANKS and waiting and "_targets" not in writer.url:
+            production.land(6, waiting.pop(), "late.jsonl")
+            production.run(6, 6, LAYERS)
+            production.run(5, 6, (*LAYERS, SCORES))
+            return None  # as where another commit of the table came first
+        return commit(writer, *given)
+
+    monkeypatch.setattr(commits.Writer, "commit", commit_after_a_night)
+    switch(after)
+    assert seen(production)[5] == 55
+    found = backlog(read_ledgers(after.settings), Policy.of(after.settings), day(7))
+    assert found.days(RANKS) == {day(5), day(6)}
+    assert day(6) in found.open[RANKS], "day 5 is final"
+    assert not (after.warehouse / "_versions.json").exists()
+
+
+def test_a_switch_over_of_several_builds_is_one_commit_a_table(production, new, monkeypatch):
+    after, at = new(), versions(production)
+    shadow(after, f"{day(2)}...{day(3)}")
+    record = DeltaIOManager.record
+
+    def record_of_other_code(io: DeltaIOManager, *given: object) -> dict:
+        return {**record(io, *given), "release": "other", "git_commit": "0ther"}
+
+    monkeypatch.setattr(DeltaIOManager, "record", record_of_other_code)
+    shadow(after, f"{day(4)}...{day(6)}")
+    monkeypatch.undo()
+    switch(after)
+    changed = {SCORES, RANKS, STATE}
+    assert versions(production) == {name: n + (name in changed) for name, n in at.items()}
+    ledger = read_ledgers(after.settings)[SCORES]
+    assert {n: ledger.latest[day(n)].git_commit == "0ther" for n in (2, 3, 4, 6)} == {
+        **dict.fromkeys((2, 3), False),
+        **dict.fromkeys((4, 6), True),
+    }
 
 
 def test_what_others_wrote_is_not_replaced(production, new):

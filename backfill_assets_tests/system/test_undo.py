@@ -6,6 +6,8 @@ And the plan of a backfill: what it says will become of the days is what becomes
 import os
 import random
 import shutil
+from datetime import datetime, time
+from decimal import Decimal
 
 import dagster as dg
 import pytest
@@ -14,12 +16,16 @@ from backfill_assets.backfills import jobs
 from backfill_assets.backfills.footprints import belongs, footprint, part_of
 from backfill_assets.backfills.plans import Expected, Parameters
 from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.reading import read_ledger, read_ledgers
 from backfill_assets.delta.snapshots import data_files
+from backfill_assets.monitoring.look import Look
+from backfill_assets.monitoring.states import State, day_states
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW, STAGED, TABLES
 from backfill_assets.publish.run_tags import ACCEPT_TAG
 from backfill_assets.staleness.arrivals import manifests
+from backfill_assets.staleness.backlog import backlog
 from backfill_assets_tests.pipeline import (
     EVERYTHING,
     LAYERS,
@@ -270,6 +276,106 @@ def test_a_day_that_was_taken_back_stays_so(loaded):
     loaded.land(5, [order("p5", 5)], "more.jsonl")
     loaded.night(day(6))
     assert {(STAGED.name, day(5)), (FACT.name, day(5))} <= published(loaded).keys()
+
+
+LOG = ["raw_orders", "raw_orders_rejected"]
+
+
+def behind(pipeline, table):
+    policy = Policy.of(pipeline.settings)
+    return backlog(read_ledgers(pipeline.settings), policy, pipeline.now.date()).days(table.name)
+
+
+def order_ids(pipeline):
+    return {row["order_id"] for row in pipeline.rows(STAGED.name)}
+
+
+@pytest.mark.parametrize("when", ["before the undo", "while it runs"])
+def test_a_line_that_is_not_built_yet_is_built_after_an_undo(loaded, monkeypatch, when):
+    """The undone rows were made without it, and so were the rows from before."""
+    loaded.land(2, [order("wrong", 2, "50.00")], "more.jsonl")
+    loaded.run(2, assets=EVERYTHING, tags={"dagster/backfill": "wrongone"})
+    loaded.land(3, [order("late", 2, ingested=f"{day(3)}T20:00:00Z")], "late.jsonl")
+
+    def load():
+        loaded.run(3, assets=LOG)
+        assert day(2) in behind(loaded, STAGED)
+
+    if when == "before the undo":
+        load()
+    else:
+        publish, waiting = type(loaded.io_manager).publish, [load]
+
+        def publish_after_load(io, candidate, *given, **more):
+            if candidate.table is STAGED and waiting:
+                waiting.pop()()
+            return publish(io, candidate, *given, **more)
+
+        monkeypatch.setattr(type(loaded.io_manager), "publish", publish_after_load)
+    undo(loaded, "wrongone")
+    monkeypatch.undo()
+    assert day(2) in behind(loaded, STAGED)
+    loaded.night(day(5))
+    assert order_ids(loaded) == {*(f"{x}{n}" for n in range(1, 5) for x in "op"), "late"}
+    revenue = [row["revenue"] for row in loaded.rows(FACT.name) if row["run_date"] == day(2)]
+    assert sum(revenue) == Decimal("19.50")
+    assert behind(loaded, STAGED) == behind(loaded, FACT) == set()
+
+
+def test_rows_are_not_put_back_where_their_input_was_undone_since(loaded):
+    """The line was loaded, and built by another run; what is made of it cannot outlive it."""
+    before = published(loaded)
+    loaded.land(3, [order("x3", 3)], "more.jsonl")
+    load = loaded.run(3, assets=LOG)
+    build = loaded.run(3, assets=["stg_orders", "fact_daily_orders"])
+    undo_of_build = undo(loaded, build.run_id[:8])
+    undo_of_load = undo(loaded, load.run_id[:8])
+    assert published(loaded) == before
+    refused = loaded.failure(undo(loaded, undo_of_build.run_id[:8], fails=True))
+    assert "stg_orders [2024-01-03] was made of version" in refused
+    assert "of raw_orders before, which has been undone since" in refused
+    assert published(loaded) == before
+    # In the order of the advice, it can.
+    undo(loaded, undo_of_load.run_id[:8])
+    assert day(3) not in behind(loaded, STAGED), "an undo of its rows stands"
+    undo(loaded, undo_of_build.run_id[:8])
+    assert "x3" in order_ids(loaded)
+
+
+def test_a_day_on_hold_is_shown_and_no_schedule_builds_it(loaded):
+    loaded.land(5, [order("o5", 5)])
+    loaded.run(5, assets=LOG)
+    loaded.run(5, assets=["stg_orders", "fact_daily_orders"], tags={"dagster/backfill": "tooearly"})
+    undo(loaded, "tooearly")
+    states = day_states(STAGED.name, situation(loaded, day(6)))
+    assert states[day(5)] is State.ON_HOLD
+    scheduled = {"dagster/schedule_name": "nightly"}
+    loaded.run(4, 5, assets=["stg_orders"], tags=scheduled)
+    assert (STAGED.name, day(5)) not in published(loaded)
+    loaded.run(5, assets=["stg_orders"])
+    assert (STAGED.name, day(5)) in published(loaded)
+
+
+def test_what_is_put_back_keeps_its_record(loaded):
+    before = {name: ledger.latest[day(2)] for name, ledger in layers(loaded).items()}
+    loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
+    loaded.run(2, tags={"dagster/backfill": "wrongone"})
+    undo(loaded, "wrongone")
+    for name, ledger in layers(loaded).items():
+        record = ledger.latest[day(2)]
+        assert record.version > before[name].version
+        assert record.provenance(day(2)) == before[name].provenance(day(2)), name
+        assert record.days[day(2)].fingerprint == before[name].days[day(2)].fingerprint, name
+
+
+def situation(pipeline, today):
+    pipeline.now = datetime.combine(today, time(3), tzinfo=pipeline.settings.zone)
+    return Look(pipeline.settings, lambda: pipeline.now).situation(pipeline.instance)
+
+
+def layers(pipeline):
+    ledgers = read_ledgers(pipeline.settings)
+    return {name: ledgers[name] for name in (STAGED.name, FACT.name)}
 
 
 # random histories

@@ -1,0 +1,46 @@
+"""The table of `migrating_tables` in the third version of its schema: renamed once more."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+from pandera.pyspark import Field
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets import STAGED, Reads, table
+from backfill_assets.orders.tables import ORDERS
+from backfill_assets_tests import migrating_tables_after
+from backfill_assets_tests.migrating_tables import counted
+
+
+class Notes(pa.DataFrameModel):
+    """Orders of each customer on a day."""
+
+    run_date: T.DateType = Field(description="The day.")
+    customer_id: T.StringType = Field(description="The customer.")
+    orders: T.LongType = Field(ge=1, description="Their orders.")
+    text: T.StringType = Field(
+        nullable=True,
+        description="A note.",
+        metadata={"null_warn": 1.0, "null_error": 1.0, "renamed_from": "remark"},
+    )
+
+    class Config(migrating_tables_after.Notes.Config):
+        """One row for each day and customer."""
+
+        metadata: ClassVar = {
+            **migrating_tables_after.Notes.Config.metadata,
+            "schema_version": 3,
+        }
+
+
+@table(Notes)
+def notes(orders: Annotated[DataFrame, Reads(STAGED)]) -> DataFrame:
+    text = F.concat(F.lit("note of "), "customer_id").alias("text")
+    return counted(orders).select("run_date", "customer_id", "orders", text)
+
+
+TABLES = [*ORDERS, notes]
