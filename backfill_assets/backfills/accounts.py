@@ -76,8 +76,9 @@ def certificate(ledgers: Ledgers, name: str) -> Certificate:
                 for day in record.days:
                     code = ledger.code_of(record, day)
                     codes.setdefault(code, {}).setdefault(table, []).append(day)
-                commits.add(str(Code(record.code, record.git_commit, record.git_dirty)))
-                configurations.setdefault(table, set()).add(record.config_digest)
+                    made = record.for_day(day)
+                    commits.add(str(Code(made.code, made.git_commit, made.git_dirty)))
+                    configurations.setdefault(table, set()).add(record.made_under(day))
     by_table = {table: sorted(digests) for table, digests in configurations.items()}
     return Certificate(codes, frozenset(commits), by_table)
 
@@ -92,7 +93,7 @@ def mixed_backfills(ledgers: Ledgers) -> list[str]:
         for day, record in ledger.latest.items():
             if record.backfill_id:
                 of = makers.setdefault(record.backfill_id.partition("-")[0], {})
-                by = (record.code, record.config_digest)
+                by = (record.code, record.made_under(day))
                 of.setdefault(by, {}).setdefault(name, []).append(day)
     return [
         f"backfill {backfill}: "

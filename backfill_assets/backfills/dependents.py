@@ -359,19 +359,23 @@ def _made_of_reverted(
     days_of: dict[tuple[str, int], set[date]] = defaultdict(set)
     for dependency in graph_of(ledgers, policy).inputs[table]:
         name = dependency.source.name
-        if name == table or not changes:
+        if not changes:
             continue
-        deciding = dependency.reach.deciding(ledgers[name])
-        last = ledgers[name].version or 0
-        undone = extents[name].changes
+        source = ledgers[name]
+        deciding, due = dependency.reach.deciding(source), dependency.due(source)
+        made_due = {record.version: {*due(record)} for record in source.records}
+        undone = changes if name == table else extents[name].changes
         for day, change in changes.items():
             version = change.previous.for_day(day).inputs.get(name) if change.previous else None
             if version is None:
                 continue
+            # A commit of a table that carries state has built its days one upon the other.
+            version += name == table
             for input_day in deciding(day):
-                as_of = undone[input_day].before if input_day in undone else last
+                as_of = undone[input_day].before if input_day in undone else source.version or 0
                 made_of = origins[name].at(input_day, version)
-                if origins[name].at(input_day, as_of) < made_of:
+                reverted = origins[name].at(input_day, as_of) < made_of
+                if reverted and day in made_due.get(made_of, {day}):
                     days_of[name, made_of].add(day)
     for (name, version), days in sorted(days_of.items()):
         yield (

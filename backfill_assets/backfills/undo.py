@@ -26,7 +26,7 @@ from backfill_assets.delta.evolution import version_of
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.logs import delta_log, metadata_of
 from backfill_assets.delta.reading import read_ledgers
-from backfill_assets.delta.records import Details, Published, Record
+from backfill_assets.delta.records import Details, Provenance, Published, Record
 from backfill_assets.delta.snapshots import data_files, files_as_of, rows_as_of
 from backfill_assets.engine.stores import open_store
 from backfill_assets.landing.manifests import Manifest, after_undo
@@ -35,6 +35,7 @@ from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.quality.audit import Verdict, are_comparable, digests_by_day
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.arrivals import manifests
+from backfill_assets.staleness.fingerprints import input_fingerprints
 from backfill_assets.staleness.touched import touched
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.sources import Role, SourceTable
@@ -238,6 +239,10 @@ class _Undo:
             for day in _as_of(url, table, version, of).there
         }
         withdrawn = {d for d, c in changes.items() if c.previous is None and d not in there}
+        last = max(todo.values(), key=lambda change: change.after).last
+        tables = self.asked.tables
+        sources = [io.source(io.ledger(tables[name]), by_day=False) for name in last.inputs]
+        fingerprints = {day: self._fingerprint(ledger, day, todo[day]) for day in sorted(todo)}
 
         def build(_days: Window) -> Built:
             as_of = {**_by_version(changes), ledger.version or 0: list(unchanged)}
@@ -257,13 +262,14 @@ class _Undo:
                 {},
                 remarks=remarks,
                 made_under={d: record.made_under(d) for d, record in previous.items()},
-                provenance={d: record.provenance(d) for d, record in previous.items()},
+                provenance=self._provenances(ledger, sources, previous, fingerprints),
                 files=_files(url, table, changes, ledger.version or 0),
             )
 
         return Plan(
-            {day: self._fingerprint(ledger, day, todo[day]) for day in sorted(todo)},
+            fingerprints,
             build,
+            sources,
             news=dict.fromkeys(todo, f"undo of {self.asked.name}"),
             # Rows that stay get their old record.
             recorded_anew=unchanged,
@@ -278,6 +284,34 @@ class _Undo:
             return ""
         published = self._published_before(ledger, day, change)
         return published.fingerprint if published else ""
+
+    def _provenances(
+        self,
+        ledger: Ledger,
+        sources: Sequence[Snapshot],
+        previous: Mapping[date, Record],
+        fingerprints: Mapping[date, str],
+    ) -> dict[date, Provenance]:
+        """What the old rows were made by and from.
+
+        Where the inputs hold what they held then, as of the versions of now: what comes later is
+        newer for these days. So it is where nobody knows what they held.
+        """
+        versions = {source.table.name: source.ledger.version or 0 for source in sources}
+        ledgers = {source.table.name: source.ledger for source in sources}
+        inputs = self.table.inputs(self._policy)
+        current: Mapping[date, str] = {}
+        if all(dependency.source.name in ledgers for dependency in inputs):
+            current = input_fingerprints(inputs, ledgers, previous, ledger.references)
+        found = {}
+        for day, record in previous.items():
+            provenance = record.provenance(day)
+            if fingerprints[day] in ("", current.get(day)):
+                provenance = msgspec.structs.replace(
+                    provenance, inputs={**provenance.inputs, **versions}
+                )
+            found[day] = provenance
+        return found
 
     def _published_before(self, ledger: Ledger, day: date, change: Change) -> Published | None:
         """The old rows as their commit tells of them; None if others had changed them."""
@@ -314,7 +348,8 @@ class _Undo:
         for version, days in _by_version(unlike).items():
             columns = self._columns(version)
             earlier = {day: self._columns(_version_before(unlike[day])) for day in days}
-            if columns != self._columns(ledger.version or 0):
+            # The table gets a new column of the model with its next commit.
+            if columns != {c.name: c.dataType.simpleString() for c in table.struct}:
                 rows = io.engine.spark_session.read.format("delta").option("versionAsOf", version)
                 frame = rows.load(io.url(table)).where(any_of(windows(days), table.partition))
                 found |= digests_by_day(frame, table.partition)
@@ -375,7 +410,11 @@ class _Undo:
         details = msgspec.structs.replace(
             self._details(before, rows, verdicts, todo),
             undoes=self.asked.name,
-            on_hold=self._on_hold(before.ledger, todo),
+            on_hold={
+                # Of days whose rows stay, what holds goes on to hold.
+                **{d: held for d, held in before.ledger.on_hold.items() if d in todo},
+                **self._on_hold(before.ledger, changes),
+            },
             as_of={str(v): packed(of) for v, of in _by_version(todo).items()},
         )
         final = {d for d, c in todo.items() if c.previous and d in c.previous.final}

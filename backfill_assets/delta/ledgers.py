@@ -242,7 +242,7 @@ class Ledger:
         latest = self.latest.get(day)
         if latest and latest.details.kind == ACCEPTED_CODE and latest.version > record.version:
             return latest.code
-        return record.code
+        return record.for_day(day).code
 
     @property
     def commits(self) -> list[Record | ExternalCommit]:

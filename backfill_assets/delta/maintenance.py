@@ -37,7 +37,7 @@ from backfill_assets.delta.targets import NO_AGE, older_than
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.engine.stores import open_store
 from backfill_assets.escaping import markdown
-from backfill_assets.quality.audit import measure
+from backfill_assets.quality.audit import are_comparable, measure
 from backfill_assets.settings import PREFIX, Settings
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.table import Table
@@ -237,6 +237,7 @@ class _Maintenance:
             if ledger.current_record(day)
             and day not in changed
             and not ledger.lacked(ledger.latest[day])
+            and are_comparable(ledger.content(day), held.get(day, "0-0-0"))
         ]
         if strange:
             self.problems.append(

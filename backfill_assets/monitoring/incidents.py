@@ -52,7 +52,9 @@ def incidents(now: Situation) -> list[Incident]:
         not_built = {day for source in upstream for day in _in(source, State.CHECK_FAILED)}
         # A day that failed is failed in all that is made of it: the first table is the one to mend.
         found += _failed_checks(name, _in(by_day, State.CHECK_FAILED) - not_built, now)
-        not_built |= {day for source in upstream for day in _in(source, State.MISSING)}
+        not_built |= {
+            day for source in upstream for day in _in(source, State.MISSING, State.ON_HOLD)
+        }
         missing = _in(by_day, State.MISSING) - not_built
         inside = holes(by_day)
         add("hole", name, missing & inside, MEANING[State.MISSING])
@@ -152,8 +154,8 @@ def _spans(versions: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
 
 
-def _in(states: dict[date, State], wanted: State) -> set[date]:
-    return {day for day, state in states.items() if state is wanted}
+def _in(states: dict[date, State], *wanted: State) -> set[date]:
+    return {day for day, state in states.items() if state in wanted}
 
 
 def out_of_time(now: Situation, log: str) -> Iterator[Incident]:

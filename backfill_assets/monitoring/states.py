@@ -269,7 +269,7 @@ def changed_final_days(table: str, now: Situation) -> dict[date, str]:
                 found[day] = f"changed by {record.launched_by} in run {record.run_id}"
                 continue
             found.pop(day, None)
-            if day in record.final or closes(table, record, day):
+            if day in record.final or closes(table, record.for_day(day), day):
                 frozen[day] = published.digest
     for other in ledger.external:
         for day in other.days & frozen.keys():

@@ -131,10 +131,8 @@ class Publisher(dg.ConfigurableIOManager):
         for attempt in range(1, _ATTEMPTS + 1):
             ledger, plan = self._look(candidate, window, record)
             asked = to_compute(ledger, plan, *_by(record), rewrite)
-            if record.get("launched_by", PERSON) != PERSON:
-                on_hold = days_on_hold(ledger, plan)
-                asked = {day: why for day, why in asked.items() if day not in on_hold}
-            because, refused = self._possible(ledger, plan, window, asked, record)
+            asked, buildable = _without_held(ledger, plan, window, asked, record)
+            because, refused = self._possible(ledger, plan, buildable, asked, record)
             done = left(ledger, plan, because, refused)
             if because:
                 wanted = {day: plan.fingerprints[day] for day in because}
@@ -315,6 +313,25 @@ class Publisher(dg.ConfigurableIOManager):
             return rows_as_of(spark, self.url(table), table, ledger.version, days)
 
         return Snapshot(ledger, by_day, read)
+
+
+def _without_held(
+    ledger: Ledger,
+    plan: Plan,
+    window: Window,
+    asked: Mapping[date, str],
+    record: Mapping[str, Any],
+) -> tuple[dict[date, str], Window]:
+    """The days to compute and the window to build, without days on hold if no person launched it.
+
+    Of a table that carries state, nothing is built upon a day that is on hold.
+    """
+    if record.get("launched_by", PERSON) == PERSON:
+        return dict(asked), window
+    on_hold = days_on_hold(ledger, plan.fingerprints)
+    if on_hold and plan.after:
+        window = Window(window.start, max(window.start, min(on_hold)))
+    return {d: why for d, why in asked.items() if d not in on_hold and d in window}, window
 
 
 def _by(record: Mapping[str, Any]) -> tuple[str, str]:

@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import date
 
-from backfill_assets.calendar.partitions import packed
+from backfill_assets.calendar.partitions import DAY, packed
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.publish.candidates import Plan
+from backfill_assets.tables.derived import carries_state
 
 #: A day that is made of what it was made of, by the code that made it.
 ASKED_FOR = "asked for"
@@ -92,16 +93,22 @@ def to_compute(
     return {day: reason for day, reason in found.items() if reason is not None}
 
 
-def days_on_hold(ledger: Ledger, plan: Plan) -> set[date]:
-    """The days of a plan that would come out with rows that an undo has reverted.
+def days_on_hold(ledger: Ledger, fingerprints: Mapping[date, str]) -> set[date]:
+    """The days that would come out with rows that an undo has reverted.
 
-    Only a run that a person launches builds these again.
+    Of a table that carries state, the days after such a day as well, as far as the undo reverted
+    them: they were built upon it.
+
+    Args:
+        ledger: that of the table.
+        fingerprints: by day, the input fingerprint that it would have now.
     """
-    return {
-        day
-        for day, fingerprint in plan.fingerprints.items()
-        if ledger.on_hold.get(day) == fingerprint
-    }
+    found: set[date] = set()
+    for day in sorted(ledger.on_hold.keys() & fingerprints.keys()):
+        follows_held = carries_state(ledger.table) and day - DAY in found
+        if follows_held or ledger.on_hold[day] == fingerprints[day]:
+            found.add(day)
+    return found
 
 
 def by_reason(because: Mapping[date, str]) -> dict[str, list[str]]:

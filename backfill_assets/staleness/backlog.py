@@ -16,6 +16,7 @@ from typing import NamedTuple
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import Record
+from backfill_assets.publish.reasons import days_on_hold
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.fingerprints import input_fingerprints
 from backfill_assets.tables.derived import carries_state
@@ -103,11 +104,12 @@ def _find(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
     for table, days in _due(ledgers, policy, graph, today).items():
         ledger = ledgers[table]
         fingerprints = input_fingerprints(graph.inputs[table], ledgers, days, ledger.references)
+        on_hold = days_on_hold(ledger, fingerprints)
         for day, inputs in sorted(days.items()):
             published = ledger.current_record(day)
             if published and published.fingerprint == fingerprints[day]:
                 continue
-            if ledger.on_hold.get(day) == fingerprints[day]:
+            if day in on_hold:
                 backlog.on_hold[table].add(day)
                 continue
             part = backlog.final if day in closed.get(table, ()) else backlog.open
@@ -151,8 +153,12 @@ def _due(
     for source, table, days_of in follows(ledgers, policy):
         needed = {day: record for record in ledgers[source].records for day in days_of(record)}
         for day in possible(table, needed):
-            built = ledgers[table].latest.get(day)
-            if _is_older(built, ledgers[source], needed[day], own=source == table):
+            ledger = ledgers[table]
+            built = ledger.latest.get(day)
+            if built is None and day not in ledger.on_hold:
+                # An undo of an earlier release has withdrawn it, and says no more than when.
+                built = ledger.withdrawals.get(day)
+            if _is_older(built, day, ledgers[source], needed[day], own=source == table):
                 found[table][day][source] = needed[day]
     for table, ledger in ledgers.items():
         if ledger.references:
@@ -184,12 +190,17 @@ def _can_be_made(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool:
     )
 
 
-def _is_older(built: Record | None, source: Ledger, needed: Record, *, own: bool) -> bool:
+def _is_older(
+    built: Record | None, day: date, source: Ledger, needed: Record, *, own: bool
+) -> bool:
     """Whether a day was built before an input's commit, or from a table that was since replaced.
 
     A commit of a table that carries state has built its days one upon the other.
     """
     if built is None:
         return True
-    version = built.version if own else built.inputs.get(source.table.name, -1)
+    version = built.inputs.get(source.table.name, -1)
+    if own:
+        published = built.days.get(day)
+        version = version + 1 if published and published.provenance else built.version
     return version < needed.version or version > (source.version or 0)
