@@ -40,18 +40,17 @@ from backfill_assets_tests.invented_logs import days
 from backfill_assets_tests.pipeline import Pipeline, copy_loaded, day
 from backfill_assets_tests.publishing import RECORD, window
 
-RENAMED = table_of(
-    2,
-    note=(
-        "remark",
-        T.StringType,
-        Field(
-            nullable=True,
-            description="A note.",
-            metadata={"null_warn": 1.0, "null_error": 1.0, "renamed_from": "note"},
-        ),
-    ),
-)
+
+def note_renamed_from(old: str) -> Any:
+    """The field of a note that had another name."""
+    return Field(
+        nullable=True,
+        description="A note.",
+        metadata={"null_warn": 1.0, "null_error": 1.0, "renamed_from": old},
+    )
+
+
+RENAMED = table_of(2, note=("remark", T.StringType, note_renamed_from("note")))
 WIDENED = table_of(
     2,
     orders=(T.LongType, Field(ge=1, description="Orders.")),
@@ -287,15 +286,7 @@ REFUSED = {
     "renamed twice": (
         table_of(
             3,
-            note=(
-                "text",
-                T.StringType,
-                Field(
-                    nullable=True,
-                    description="A note.",
-                    metadata={"null_warn": 1.0, "null_error": 1.0, "renamed_from": "remark"},
-                ),
-            ),
+            note=("text", T.StringType, note_renamed_from("remark")),
         ),
         "column text is renamed from remark, and the table has neither: migrate it with the code",
     ),

@@ -357,14 +357,12 @@ def _made_of_reverted(
         origins: of its inputs.
     """
     days_of: dict[tuple[str, int], set[date]] = defaultdict(set)
-    for dependency in graph_of(ledgers, policy).inputs[table]:
+    for dependency in graph_of(ledgers, policy).inputs[table] if changes else ():
         name = dependency.source.name
-        if not changes:
-            continue
         source = ledgers[name]
-        deciding, due = dependency.reach.deciding(source), dependency.due(source)
-        made_due = {record.version: {*due(record)} for record in source.records}
+        deciding = dependency.reach.deciding(source)
         undone = changes if name == table else extents[name].changes
+        reverted: dict[int, set[date]] = defaultdict(set)
         for day, change in changes.items():
             version = change.previous.for_day(day).inputs.get(name) if change.previous else None
             if version is None:
@@ -374,9 +372,14 @@ def _made_of_reverted(
             for input_day in deciding(day):
                 as_of = undone[input_day].before if input_day in undone else source.version or 0
                 made_of = origins[name].at(input_day, version)
-                reverted = origins[name].at(input_day, as_of) < made_of
-                if reverted and day in made_due.get(made_of, {day}):
-                    days_of[name, made_of].add(day)
+                if origins[name].at(input_day, as_of) < made_of:
+                    reverted[made_of].add(day)
+        # Days that a reverted commit of ours has not made due hold nothing of it.
+        days_due = dependency.due(source)
+        due = {r.version: {*days_due(r)} for r in source.records if r.version in reverted}
+        for version, days in reverted.items():
+            if affected := days & due.get(version, days):
+                days_of[name, version] |= affected
     for (name, version), days in sorted(days_of.items()):
         yield (
             f"{table} [{spelled(days)}] was made of version {version} of {name} before, which "

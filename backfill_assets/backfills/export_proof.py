@@ -22,7 +22,7 @@ from backfill_assets.backfills.exports import (
 from backfill_assets.backfills.verification import verify
 from backfill_assets.calendar.partitions import unpacked, windows
 from backfill_assets.delta.reading import read_ledger
-from backfill_assets.quality.audit import are_comparable, empty_day, measure
+from backfill_assets.quality.audit import differ, empty_day, measure
 from backfill_assets.settings import Settings
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.table import Table
@@ -81,10 +81,10 @@ def problems(
         return
     then = ledger.as_of(manifest.version)
     for day, digest in manifest.digests.items():
-        if held[day] != digest and are_comparable(held[day], digest):
+        if differ(held[day], digest):
             yield f"{day}: the rows have digest {held[day]}, the manifest says {digest}"
         said = then.latest[day].days[day].digest if day in then.latest else "nothing on record"
-        if said != digest and are_comparable(said, digest):
+        if differ(said, digest):
             yield f"{day}: the log says {said} of version {manifest.version}, not {digest}"
 
 

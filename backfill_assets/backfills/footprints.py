@@ -209,16 +209,16 @@ def found_unchanged(ledger: Ledger, mine: Mine) -> dict[date, Change]:
     for record in ledger.records:
         as_of = _as_of(record)
         for day in record.days:
-            timeline = timelines[day]
+            timeline, is_mine = timelines[day], mine(record, day)
             before = timeline[-1] if timeline else _Spoken(-1, None, None)
             if day in as_of:
                 # An undo: what it goes back to counts, unless it is the undo that is asked about.
                 earlier = [spoken for spoken in timeline if spoken.version <= as_of[day]]
                 restored = earlier[-1] if earlier else before
-                if restored.change or restored.wrote or not mine(record, day):
+                if restored.change or restored.wrote or not is_mine:
                     timeline.append(restored._replace(version=record.version))
                     continue
-            timeline.append(_next(before, record, day, mine=mine(record, day)))
+            timeline.append(_next(before, record, day, mine=is_mine))
         for day in record.withdrawn:
             timelines[day].append(_Spoken(record.version, None, None))
     return {

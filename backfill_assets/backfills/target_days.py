@@ -96,23 +96,23 @@ def behind(
         pinned: of production as the target sees it, and not as it is now.
     """
     ledgers = target.ledgers(settings, pinned=pinned)
+    tables = tables_of(settings)
+    production = {name: read_ledger(settings.table(name), tables[name]) for name in target.tables}
     if not pinned:
         # Of days that it has not made, those of production count, as of now.
-        production = {
-            name: read_ledger(settings.table(name), tables_of(settings)[name])
-            for name in target.tables
-        }
+        forks = {name: ledgers[name] for name in target.tables}
         ledgers = {
-            name: SwitchedOver.of(ledger, made(target, ledger), production[name])
-            if name in target.tables
-            else ledger
-            for name, ledger in ledgers.items()
+            **ledgers,
+            **{
+                name: SwitchedOver.of(fork, made(target, fork), production[name])
+                for name, fork in forks.items()
+            },
         }
     days = days_of(settings, graph, target, only)
     asked = Parameters(days=str(only or target.windows[-1]), tables=target.tables)
     found: dict[str, dict[date, Fate]] = {}
     for name, of in fates_of(settings, asked, days, ledgers, code, {}).items():
-        there = read_ledger(settings.table(name), tables_of(settings)[name]).published
+        there = production[name].published
         left = {
             day: fate
             for day, fate in of.items()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from functools import reduce
+from functools import cache, reduce
 
 import msgspec
 from deltalake.exceptions import DeltaError
@@ -32,7 +32,7 @@ from backfill_assets.engine.stores import open_store
 from backfill_assets.landing.manifests import Manifest, after_undo
 from backfill_assets.publish.candidates import Built, Candidate, Done, Plan, Remarks, Snapshot
 from backfill_assets.publish.io_manager import DeltaIOManager
-from backfill_assets.quality.audit import Verdict, are_comparable, digests_by_day
+from backfill_assets.quality.audit import Verdict, differ, digests_by_day
 from backfill_assets.settings import Settings
 from backfill_assets.staleness.arrivals import manifests
 from backfill_assets.staleness.fingerprints import input_fingerprints
@@ -136,9 +136,10 @@ class _Asked:
         problems = list(extent.problems)
         for version, of in _by_version(extent.changes).items():
             try:
-                columns = metadata_of(delta_log(self.io.url(table), version).load())
-                if table.schema_version - version_of(columns) > 1:
-                    problems.append(_other_columns(table, of, version, version_of(columns)))
+                # Only a table of a third schema may be two steps away from an old version.
+                schema = self._schema(table, version) if table.schema_version > 2 else 1
+                if table.schema_version - schema > 1:
+                    problems.append(_other_columns(table, of, version, schema))
                     continue
                 lost = _as_of(self.io.url(table), table, version, of).lost
             except (DeltaError, OSError) as error:
@@ -152,9 +153,9 @@ class _Asked:
                 )
         return problems
 
-
-def _version_before(change: Change) -> int:
-    return change.previous.version if change.previous else change.before
+    def _schema(self, table: Table, version: int) -> int:
+        """The version of a table's schema as of a version of the table."""
+        return version_of(metadata_of(delta_log(self.io.url(table), version).load()))
 
 
 def _other_columns(table: Table, days: Iterable[date], version: int, schema: int) -> str:
@@ -340,20 +341,23 @@ class _Undo:
             for day in found
             if (published := self._published_before(ledger, day, changes[day]))
         }
+        columns = cache(self._columns)
         unlike = {
-            day: changes[day]
-            for day, digest in recorded.items()
-            if digest != found[day] and are_comparable(digest, found[day])
+            day: changes[day] for day, digest in recorded.items() if differ(digest, found[day])
         }
         for version, days in _by_version(unlike).items():
-            columns = self._columns(version)
-            earlier = {day: self._columns(_version_before(unlike[day])) for day in days}
             # The table gets a new column of the model with its next commit.
-            if columns != {c.name: c.dataType.simpleString() for c in table.struct}:
+            if columns(version) != {c.name: c.dataType.simpleString() for c in table.struct}:
                 rows = io.engine.spark_session.read.format("delta").option("versionAsOf", version)
                 frame = rows.load(io.url(table)).where(any_of(windows(days), table.partition))
                 found |= digests_by_day(frame, table.partition)
-            wrong = [d for d in days if earlier[d] == columns and found[d] != recorded[d]]
+            wrong = [
+                day
+                for day in days
+                if found[day] != recorded[day]
+                and (old := unlike[day].previous)
+                and columns(old.version) == columns(version)
+            ]
             if wrong:
                 raise UndoRefusedError(
                     f"{table.name} [{spelled(wrong)}] was not undone: its files of version "

@@ -100,9 +100,9 @@ class Ledger:
 
     @cached_property
     def on_hold(self) -> Mapping[date, str]:
-        """The days of which an undo reverted rows, and nobody has published any since.
+        """The days for whose rows a person has decided, and that nobody has published since.
 
-        By day, the input fingerprint of the reverted rows.
+        By day, the input fingerprint of the rows that it was decided against.
         """
         found: dict[date, str] = {}
         for record in self.records:

@@ -104,8 +104,8 @@ class Details(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         references: by name, what the tables without days held that its days were made of.
         spreads: by day and column that is watched, the rows in each bin; see `quality.drift`.
         accepts: of `ACCEPTED_CODE`, by code version that made them, the days, as ranges.
-        on_hold: of an undo, by day, the input fingerprint of the rows that it reverted. No schedule
-            or sensor builds the day again while its inputs are these.
+        on_hold: of an undo and a canary, by day, the input fingerprint of rows that a person has
+            decided against. No schedule or sensor builds the day while its inputs are these.
     """
 
     landing: dict[date, Any] = msgspec.field(default_factory=dict)
@@ -208,32 +208,20 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     def for_day(self, day: date) -> Record:
         """The record as it holds for one of its days: with what this day was made by and from."""
         published = self.days.get(day)
-        provenance = published and published.provenance
-        if not provenance:
+        if published is None or published.provenance is None:
             return self
-        return msgspec.structs.replace(
-            self,
-            code_version=provenance.code_version,
-            release=provenance.release,
-            package=provenance.package,
-            git_commit=provenance.git_commit,
-            git_dirty=provenance.git_dirty,
-            inputs=provenance.inputs,
-            details=msgspec.structs.replace(self.details, references=provenance.references),
-        )
+        made = msgspec.structs.asdict(published.provenance)
+        details = msgspec.structs.replace(self.details, references=made.pop("references"))
+        return msgspec.structs.replace(self, **made, details=details)
 
     def provenance(self, day: date) -> Provenance:
         """What a day was made by and from, to be carried by another commit."""
-        record = self.for_day(day)
-        return Provenance(
-            code_version=record.code_version,
-            release=record.release,
-            package=record.package,
-            git_commit=record.git_commit,
-            git_dirty=record.git_dirty,
-            inputs=record.inputs,
-            references=record.details.references,
-        )
+        published = self.days.get(day)
+        if published and published.provenance:
+            return published.provenance
+        own = (name for name in Provenance.__struct_fields__ if name != "references")
+        made = {name: getattr(self, name) for name in own}
+        return Provenance(**made, references=self.details.references)
 
     def made_under(self, day: date) -> str:
         """Digest of the settings that a day of it was made under."""

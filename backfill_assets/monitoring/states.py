@@ -65,9 +65,9 @@ MEANING: Mapping[State, str] = {
     State.INPUT_WITHDRAWN: "made of input that an undo has taken back since; readers see rows that "
     "count as undone. Ask for that undo again: it goes on with what was made of it. Or load the "
     "input again, then materialize these days",
-    State.ON_HOLD: "an undo reverted the rows that the present input gives; readers see the rows "
-    "from before. No schedule and no sensor builds these days until the input is another. "
-    "Materialize them to have the reverted rows again",
+    State.ON_HOLD: "by an undo or a canary, a person decided against the rows that the present "
+    "input gives; readers see the rows that the undo or the canary put there. No schedule and no "
+    "sensor builds these days until the input is another. Materialize them to have the other rows",
     State.INPUT_NEWER: "published from older input than there is; the next scheduled run rebuilds "
     "them",
     State.HELD: "a landing file was replaced by one that lacks orders which were loaded from it; "

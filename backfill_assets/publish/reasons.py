@@ -94,10 +94,10 @@ def to_compute(
 
 
 def days_on_hold(ledger: Ledger, fingerprints: Mapping[date, str]) -> set[date]:
-    """The days that would come out with rows that an undo has reverted.
+    """The days that would come out with rows that a person has decided against.
 
-    Of a table that carries state, the days after such a day as well, as far as the undo reverted
-    them: they were built upon it.
+    Of a table that carries state, the days after such a day as well, as far as they were decided
+    against: they were built upon it.
 
     Args:
         ledger: that of the table.

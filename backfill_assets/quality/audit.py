@@ -211,6 +211,11 @@ def are_comparable(digest: str, other: str) -> bool:
     return "0-0-0" in (digest, other) or digest.split("-")[3:] == other.split("-")[3:]
 
 
+def differ(digest: str, other: str) -> bool:
+    """Whether two digests are of other rows, as far as they can be compared."""
+    return digest != other and are_comparable(digest, other)
+
+
 def digests_by_day(frame: DataFrame, partition: str) -> dict[date, str]:
     """The digest of each day of a frame, over all of its columns."""
     sums = [column.alias(name) for name, column in digest_sums(frame.schema).items()]

@@ -50,8 +50,8 @@ class Backlog:
     Attributes:
         open: those that a scheduled run rebuilds.
         final: those that only a person may rebuild, as their window has closed.
-        on_hold: days whose inputs are those of rows that a person has undone: no schedule or sensor
-            builds these again.
+        on_hold: days whose inputs are those of rows that a person has decided against: no schedule
+            or sensor builds these.
     """
 
     open: Mapping[str, Mapping[date, Behind]] = field(default_factory=dict)
@@ -68,8 +68,8 @@ def backlog(ledgers: Ledgers, policy: Policy, today: date) -> Backlog:
 
     A day is behind if an input's commit changed what the day is made of, and the day was last
     published from an older version of that input, or never; unless the inputs hold again what they
-    held then, or what they held for rows that a person has undone. It is behind as well if a table
-    without days holds other rows than it did then. No day of a retired table is.
+    held then, or what they held for rows that a person has decided against. It is behind as well if
+    a table without days holds other rows than it did then. No day of a retired table is.
 
     While nothing is committed, what was found last in this process is the answer: a sensor asks
     every few seconds, and ten thousand days of twenty tables take four seconds.
@@ -152,8 +152,8 @@ def _due(
 
     for source, table, days_of in follows(ledgers, policy):
         needed = {day: record for record in ledgers[source].records for day in days_of(record)}
+        ledger = ledgers[table]
         for day in possible(table, needed):
-            ledger = ledgers[table]
             built = ledger.latest.get(day)
             if built is None and day not in ledger.on_hold:
                 # An undo of an earlier release has withdrawn it, and says no more than when.

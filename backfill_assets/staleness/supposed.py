@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 from datetime import date
 from functools import cached_property
+from typing import Any
 
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger, Ledgers
@@ -21,8 +22,7 @@ class Supposed(Ledger):
     @classmethod
     def of(cls, ledger: Ledger, moving: Iterable[date]) -> Supposed:
         """A ledger, some days of which may change."""
-        kept = {field.name: getattr(ledger, field.name) for field in fields(Ledger)}
-        return cls(**kept, moving=frozenset(moving))
+        return cls(**_fields_of(ledger), moving=frozenset(moving))
 
     @cached_property
     def published(self) -> frozenset[date]:
@@ -39,7 +39,7 @@ class Supposed(Ledger):
         return "not known yet" if day in self.moving else super().content(day)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SwitchedOver(Ledger):
     """The ledger of a fork, as production will be: it gives only the days that it has made.
 
@@ -48,20 +48,21 @@ class SwitchedOver(Ledger):
         production: the ledger of the table that is forked, as of now.
     """
 
-    made: frozenset[date] = frozenset()
-    production: Ledger | None = None
+    made: frozenset[date]
+    production: Ledger
 
     @classmethod
     def of(cls, fork: Ledger, made: Iterable[date], production: Ledger) -> SwitchedOver:
         """The ledger of a fork, and that of its table."""
-        kept = {field.name: getattr(fork, field.name) for field in fields(Ledger)}
-        return cls(**kept, made=frozenset(made), production=production)
+        return cls(**_fields_of(fork), made=frozenset(made), production=production)
 
     def content(self, day: date) -> str:
         """What a day holds, as text, where it is made; else what production has."""
-        if day in self.made or self.production is None:
-            return super().content(day)
-        return self.production.content(day)
+        return super().content(day) if day in self.made else self.production.content(day)
+
+
+def _fields_of(ledger: Ledger) -> dict[str, Any]:
+    return {field.name: getattr(ledger, field.name) for field in fields(Ledger)}
 
 
 def depending(

@@ -172,9 +172,12 @@ class Table:
     def __post_init__(self) -> None:
         metadata: Mapping[str, Any] = self.model.Config.metadata or {}
         columns = self.columns
-        wrong = [*wrong_partition(self.model, metadata), *wrong_bounds(columns)]
-        wrong += [*wrong_schema(metadata, columns)]
-        if wrong := [*wrong, *wrong_totals(columns, metadata.get("totals", ()))]:
+        if wrong := [
+            *wrong_partition(self.model, metadata),
+            *wrong_bounds(columns),
+            *wrong_schema(metadata, columns),
+            *wrong_totals(columns, metadata.get("totals", ())),
+        ]:
             raise DeclarationError(f"{self.name}: {'; '.join(wrong)}")
         object.__setattr__(self, "partition", metadata["partition"])
         object.__setattr__(self, "key", tuple(metadata.get("key", ())))
