@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backfill_assets.engine.configuration import connect_server_command
+from backfill_assets.engine.configuration import connect_server_command, master_of
+from backfill_assets.engine.environment import jvm_environment
 from backfill_assets.engine.servers import SparkServer
 from backfill_assets.engine.task_times import build_task_times
 from backfill_assets.settings import Settings, load_settings
@@ -30,7 +31,8 @@ def connect_server(folder: Path, conf: dict[str, str], **more: Any) -> Iterator[
     settings = load_settings(**{"spark_master": "local[2]", "spark_conf": conf, **more})
     build_task_times(settings.jars)  # as the commands that start one do
     command = partial(connect_server_command, settings, folder=folder)
-    server = SparkServer(command, folder / "connect-server.log", print)
+    environment = jvm_environment(master_of(settings))
+    server = SparkServer(command, environment, folder / "connect-server.log", print)
     try:
         while not server.ready:
             server.tend()

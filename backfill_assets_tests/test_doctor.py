@@ -267,6 +267,15 @@ def _files_of_no_format(place: Place) -> None:
     place.folder(JAN[4]).joinpath("orders.xlsx").write_text("")
 
 
+def _strays(place: Place) -> None:
+    (place.landing / "arrival_date=20240105").mkdir()
+    (place.landing / "_SUCCESS").touch()
+
+
+def _other_spark(place: Place) -> None:
+    place.patch.setenv("SPARK_HOME", "/opt/spark")
+
+
 def _file_that_cannot_be_opened(place: Place) -> None:
     place.folder(JAN[4]).joinpath("part-1.jsonl").symlink_to(place.root / "nowhere")
 
@@ -369,6 +378,8 @@ BROKEN: list[tuple[Callable[[Place], None], str, str, str, str]] = [
         "1 file.*part-1.jsonl: ",
         "landing.md",
     ),
+    (_strays, "landing orders", "WRONG", "not read: arrival_date=20240105$", "YYYY-MM-DD"),
+    (_other_spark, "environment", "note", "^SPARK_HOME: set here", "deployments.md"),
     (_files_of_no_format, "landing orders", "note", "orders.xlsx", "docs/landing.md"),
     (_broken_log, FACTS, "WRONG", "its log cannot be read", "from a backup"),
     (_cut_log, FACTS, "WRONG", "log was cut: of version", "backup|materialize"),

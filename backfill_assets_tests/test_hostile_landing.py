@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
+from backfill_assets.engine.jars import EngineError
+from backfill_assets.landing.files import Landing, LandingFile
+from backfill_assets.landing.lines import readable
 from backfill_assets.landing.text import text_lines
 from backfill_assets.monitoring import look, night
 from backfill_assets.monitoring.look import Look
@@ -34,6 +38,60 @@ def test_a_loaded_day_whose_folder_is_closed_stays_as_it_is(pipeline: Pipeline) 
     assert [row["order_id"] for row in pipeline.rows("raw_orders")] == ["o1", "o2"]
     pipeline.run(1, 2, RAW_STEP)
     assert states_of(pipeline)[day(1)].good
+
+
+def test_a_day_whose_folder_has_another_name_is_not_in_order(pipeline: Pipeline) -> None:
+    pipeline.land(1, [order("o1", 1)])
+    misnamed = pipeline.landing / "orders" / f"arrival_date={day(2):%Y%m%d}"
+    pipeline.land(2, [order("o2", 2)])
+    pipeline.folder(2).rename(misnamed)
+    run = pipeline.run(1, 2, RAW_STEP)
+    checks = {
+        check.partition: check
+        for check in run.get_asset_check_evaluations()
+        if check.asset_key == dg.AssetKey("raw_orders") and check.check_name == "conservation"
+    }
+    assert checks[str(day(1))].passed
+    assert not checks[str(day(2))].passed
+    assert f"orders/{misnamed.name} is not the folder" in checks[str(day(2))].description
+    misnamed.rename(pipeline.folder(2))
+    pipeline.run(2, 2, RAW_STEP)
+    assert {row["order_id"] for row in pipeline.rows("raw_orders")} == {"o1", "o2"}
+
+
+def _file(folder: Path, name: str, url: Path, text: str = "{}") -> LandingFile:
+    path = folder / name
+    path.write_text(text)
+    return LandingFile(day(1), name, str(url / name), len(text), str(path))
+
+
+def _lines(spark, found: Landing) -> int:
+    return spark.read.text([file.url for file in found.files]).count() if found.files else 0
+
+
+def test_if_the_engine_opens_no_file_it_is_not_the_files(spark, tmp_path) -> None:
+    """As where the engine is on another machine, which has no such folder."""
+    elsewhere = tmp_path / "not-mounted-there"
+    found = Landing(files=[_file(tmp_path, f"{n}.json", elsewhere) for n in range(3)])
+    with pytest.raises(EngineError, match=r"none of the 3 landing.*not the files.*defaultFS"):
+        readable(spark, found, partial(_lines, spark))
+    assert not found.broken
+
+
+def test_a_file_that_the_engine_alone_does_not_open_is_named(spark, tmp_path) -> None:
+    good = [_file(tmp_path, f"{n}.json", tmp_path) for n in range(3)]
+    bad = _file(tmp_path, "bad.json", tmp_path / "not-mounted-there")
+    found = Landing(files=[*good, bad])
+    assert readable(spark, found, partial(_lines, spark)) == 3
+    assert [*found.broken] == [bad]
+
+
+def test_a_file_that_has_gone_is_the_file(spark, tmp_path) -> None:
+    gone = _file(tmp_path, "gone.json", tmp_path)
+    Path(gone.path).unlink()
+    found = Landing(files=[gone])
+    assert readable(spark, found, partial(_lines, spark)) == 0
+    assert [*found.broken] == [gone]
 
 
 def test_long_lines_are_kept_whole(pipeline: Pipeline) -> None:

@@ -460,11 +460,13 @@ def test_folders_of_hours_in_a_store(orders, monkeypatch):
     store = pafs.SubTreeFileSystem(str(root.parent), pafs.LocalFileSystem())
     for source in (HOURLY, ORDER_LINES):
         local = list_landing(str(root), source)
+        (orders / "orders.csv").touch()
         with monkeypatch.context() as patch:
             patch.setattr(listing, "open_store", lambda _url: (store, root.name))
             for days in (None, [day(n) for n in range(1, 5)]):
                 other = list_landing(str(root), source, days)
                 assert [*other.folders] == [*local.folders] == [day(1), day(2), day(3)]
+                assert other.strays == ("orders.csv",)
                 for n in (day(1), day(2)):
                     folder, mine = other.folders[n], local.folders[n]
                     assert (folder.unknown, folder.hours) == (mine.unknown, mine.hours)
@@ -574,3 +576,40 @@ def test_a_file_that_is_gone_since_the_listing_has_no_digest(orders):
     path.write_text("gone in between")
     os.utime(path, ns=(1, next(iter(entries)).mtime))
     assert all(seen.digests(entries).values())
+
+
+def test_an_object_with_the_name_of_a_folder_is_a_stray(orders, monkeypatch):
+    put(orders, "a.json")
+    (orders / f"arrival_date={day(4)}").touch()
+    root = orders.parent
+    store = pafs.SubTreeFileSystem(str(root.parent), pafs.LocalFileSystem())
+    monkeypatch.setattr(listing, "open_store", lambda _url: (store, root.name))
+    listed = list_landing(str(root), ORDER_LINES)
+    assert (*listed.folders, *listed.strays) == (day(1), f"arrival_date={day(4)}")
+
+
+# --- what lies beside the folders of arrival days -------------------------------------------------
+
+
+@pytest.mark.parametrize("days", [None, [day(1)]])
+def test_what_is_of_no_arrival_day_is_named(orders, days):
+    put(orders, "a.json")
+    for name in ("arrival_date=20240102", "arrival_date=2024-01-02T00:00:00", "2024"):
+        (orders / name / "x").mkdir(parents=True)
+    for name in ("orders.csv", "_SUCCESS", ".DS_Store", "orders.tmp"):
+        (orders / name).touch()
+    strays = ("2024", "arrival_date=2024-01-02T00:00:00", "arrival_date=20240102", "orders.csv")
+    assert found(orders, days=days).strays == strays
+
+
+def test_a_stray_is_told_on_the_days_that_it_may_be_meant_for(orders):
+    put(orders, "a.json")
+    put(orders, "a.json", 2)
+    for name in ("20240102", "dt=2024-01-03", "2024", "20240199", "9202401023"):
+        (orders / name).mkdir()
+    listed = found(orders)
+    undated = ["2024", "20240199", "9202401023"]
+    assert listed.strays_of(day(1)) == []
+    assert listed.strays_of(day(2)) == ["20240102"]
+    assert listed.strays_of(day(3)) == [*undated, "dt=2024-01-03"]
+    assert listed.strays_of(day(4)) == undated

@@ -145,7 +145,7 @@ class Work:
 
         moving: set[str] = set()
         while True:
-            lines, counts = readable(found, parse)
+            lines, counts = readable(spark, found, parse)
             again = self.listed(folders)
             there = {name: file for day in folders for name, file in again.files(day).items()}
             moving |= {name for name, entry in entries.items() if there.get(name) != entry}

@@ -106,6 +106,7 @@ def raw_expectations(
                 *_warnings(source, reading, day, wanted, log),
                 *_hours(source, reading.found, day, wanted),
                 *_unknown(reading.found, day),
+                *_strays(source, reading.found, day),
             ],
             notices={"rejected_lines": rejected_share(source, log, day, own, limits, accepted)},
         )
@@ -143,6 +144,16 @@ def _broken(reading: Reading, day: date) -> list[str]:
 
 def _unknown(found: Landing, day: date) -> list[str]:
     return _some("not read, unknown kind of file: {}", found.unknown.get(day, ()))
+
+
+def _strays(source: Source, found: Landing, day: date) -> list[str]:
+    """What lies beside the folders of arrival days and may be meant for this one."""
+    strays = found.strays.get(day, [])
+    return _some(
+        f"not read, as {source.name}/{{}} is not the folder of an arrival day: if it holds lines "
+        f"of this day, move them into {source.name}/{folder_name(day)}",
+        strays,
+    )
 
 
 def _hours(source: Source, found: Landing, day: date, wanted: Target) -> list[str]:

@@ -78,9 +78,9 @@ def engine(out: Output, port: int) -> None:
 
     Needs SPARK_CONNECT_AUTHENTICATE_TOKEN: what its clients have to show.
     """
-    from backfill_assets.engine.configuration import connect_server_command
+    from backfill_assets.engine.configuration import connect_server_command, master_of
+    from backfill_assets.engine.environment import TOKEN, jvm_environment
     from backfill_assets.engine.jars import check_java
-    from backfill_assets.engine.servers import TOKEN
 
     if not os.environ.get(TOKEN):
         raise CannotRunError(
@@ -92,8 +92,7 @@ def engine(out: Output, port: int) -> None:
     _fetch_jars(out, settings)
     # Spark reads its settings there; this process becomes the server, and cannot clean up.
     command = connect_server_command(settings, port, Path(tempfile.mkdtemp(prefix="engine-")))
-    environment = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
-    os.execve(command[0], command, environment)
+    os.execve(command[0], command, jvm_environment(master_of(settings)))
 
 
 @command("jars")

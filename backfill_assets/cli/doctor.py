@@ -84,6 +84,7 @@ def _checks(port: int, start: bool) -> Iterator[Check]:
         yield Check("settings", partial(_raise, error))
         return
     yield Check("java", partial(machine.java, settings))
+    yield Check("environment", partial(machine.environment, settings))
     yield Check("jars", partial(machine.jars, settings))
     yield from _of_data(settings, start)
 

@@ -22,7 +22,8 @@ from pathlib import Path
 import dagster as dg
 
 from backfill_assets.dagster_ext.passwords import Passwords
-from backfill_assets.engine.configuration import connect_server_command
+from backfill_assets.engine.configuration import connect_server_command, master_of
+from backfill_assets.engine.environment import jvm_environment
 from backfill_assets.engine.jars import check_java
 from backfill_assets.engine.process_groups import Group
 from backfill_assets.engine.scratch import Scratch
@@ -91,7 +92,8 @@ def deploy(settings: Settings, listening: Sequence[socket.socket], say: Say) -> 
         home = Path(os.environ["DAGSTER_HOME"]).resolve()
         scratch = Scratch(home)
         command = partial(connect_server_command, settings, folder=home, scratch=scratch)
-        engine = SparkServer(command, home / "spark-connect.log", say, scratch)
+        log = home / "spark-connect.log"
+        engine = SparkServer(command, jvm_environment(master_of(settings)), log, say, scratch)
         environment |= engine.environment
         servers.append(engine)
     # An instance that is not as it should be is to fail here, and not in each of its processes.

@@ -37,6 +37,8 @@ from backfill_assets.tables.sources import Source
 #: A time so far ahead of the clock is not that of two clocks that differ a little.
 _AHEAD = timedelta(hours=1)
 WAREHOUSE = "warehouse"
+#: So many names are given of what is not read.
+_MOST_NAMES = 5
 
 
 def checks(settings: Settings) -> list[Check]:
@@ -59,6 +61,11 @@ def landing(settings: Settings, source: Source) -> Iterator[Found]:
     """Whether a source's folders can be listed, and the newest file opened."""
     listing = list_landing(settings.landing, source)
     where = f"{settings.landing}/{source.name}"
+    if strays := listing.strays:
+        said = f"{len(strays)} name(s) are not of an arrival day and are not read: "
+        said += ", ".join(strays[:_MOST_NAMES]) + (", ..." if strays[_MOST_NAMES:] else "")
+        mend = "move what is data into folders arrival_date=YYYY-MM-DD, and the rest elsewhere"
+        yield wrong(f"{where}: {said}", mend)
     if not listing.folders:
         yield note(f"no arrival day has landed in {where}", "see that the source delivers")
         return

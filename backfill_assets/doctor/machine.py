@@ -15,7 +15,8 @@ from urllib.request import urlopen
 from backfill_assets.dagster_ext.claims import TakenError, claimed_port
 from backfill_assets.doctor.examination import Found, note, ok, wrong
 from backfill_assets.engine import known_jars
-from backfill_assets.engine.configuration import spark_config
+from backfill_assets.engine.configuration import master_of, spark_config
+from backfill_assets.engine.environment import environment_problem, ignored_variables
 from backfill_assets.engine.jars import (
     check_java,
     delta_coordinate,
@@ -44,6 +45,22 @@ def java(settings: Settings) -> Iterator[Found]:
         return
     check_java()
     yield ok(f"{find_java()}")
+
+
+def environment(settings: Settings) -> Iterator[Found]:
+    """The variables of Spark and Java that are set here, and do not reach the engine."""
+    if settings.spark_remote:
+        yield ok("not needed here: SPARK_REMOTE is set")
+        return
+    if problem := environment_problem():
+        said, _, mend = problem.rpartition(": ")
+        yield wrong(said, mend)
+    if ignored := ignored_variables(master_of(settings)):
+        said = f"{', '.join(ignored)}: set here, and the engine is not given them"
+        mend = "nothing, or say what they are to do in BACKFILL_ASSETS_SPARK_CONF"
+        yield note(said, f"{mend}: see docs/deployments.md")
+        return
+    yield ok("it has nothing that the engine is not given")
 
 
 def jars(settings: Settings) -> Iterator[Found]:

@@ -6,7 +6,6 @@ Without it, a new JVM reads and verifies some 15,000 classes: about 4 seconds of
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from backfill_assets.engine.jars import find_java, spark_home
+from backfill_assets.engine.environment import jvm_environment, spark_home
+from backfill_assets.engine.jars import find_java
 
 _FOLDER = "classes-"
 #: Beside an archive: the folder of the Spark that it is for.
@@ -81,14 +81,13 @@ def make_class_archive(cache: Path) -> bool:
             ready.mkdir()
             (ready / _MADE_FOR).write_text(str(spark_home()))
             command = [sys.executable, "-m", __name__, str(ready / archive.name), scratch]
-            own = {name: x for name, x in os.environ.items() if name != "SPARK_REMOTE"}
             with suppress(subprocess.SubprocessError):
                 subprocess.run(
                     command,
                     check=True,
                     capture_output=True,
                     cwd=scratch,
-                    env=own,
+                    env=jvm_environment("local"),
                     timeout=_PATIENCE,
                 )
                 ready.rename(archive.parent)

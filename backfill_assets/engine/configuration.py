@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from backfill_assets.engine.class_archive import with_archive
-from backfill_assets.engine.jars import refuse_unknown_jars, spark_home, with_jars
+from backfill_assets.engine.environment import is_local, spark_home
+from backfill_assets.engine.jars import refuse_unknown_jars, with_jars
 from backfill_assets.engine.scratch import Scratch
 from backfill_assets.engine.stores import S3, on_s3
 from backfill_assets.engine.submitting import submit_options
@@ -107,7 +108,7 @@ def connect_server_command(
         # The runs of a deployment share a session, which is to outlast a quiet weekend.
         "spark.connect.session.manager.defaultSessionTimeout": "7d",
     }
-    if is_local(_master(settings)):
+    if is_local(master_of(settings)):
         own |= _AUTHENTICATED
     conf = _of_driver(settings, own)
     refuse_unknown_jars(conf, settings.jars)
@@ -134,6 +135,8 @@ def static_config(given: str = "") -> dict[str, str]:
         "spark.driver.memory": "3g",
         "spark.driver.extraJavaOptions": f"{_UTC} {_OUT_OF_MEMORY} {_collector(given)}".strip(),
         "spark.executor.extraJavaOptions": _UTC,
+        # A path without a scheme is one of this machine, whatever HADOOP_CONF_DIR says.
+        "spark.hadoop.fs.defaultFS": "file:///",
         # Of Python on executors, which converts times by it.
         "spark.executorEnv.TZ": "UTC",
         "spark.ui.enabled": "false",
@@ -150,7 +153,7 @@ def _of_driver(settings: Settings, own: Mapping[str, str]) -> dict[str, Any]:
         own: what this driver has besides.
     """
     given = settings.spark_conf
-    master = _master(settings)
+    master = master_of(settings)
     config = {
         "spark.master": master,
         "spark.app.name": "backfill_assets",
@@ -165,13 +168,9 @@ def _of_driver(settings: Settings, own: Mapping[str, str]) -> dict[str, Any]:
     return with_jars(config, settings.jars)
 
 
-def _master(settings: Settings) -> str:
+def master_of(settings: Settings) -> str:
+    """The master URL of a driver that this package starts."""
     return settings.spark_conf.get("spark.master", settings.spark_master)
-
-
-def is_local(master: str) -> bool:
-    """Whether a master URL means that the driver is its own executor: `local[*]` and its kind."""
-    return re.fullmatch(r"local(\[.*\])?", master) is not None
 
 
 def _collector(given: str) -> str:

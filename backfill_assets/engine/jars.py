@@ -13,6 +13,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from backfill_assets.engine.environment import (
+    environment_problem,
+    jvm_environment,
+    jvm_options,
+    spark_home,
+)
 from backfill_assets.engine.known_jars import unknown_jars
 from backfill_assets.engine.log_store import LOG_STORE, LOG_STORE_SOURCE
 from backfill_assets.engine.task_times import with_task_times
@@ -68,8 +74,11 @@ def check_java() -> None:
     """Refuse early what would otherwise end as `JAVA_GATEWAY_EXITED`.
 
     Raises:
-        EngineError: there is no Java, or one that this Spark does not run on.
+        EngineError: there is no Java, or one that this Spark does not run on, or an environment
+            that no JVM of Spark's can do with.
     """
+    if problem := environment_problem():
+        raise EngineError(problem)
     wanted = " or ".join(map(str, _JAVA))
     java = find_java()
     if java is None:
@@ -79,12 +88,25 @@ def check_java() -> None:
             f"Spark needs Java {wanted} and there is none {where}: install it "
             "(Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME."
         )
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    command = [java, "-XshowSettings:properties", "-version"]
+    environment = jvm_environment("local")
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    found = re.search(r'version "(?:1\.)?(\d+)', result.stderr)
+    if result.returncode and (options := jvm_options()):
+        raise EngineError(
+            f"{java} does not start with the options in {' and '.join(options)} "
+            f"({_last_words(result.stderr)}): mend or unset the variable."
+        )
     if found is None or int(found[1]) < _JAVA[0]:
         what = f"Java {found[1]}" if found else "not a working Java"
         raise EngineError(
             f"Spark needs Java {wanted} and {java} is {what}: set JAVA_HOME to a newer one."
+        )
+    encoding = re.search(r"sun\.jnu\.encoding = (\S+)", result.stderr)
+    if encoding and encoding[1].upper() != "UTF-8":
+        raise EngineError(
+            f"{java} takes names of files as {encoding[1]}, and they are UTF-8: install the locale "
+            f"{environment['LC_ALL']}, which the engine is started with."
         )
 
 
@@ -175,7 +197,7 @@ def _fetch(
     if not _downloaded(cache, coordinates[0]):
         raise EngineError(
             f"{what} ({coordinates[0]}) could not be downloaded: check that this machine reaches "
-            "Maven Central (or the mirror that your Ivy settings name), or copy the jars of a "
+            "Maven Central (or the mirror in DEFAULT_ARTIFACT_REPOSITORY), or copy the jars of a "
             f"machine that does into {_folder(cache, coordinates[0])}. "
             f"Last words: {_last_words(said)}"
         )
@@ -201,14 +223,15 @@ def _download(coordinates: Sequence[str], cache: Path, without: str) -> str:
             *("--class", "org.apache.spark.deploy.PythonRunner", "spark-internal"),
         ]
         # Resolution comes before the main class, which has nothing to run and fails: the jars tell.
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        environment = jvm_environment("local[1]")
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         found = Path(scratch, "ivy", "jars").glob("*.jar")
         jars = [jar for jar in found if jar.name.startswith(kinds)]
         if unknown := unknown_jars(jars):
             raise EngineError(
                 f"{', '.join(jar.name for jar in unknown)}, as downloaded for {coordinates[0]}, is "
                 "not what Maven Central has (another SHA-256): look at the mirror or proxy that "
-                "your Ivy settings name. Nothing was kept of it."
+                "DEFAULT_ARTIFACT_REPOSITORY names. Nothing was kept of it."
             )
         ready = Path(scratch, "ready")
         ready.mkdir()
@@ -232,10 +255,3 @@ def _last_words(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [x for x in lines if "unresolved" in x.lower() or "exception" in x.lower()]
     return (telling or lines or ["none"])[-1][:300]
-
-
-def spark_home() -> Path:
-    """The folder of Spark's distribution, which is that of the Python package."""
-    import pyspark
-
-    return Path(pyspark.__path__[0])

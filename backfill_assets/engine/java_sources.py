@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
+from backfill_assets.engine.environment import environment_of_jvm
+
 #: Of the classes, so that a jar is the same on each Java that Spark runs on.
 _JAVA = 8
 
@@ -71,7 +73,8 @@ def compiled(source: str, upon: Sequence[Path]) -> dict[str, bytes]:
     """
     from pyspark.java_gateway import launch_gateway
 
-    gateway = launch_gateway(popen_kwargs={"stderr": subprocess.DEVNULL})
+    with environment_of_jvm("local"):
+        gateway = launch_gateway(popen_kwargs={"stderr": subprocess.DEVNULL})
     try:
         jvm = gateway.jvm
         urls = gateway.new_array(jvm.java.net.URL, len(upon))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from uuid import uuid4
 
+from backfill_assets.engine.environment import TOKEN
 from backfill_assets.engine.health import Health
 from backfill_assets.engine.jars import EngineError
 from backfill_assets.engine.listeners import OWN_ENGINE, users_listening
@@ -33,8 +34,6 @@ _STEADY = 60.0
 _MOST_DEATHS = 3
 #: A log that is longer is begun anew.
 _LOG_BYTES = 20 * 2**20
-#: Spark's own name; both its server and its client read the token from there.
-TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 _NO_PROXY = "no_grpc_proxy"
 
 Say = Callable[[str], None]
@@ -158,6 +157,7 @@ class SparkServer(Server):
     def __init__(
         self,
         command: Callable[[int], Sequence[str]],
+        environment: Mapping[str, str],
         log: Path,
         say: Say,
         scratch: Scratch | None = None,
@@ -166,6 +166,7 @@ class SparkServer(Server):
 
         Args:
             command: the command that serves on a port; it finds the token in its environment.
+            environment: that of the command, but for the token.
             log: the file that takes its output; it runs in that folder.
             say: prints a line for the person at the terminal.
             scratch: what the command has as its folder for that.
@@ -175,9 +176,7 @@ class SparkServer(Server):
         self.url = f"sc://localhost:{port}/;session_id={uuid4()}"
         self.token = secrets.token_urlsafe(32)
         self._health: Health | None = None
-        # To Spark, a SPARK_REMOTE that is empty is a server, too.
-        own = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
-        own[TOKEN] = self.token
+        own = {**environment, TOKEN: self.token}
         super().__init__("Spark engine", command(port), ("127.0.0.1", port), own, say, log)
 
     @property

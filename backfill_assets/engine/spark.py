@@ -23,7 +23,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from backfill_assets.engine.class_archive import with_archive
-from backfill_assets.engine.configuration import is_local, spark_config, uses_s3
+from backfill_assets.engine.configuration import spark_config, uses_s3
+from backfill_assets.engine.environment import environment_of_jvm, is_local, jvm_options
 from backfill_assets.engine.jars import (
     EngineError,
     check_java,
@@ -48,7 +49,7 @@ from backfill_assets.engine.sharing import (
 )
 from backfill_assets.engine.submitting import start_driver
 from backfill_assets.engine.task_times import build_task_times, watch
-from backfill_assets.settings import Settings
+from backfill_assets.settings import PREFIX, Settings
 
 #: What a failing Spark call raises: a failing task comes as a bare Java error when embedded.
 SPARK_ERRORS = (PySparkException, Py4JError)
@@ -56,6 +57,9 @@ SPARK_ERRORS = (PySparkException, Py4JError)
 #: A server that has not taken the connection after so many seconds does not answer. (Spark's own
 #: client goes on for more than ten minutes.)
 _PATIENCE = 15.0
+
+#: PySpark's name for a JVM that did not start.
+_NO_JVM = "JAVA_GATEWAY_EXITED"
 
 #: So many sessions that were closed does a server of Spark's remember.
 _MOST_CLOSED = 1000
@@ -131,7 +135,6 @@ class Engine(LazyPySparkResource):
                 if self.uses_s3:
                     refuse_unsafe_server(session, config)
             else:
-                start_driver(config)
                 session = _embedded(config)
             self._spark_session = session
 
@@ -156,12 +159,22 @@ def _embedded(config: Mapping[str, Any]) -> SparkSession:
     """A session whose driver is in this process.
 
     Raises:
-        EngineError: the cluster does not take it.
+        EngineError: the JVM does not start, or the cluster does not take it.
     """
     master = config["spark.master"]
     try:
-        session: SparkSession = spark_session_from_config(config)
+        with environment_of_jvm(master):
+            start_driver(config)
+            session: SparkSession = spark_session_from_config(config)
     except SPARK_ERRORS as error:
+        if isinstance(error, PySparkException) and error.getCondition() == _NO_JVM:
+            raise EngineError(
+                "Java ended before Spark had started; what it said is above. Look for its memory "
+                f"and options in {PREFIX}SPARK_CONF (spark.driver.memory, "
+                "spark.driver.extraJavaOptions)"
+                + "".join(f" and in {name}" for name in jvm_options())
+                + "."
+            ) from error
         if is_local(master):
             raise
         # Spark itself speaks of a context that was stopped, and why stands in a log.

@@ -15,8 +15,8 @@ from typing import Any
 
 from pyspark import SparkContext
 
-#: PySpark reads what it gives to `spark-submit` from there; `pyspark-shell` ends it.
-_ARGUMENTS, _NOTHING = "PYSPARK_SUBMIT_ARGS", "pyspark-shell"
+from backfill_assets.engine.environment import SUBMIT_ARGUMENTS
+
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
@@ -35,25 +35,22 @@ def submit_options(config: Mapping[str, Any], folder: Path) -> list[str]:
         settings[_JAVA_OPTIONS] = f'"@{file}"'
     lines = (f"{_escaped(name)}={_escaped(value)}" for name, value in settings.items())
     file = _private(folder / "spark.properties", "\n".join(lines))
-    # Spark would leave out its own spark-defaults.conf.
-    return ["--properties-file", str(file), "--load-spark-defaults"]
+    # With a file of its own, Spark leaves out any spark-defaults.conf.
+    return ["--properties-file", str(file)]
 
 
 def start_driver(config: Mapping[str, Any]) -> None:
-    """Start the JVM of this process' embedded sessions, unless it has one."""
+    """Start the JVM of this process' embedded sessions, unless it has one.
+
+    The environment is that of the JVM meanwhile, see `environment`.
+    """
     if SparkContext._gateway is not None:  # noqa: SLF001 - only this tells
         return
-    given = os.environ.get(_ARGUMENTS)
     with tempfile.TemporaryDirectory() as folder:
         options = shlex.join(submit_options(config, Path(folder)))
-        os.environ[_ARGUMENTS] = f"{options} {given or _NOTHING}"
-        try:
-            # When it returns, the JVM has read the files.
-            SparkContext._ensure_initialized()  # noqa: SLF001 - all else gives it by arguments
-        finally:
-            del os.environ[_ARGUMENTS]
-            if given is not None:
-                os.environ[_ARGUMENTS] = given
+        os.environ[SUBMIT_ARGUMENTS] = f"{options} pyspark-shell"
+        # When it returns, the JVM has read the files.
+        SparkContext._ensure_initialized()  # noqa: SLF001 - all else gives it by arguments
 
 
 def _private(file: Path, text: str) -> Path:

@@ -43,12 +43,14 @@ class LandingFile:
         name: file name, after the folder of its hour where the source lands by the hour.
         url: what Spark opens, escaped where it would see a pattern.
         size: bytes.
+        path: for Arrow's file system.
     """
 
     arrival_date: date
     name: str
     url: str
     size: int
+    path: str = ""
 
     @property
     def source_file(self) -> str:
@@ -84,6 +86,7 @@ class Landing:
         broken: why a file cannot be read at all, by file.
         unknown: files of no known format; not read, worth a warning.
         hours: by arrival day, the folders of hours that are there.
+        strays: by arrival day, what lies beside its folder and may be meant for it; not read.
         controls: the source's own totals by arrival day, where it sends them.
         bad_controls: why a control file cannot be used, by arrival day.
         counts: non-blank data lines found, headers not counted, by the file's name in the tables.
@@ -96,6 +99,7 @@ class Landing:
     broken: dict[LandingFile, str] = field(default_factory=dict)
     unknown: dict[date, list[str]] = field(default_factory=lambda: defaultdict(list))
     hours: dict[date, frozenset[str]] = field(default_factory=dict)
+    strays: dict[date, list[str]] = field(default_factory=dict)
     controls: dict[date, Control] = field(default_factory=dict)
     bad_controls: dict[date, str] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import date
@@ -24,6 +24,7 @@ from pyspark.sql import functions as F
 from backfill_assets.calendar.partitions import Window
 from backfill_assets.dagster_ext.engine_failures import raise_if_engine_failed
 from backfill_assets.engine.frames import frame_of
+from backfill_assets.engine.jars import EngineError
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.engine.stores import open_store
 from backfill_assets.landing.caps import Caps
@@ -77,11 +78,11 @@ def survey(
     """
     listing = listing or list_landing(landing, source, days)
     found = _look(landing, source, days, listing, caps or Caps.usual())
-    found.counts = readable(found, lambda part: _count(spark, source, part))
+    found.counts = readable(spark, found, lambda part: _count(spark, source, part))
     return found
 
 
-def readable(found: Landing, work: Callable[[Landing], Result]) -> Result:
+def readable(spark: SparkSession, found: Landing, work: Callable[[Landing], Result]) -> Result:
     """Do something with the files, without those that make Spark fail.
 
     Such a file is taken out and named, and the others are tried again; so one broken file never
@@ -89,11 +90,12 @@ def readable(found: Landing, work: Callable[[Landing], Result]) -> Result:
     log2(N) + 1 attempts besides the first and the last.
 
     Args:
+        spark: the session.
         found: the files; those that cannot be read are dropped from it.
         work: anything that reads them all.
 
     Raises:
-        EngineError: the engine's own disk failed.
+        EngineError: the engine's own disk failed, or it can open none of the files.
         Exception: what failed is not the files' doing.
     """
     while True:
@@ -106,7 +108,9 @@ def readable(found: Landing, work: Callable[[Landing], Result]) -> Result:
             file = _named_in(str(error), found.files) or _poisoned(found, work)
             if file is None:
                 raise
-            found.drop(file, _cause(str(error)))
+            cause = _cause(str(error))
+            _raise_if_none_opens(spark, found.files, cause)
+            found.drop(file, cause)
 
 
 def _poisoned(found: Landing, work: Callable[[Landing], Any]) -> LandingFile | None:
@@ -131,11 +135,55 @@ def _poisoned(found: Landing, work: Callable[[Landing], Any]) -> LandingFile | N
     return files[0] if alone or fails(files) else None
 
 
+#: So many files, the smallest, are opened to see whether the engine can open any; and the bytes
+#: of a file beyond which its size will do.
+_MOST_OPENED, _MOST_BYTES = 3, 1 << 26
+
+
+def _raise_if_none_opens(spark: SparkSession, files: Collection[LandingFile], cause: str) -> None:
+    """Raise if the engine can open none of the files although this process can.
+
+    Their bytes are read and not decoded, so no content of a file is at fault.
+    """
+    smallest = sorted(files, key=lambda file: file.size)[:_MOST_OPENED]
+    if any(_is_opened_by_spark(spark, file) for file in smallest):
+        return
+    if readable_here := [file for file in smallest if _is_opened_here(file)]:
+        raise EngineError(
+            f"the engine can open none of the {len(files)} landing file(s) that are to be read, "
+            f"such as {readable_here[0].url}, and this process can: {cause}. It is not the files. "
+            "Where another machine is the engine, let it have the landing under the same path, "
+            "with UTF-8 as its encoding of names and file:/// as its default file system "
+            "(spark.hadoop.fs.defaultFS), and let its user read it. Nothing was written."
+        )
+
+
+def _is_opened_by_spark(spark: SparkSession, file: LandingFile) -> bool:
+    column = F.length("content") if file.size <= _MOST_BYTES else F.col("length")
+    try:
+        spark.read.format("binaryFile").load(file.url).select(column).collect()
+    except SPARK_ERRORS as error:
+        raise_if_engine_failed(error)
+        return False
+    return True
+
+
+def _is_opened_here(file: LandingFile) -> bool:
+    filesystem, _ = open_store(file.url)
+    try:
+        with filesystem.open_input_stream(file.path, compression=None) as stream:
+            stream.read(1)
+    except OSError:
+        return False
+    return True
+
+
 def _look(landing: str, source: Source, days: Window, listing: Listing, caps: Caps) -> Landing:
     filesystem, _ = open_store(landing)
     found = Landing(caps=caps)
     opened: list[tuple[Entry, LandingFile]] = []
     for day in days:
+        found.strays[day] = listing.strays_of(day)
         folder = listing.folders.get(day)
         if folder is None:
             continue
@@ -144,7 +192,8 @@ def _look(landing: str, source: Source, days: Window, listing: Listing, caps: Ca
             found.unknown[day] += folder.unknown
         found.hours[day] = folder.hours
         for entry in folder.files.values():
-            file = LandingFile(day, entry.name, literal(f"{within}/{entry.name}"), entry.size)
+            url = literal(f"{within}/{entry.name}")
+            file = LandingFile(day, entry.name, url, entry.size, entry.path)
             if entry.name == CONTROL_FILE:
                 read_control(filesystem, entry, source, day, found)
             elif entry.refused:

@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -22,6 +23,7 @@ from backfill_assets.tables.sources import Source
 
 CONTROL_FILE = "_control.json"
 _KNOWN = re.compile(r".*\.((jsonl|json|csv)(\.gz)?|parquet)", re.DOTALL)
+_DATE = re.compile(r"(?<!\d)(\d{4})\D?(\d{2})\D?(\d{2})(?!\d)")
 #: Names that writers give to what they have not finished.
 _UNFINISHED = (".tmp", ".part")
 #: The folders within an arrival day's of a source whose files land by the hour.
@@ -93,12 +95,22 @@ class Listing:
         folders: by arrival day.
         asked: the arrival days that were looked for; empty if all.
         name: of the source, whose folder in the landing holds them.
+        strays: names of what lies beside the folders of arrival days; it is not read.
     """
 
     landing: str
     folders: Mapping[date, Folder]
     asked: frozenset[date] = frozenset()
     name: str = ""
+    strays: tuple[str, ...] = ()
+
+    def strays_of(self, day: date) -> list[str]:
+        """The strays that may be meant for an arrival day: those with its date in their name.
+
+        Of a day that has no folder, those without any date as well.
+        """
+        dates = {None} if day not in self.folders else set()
+        return [name for name in self.strays if _date_in(name) in {day, *dates}]
 
     def files(self, day: date) -> Mapping[str, Entry]:
         """The files of an arrival day; none if it has no folder."""
@@ -171,15 +183,22 @@ def list_landing(landing: str, source: Source, days: Iterable[date] | None = Non
         asked = None if days is None else frozenset(days)
         if local:
             listed = _local(root, base, asked, hourly)
+            strays = [path.name for path in Path(base).iterdir() if _is_stray(path.name)]
         else:
             listed = _stored(filesystem, base, asked, hourly)
+            beside = filesystem.get_file_info(pafs.FileSelector(base))
+            strays = [
+                info.base_name
+                for info in beside
+                if _is_stray(info.base_name, file=info.type == pafs.FileType.File)
+            ]
     except PermissionError as error:
         raise LandingError(
             f"the folder {landing}/{name} cannot be listed ({said(error)}): let the user that this "
             "runs as list it. Nothing was written."
         ) from error
     folders = {day: _folder(day, items, hourly) for day, items in sorted(listed.items())}
-    return Listing(landing, folders, asked or frozenset(), name)
+    return Listing(landing, folders, asked or frozenset(), name, tuple(sorted(strays)))
 
 
 #: So many folders of a store are listed at a time.
@@ -239,7 +258,8 @@ def _stored(
     for info in filesystem.get_file_info(pafs.FileSelector(base, recursive=True)):
         name, _, within = info.path.removeprefix(f"{base}/").partition("/")
         arrival = _arrival_day(name)
-        if arrival is not None:
+        # An object with the name of a folder is a stray.
+        if arrival is not None and (within or info.type == pafs.FileType.Directory):
             inside.setdefault(arrival, []).extend([info] if within else [])
     return {
         day: _items(infos, f"{base}/{folder_name(day)}", hourly) for day, infos in inside.items()
@@ -283,6 +303,18 @@ def _arrival_day(folder: str) -> date | None:
         return None
     # Python reads more as a day than a run would look for.
     return day if folder == folder_name(day) else None
+
+
+def _is_stray(name: str, *, file: bool = False) -> bool:
+    return (file or _arrival_day(name) is None) and not _is_hidden(name)
+
+
+def _date_in(name: str) -> date | None:
+    """The date that a name holds, however it is written; none if there is no such date."""
+    if match := _DATE.search(name):
+        with suppress(ValueError):
+            return date(*map(int, match.groups()))
+    return None
 
 
 def _folder(day: date, items: Iterable[Item] | str, hourly: bool) -> Folder:

@@ -25,6 +25,7 @@ class Arrivals:
             a person to accept it.
         fingerprints: by log day, that of what it would be made of now.
         last: the last log day that is asked for although nothing has landed for it.
+        strays: names of what lies beside the folders of arrival days.
     """
 
     load: Mapping[date, str] = field(default_factory=dict)
@@ -32,6 +33,7 @@ class Arrivals:
     held: Mapping[date, Sequence[str]] = field(default_factory=dict)
     fingerprints: Mapping[date, str] = field(default_factory=dict, compare=False)
     last: date = field(default=date.max, compare=False)
+    strays: Sequence[str] = field(default=(), compare=False)
 
 
 def arrivals(
@@ -69,7 +71,7 @@ def arrivals(
             load[day] = fingerprint
         elif rejected is not None and _lags(rejected, day, fingerprint):
             load[day] = f"{fingerprint}+{rejected.table.name}"
-    return Arrivals(load, frozenset(absent), held, fingerprints, last)
+    return Arrivals(load, frozenset(absent), held, fingerprints, last, listing.strays)
 
 
 def silence(found: Arrivals, policy: Policy, today: date) -> str:
@@ -78,8 +80,9 @@ def silence(found: Arrivals, policy: Policy, today: date) -> str:
         return ""
     newest = found.last - policy.absent_days * DAY
     since = f"since {newest}" if newest >= policy.start else f"from {policy.start} on"
+    beside = f" (but for {found.strays[-1]}, which is not read)" if found.strays else ""
     return (
-        f"nothing has landed {since}, for more than {policy.absent_days} days "
+        f"nothing has landed {since}{beside}, for more than {policy.absent_days} days "
         f"({PREFIX}ABSENT_DAYS): days after {found.last} are not asked for. The source is silent, "
         "or this machine's clock runs ahead. See that the source delivers, or set the clock; what "
         "lands is loaded as ever. To have these days as empty ones, materialize them"

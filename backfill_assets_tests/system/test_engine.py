@@ -17,6 +17,7 @@ import pytest
 
 from backfill_assets.engine import health
 from backfill_assets.engine.configuration import connect_server_command
+from backfill_assets.engine.environment import jvm_environment
 from backfill_assets.engine.scratch import Scratch
 from backfill_assets.engine.servers import SparkServer
 from backfill_assets.settings import load_settings
@@ -76,7 +77,8 @@ class Real:
         settings = load_settings(spark_master="local[2]", spark_conf=conf)
         self.scratch = Scratch(home)
         command = partial(connect_server_command, settings, folder=home, scratch=self.scratch)
-        self.server = SparkServer(command, home / "engine.log", self.said.append, self.scratch)
+        environment, log = jvm_environment("local[2]"), home / "engine.log"
+        self.server = SparkServer(command, environment, log, self.said.append, self.scratch)
         self.environment = {**os.environ, **self.server.environment}
 
     def wait(self, ready: int) -> None:

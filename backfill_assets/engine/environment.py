@@ -1,0 +1,128 @@
+"""The environment of the JVMs, and so of the Python workers, that this package starts.
+
+A shell, cron and systemd each pass on other variables. How Spark computes is decided by the
+deployment's settings alone, so that the same command gives the same rows wherever it is called.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+#: Spark's own name; both its server and its client read the token from there.
+TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
+#: What PySpark gives to `spark-submit`.
+SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+#: Names another Spark, its configuration, or options that go before those of the deployment.
+_OF_SPARK = re.compile(r"(PY)?SPARK_.+|_JAVA_OPTIONS")
+_PASSED_ON = frozenset({TOKEN, "SPARK_LOCAL_DIRS", "SPARK_USER"})
+#: What executors on other machines need: their Python, and how they reach the driver.
+_PASSED_ON_TO_CLUSTERS = frozenset({"PYSPARK_PYTHON", "SPARK_LOCAL_HOSTNAME", "SPARK_PUBLIC_DNS"})
+#: pandera sets it in each process that imports it; no executor elsewhere would reach the driver.
+_OF_PANDERA = ("SPARK_LOCAL_IP", "127.0.0.1")
+#: Options that every JVM adds to its own; a bad one keeps it from starting.
+_JVM_OPTIONS = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
+_UTF_8 = "C.UTF-8"
+
+
+def spark_home() -> Path:
+    """The folder of Spark's distribution, which is that of the Python package."""
+    import pyspark
+
+    return Path(pyspark.__path__[0])
+
+
+def is_local(master: str) -> bool:
+    """Whether a master URL means that the driver is its own executor: `local[*]` and its kind."""
+    return re.fullmatch(r"local(\[.*\])?", master) is not None
+
+
+def jvm_environment(master: str) -> dict[str, str]:
+    """The environment of a JVM of Spark's: that of this process, and in it our Spark and Python.
+
+    Variables of another Spark and `_JAVA_OPTIONS`, which goes before all other options, are left
+    out. `JAVA_TOOL_OPTIONS` and `JDK_JAVA_OPTIONS` are passed on.
+
+    Args:
+        master: the master URL of the driver. Executors on other machines have their own Python.
+    """
+    local = is_local(master)
+    passed_on = _PASSED_ON if local else _PASSED_ON | _PASSED_ON_TO_CLUSTERS
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name in passed_on or not _OF_SPARK.fullmatch(name)
+    }
+    environment["SPARK_HOME"] = str(spark_home())
+    if local:
+        environment["PYSPARK_PYTHON"] = sys.executable
+        environment["SPARK_LOCAL_IP"] = "127.0.0.1"
+    if sys.platform == "linux":
+        # By its locale a JVM takes and gives names of files.
+        environment["LC_ALL"] = _UTF_8
+    return environment
+
+
+def ignored_variables(master: str) -> list[str]:
+    """Names of variables of this process that its JVMs are not given as they are.
+
+    Args:
+        master: the master URL of the driver.
+    """
+    passed_on = jvm_environment(master)
+    set_here = os.environ.items() - {_OF_PANDERA}
+    names = {name for name, value in set_here if passed_on.get(name) != value}
+    return sorted(names - {"SPARK_REMOTE", "LC_ALL"})
+
+
+@contextmanager
+def environment_of_jvm(master: str) -> Iterator[None]:
+    """Have this process the environment of its JVM meanwhile, for PySpark to pass it on.
+
+    Args:
+        master: the master URL of the driver.
+    """
+    previous = dict(os.environ)
+    _replace_environment(jvm_environment(master))
+    try:
+        yield
+    finally:
+        _replace_environment(previous)
+
+
+def _replace_environment(environment: Mapping[str, str]) -> None:
+    # Variables that stay as they are are not touched: other threads may read them.
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    for name, value in environment.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+def environment_problem() -> str:
+    """What of the environment no JVM can do with, in one sentence; empty if there is nothing."""
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return (
+            f"the user id {os.geteuid()} has no name on this machine, and Hadoop, which Spark "
+            "uses, does not log in without: add a line for it to /etc/passwd, or run as a user "
+            "that has one."
+        )
+    encoding = sys.getfilesystemencoding()
+    if encoding.lower() != "utf-8":
+        return (
+            f"Python takes names of files as {encoding}, and the engine as UTF-8: set "
+            f"LC_ALL={_UTF_8}."
+        )
+    return ""
+
+
+def jvm_options() -> dict[str, str]:
+    """The options that variables of the environment give to every JVM, by variable."""
+    return {name: os.environ[name] for name in _JVM_OPTIONS if os.environ.get(name)}
