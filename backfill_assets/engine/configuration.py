@@ -31,6 +31,8 @@ _RUNTIME = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # pandas writes nanoseconds, which Spark refuses; as integers they can be converted.
     "spark.sql.legacy.parquet.nanosAsLong": "true",
+    # The value of a partition is the text that its folder has: shop=007 is not shop 7.
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
     # What is persisted is read twice and dropped: packing it costs more than it saves.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     # A reader holds so many rows of a column at once, 4,096 unless told, however long they are; of

@@ -25,6 +25,7 @@ from backfill_assets.imports.manifests import (
     digest,
     keep,
     known,
+    locked,
 )
 from backfill_assets.imports.old_tables import News, OldTable, open_table, place
 from backfill_assets.settings import Settings
@@ -271,8 +272,13 @@ def bring(work: Work, note: Callable[[str], None] = lambda _: None) -> Import:
         note: prints progress.
 
     Raises:
-        ImportRefusedError: the table cannot be imported, or followed.
+        ImportRefusedError: the table cannot be imported, or followed, or another process does so.
     """
+    with locked(work.settings, work.source.name, place(work.table)):
+        return _bring(work, note)
+
+
+def _bring(work: Work, note: Callable[[str], None]) -> Import:
     old, one = work.begun()
     if step := one.unfinished:
         note(f"going on with {step.name}, which was not ended")

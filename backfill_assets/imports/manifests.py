@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from datetime import date
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import date, datetime, timezone
 
 import msgspec
 import pyarrow.fs as pafs
 
+from backfill_assets.delta import target_log
 from backfill_assets.engine.stores import open_store, put_in_place
 from backfill_assets.settings import Settings
 
+#: What the lock of a table says while nobody imports it.
+_FREE = "free"
 #: In the warehouse; a folder for each source, a file for each table.
 _FOLDER = "_imports"
 
@@ -137,6 +143,63 @@ def keep(settings: Settings, one: Import) -> Import:
     text = json.dumps(msgspec.to_builtins(one), indent=2).encode() + b"\n"
     put_in_place(_folder(settings, one.source), f"{digest(one.table)}.json", text)
     return one
+
+
+class _Holder(msgspec.Struct, frozen=True):
+    """The process that imports a table.
+
+    Attributes:
+        host: the machine's name.
+        process: its id there.
+        since: when it began, in UTC.
+    """
+
+    host: str
+    process: int
+    since: datetime
+
+    def is_alive(self) -> bool:
+        """Whether it may still run; of another machine nobody can tell."""
+        if self.host != socket.gethostname():
+            return True
+        try:
+            os.kill(self.process, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return True
+
+
+@contextmanager
+def locked(settings: Settings, source: str, table: str) -> Iterator[None]:
+    """Have the import of a table into a source to this process.
+
+    Raises:
+        ImportRefusedError: another process imports it; the message names that.
+    """
+    url = f"{_folder(settings, source)}/{digest(table)}.lock"
+    before = target_log.read(url)
+    if before and before.text != _FREE:
+        holder = msgspec.json.decode(before.text, type=_Holder)
+        if holder.is_alive():
+            raise ImportRefusedError(
+                f"{table} is being imported into {source} by process {holder.process} on "
+                f"{holder.host} since {holder.since:%Y-%m-%d %H:%M} UTC. Nothing was written. Wait "
+                f"until that has ended. If there is no such process any more, remove {url}."
+            )
+    me = _Holder(socket.gethostname(), os.getpid(), datetime.now(timezone.utc))
+    text = msgspec.json.encode(me).decode()
+    held = target_log.write(url, text, before.revision if before else target_log.NONE)
+    if held is None:
+        raise ImportRefusedError(
+            f"{table} is being imported into {source} by another process, which has begun just "
+            "now. Nothing was written. Wait until that has ended."
+        )
+    try:
+        yield
+    finally:
+        target_log.write(url, _FREE, held)
 
 
 def digest(*of: str) -> str:

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
@@ -23,7 +22,7 @@ from backfill_assets.delta.forks import named_elsewhere
 from backfill_assets.delta.logs import delta_log, load_log
 from backfill_assets.engine.stores import on_s3, open_store
 from backfill_assets.imports.manifests import File, Import, ImportRefusedError
-from backfill_assets.landing.files import literal
+from backfill_assets.imports.parquet_folders import list_files, read_files
 
 
 @dataclass(frozen=True)
@@ -94,13 +93,12 @@ def open_table(url: str) -> OldTable:
     log = load_log(url)
     if log is not None:
         return _Delta(url, str(log.metadata().id), log.version())
-    found = _Parquet(url)
-    if not found.files():
+    if not list_files(url):
         raise ImportRefusedError(
             f"{url} holds no Delta table and no Parquet files. Nothing was written. Give the "
             "folder of the table, as a path or as s3a://."
         )
-    return found
+    return _Parquet(url)
 
 
 @dataclass(frozen=True)
@@ -222,23 +220,9 @@ class _Parquet:
     table_id: str = ""
     kind: str = "parquet"
 
-    def files(self) -> list[File]:
-        """Its files, without hidden ones."""
-        filesystem, root = open_store(self.url)
-        listed = filesystem.get_file_info(
-            pafs.FileSelector(root, recursive=True, allow_not_found=True)
-        )
-        found = []
-        for info in listed:
-            path = str(info.path).removeprefix(f"{root}/")
-            hidden = any(part.startswith(("_", ".")) for part in path.split("/"))
-            if info.is_file and not hidden and path.endswith(".parquet"):
-                found.append(File(path, info.size or 0, info.mtime_ns or 0))
-        return sorted(found)
-
     def news(self, of: Import) -> News:
         known = {file.path: file for step in of.steps for file in step.read}
-        now = {file.path: file for file in self.files()}
+        now = {file.path: file for file in list_files(self.url)}
         if other := sorted(path for path, file in known.items() if now.get(path) != file):
             raise ImportRefusedError(
                 f"{self.url}: {len(other)} file(s) that were imported are gone or changed, such as "
@@ -252,5 +236,4 @@ class _Parquet:
         return News(of.version + bool(new), since, size, new)
 
     def rows(self, spark: SparkSession, step: News, scratch: str) -> DataFrame:
-        reader = spark.read.option("basePath", self.url).option("mergeSchema", True)
-        return reader.parquet(*(literal(f"{self.url}/{file.path}") for file in step.read))
+        return read_files(spark, self.url, step.read)

@@ -22,7 +22,7 @@ from backfill_assets.imports import importing
 from backfill_assets.imports.checking import check
 from backfill_assets.imports.files import chunks
 from backfill_assets.imports.importing import Kinds, Work, bring, propose
-from backfill_assets.imports.manifests import How, ImportRefusedError, known
+from backfill_assets.imports.manifests import How, ImportRefusedError, known, locked
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day
 
@@ -131,6 +131,13 @@ def test_a_table_that_was_appended_twice_is_imported_and_followed(
     append(old, [*DAYS, row("f", None)])
     rows = [*DAYS, *DAYS, row("f", None)]
     before = everything(old)
+
+    with (
+        locked(pipeline.settings, "orders", str(old)),
+        pytest.raises(ImportRefusedError, match="is being imported into orders by process"),
+    ):
+        bring(work(pipeline, spark, old))
+    assert not landing(pipeline)
 
     # The plan: how many duplicates, by which key, on which day.
     found = propose(work(pipeline, spark, old))

@@ -1,0 +1,170 @@
+"""A folder of Parquet files as one table: which files are its data, and columns of several types.
+
+Files are taken as Spark takes them, but each by its own columns: Spark alone reads the types of one
+file into all, or fails without the name of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial, reduce
+from typing import cast
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from backfill_assets.engine.stores import open_store
+from backfill_assets.imports.manifests import File, ImportRefusedError
+from backfill_assets.landing.files import literal
+
+#: So many footers are read at a time.
+_READERS = 16
+#: Whole numbers, the narrowest first, by the digits of a decimal that holds them.
+_DIGITS: dict[type[T.DataType], int] = {
+    T.ByteType: 3,
+    T.ShortType: 5,
+    T.IntegerType: 10,
+    T.LongType: 20,
+}
+#: Digits of a decimal, at most.
+_MOST_DIGITS = 38
+
+
+def list_files(url: str) -> list[File]:
+    """The data files of a folder: all that is not hidden, whatever suffix a name has."""
+    filesystem, root = open_store(url)
+    listed = filesystem.get_file_info(pafs.FileSelector(root, recursive=True, allow_not_found=True))
+    files = []
+    for info in listed:
+        path = str(info.path).removeprefix(f"{root}/")
+        if info.is_file and not any(map(_is_hidden, path.split("/"))):
+            files.append(File(path, info.size or 0, info.mtime_ns or 0))
+    return sorted(files)
+
+
+def read_files(spark: SparkSession, url: str, files: Sequence[File]) -> DataFrame:
+    """The rows of files of a folder, with its partitions as columns of text.
+
+    A column of several types has one that holds the values of all; one that a file lacks is null.
+
+    Raises:
+        ImportRefusedError: a file is no Parquet file, or its columns do not go with those of
+            another file.
+    """
+    frames = {}
+    for group in _by_schema(url, files):
+        paths = (literal(f"{url}/{file.path}") for file in group)
+        frames[group[0]] = spark.read.option("basePath", url).parquet(*paths)
+    return _united(url, frames)
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether Spark passes over a file or folder; what begins so may be a partition."""
+    return name.startswith(("_", ".")) and "=" not in name
+
+
+def _by_schema(url: str, files: Sequence[File]) -> Collection[Sequence[File]]:
+    """Files whose columns have the same names and types."""
+    filesystem, root = open_store(url)
+
+    def schema_of(file: File) -> pa.Schema | None:
+        try:
+            with filesystem.open_input_file(f"{root}/{file.path}") as opened:
+                return pq.read_schema(opened)
+        except (OSError, pa.ArrowException):
+            return None
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        schemas = dict(zip(files, pool.map(schema_of, files), strict=True))
+    if bad := [file for file, schema in schemas.items() if schema is None]:
+        names = ", ".join(f"{file.path}{'' if file.size else ' (empty)'}" for file in bad[:5])
+        raise ImportRefusedError(
+            f"{url}: {len(bad)} file(s) are not Parquet files: {names}. Nothing was written. Put "
+            "whole files in their place, or move elsewhere what is no data: only names that begin "
+            "with _ or . are passed over."
+        )
+    partitions = {file: _partitions(file) for file in files}
+    if others := [file for file in files if partitions[file] != partitions[files[0]]]:
+        raise ImportRefusedError(
+            f"{url}: {others[0].path} lies in folders of other partitions than {files[0].path}. "
+            "Nothing was written. Import each part of the folder by itself."
+        )
+    groups: dict[str, list[File]] = {}
+    for file, schema in schemas.items():
+        assert schema is not None
+        groups.setdefault(
+            schema.to_string(show_field_metadata=False, show_schema_metadata=False), []
+        ).append(file)
+    return groups.values()
+
+
+def _partitions(file: File) -> list[str]:
+    """The partition columns of a file, by the folders that it lies in."""
+    return [name.partition("=")[0] for name in file.path.split("/")[:-1] if "=" in name]
+
+
+def _united(url: str, frames: Mapping[File, DataFrame]) -> DataFrame:
+    """The rows of files of several schemas, each column in a type that holds all values.
+
+    Args:
+        url: the folder.
+        frames: rows by the first file of each schema.
+
+    Raises:
+        ImportRefusedError: there is no such type of a column.
+    """
+    types: dict[str, tuple[File, T.DataType]] = {}
+    for file, frame in frames.items():
+        for field in frame.schema:
+            known, kind = types.get(field.name.lower(), (file, field.dataType))
+            common = _common_type(kind, field.dataType)
+            if common is None:
+                raise ImportRefusedError(
+                    f"{url}: the column {field.name} is {field.dataType.simpleString()} in "
+                    f"{file.path} and {kind.simpleString()} in {known.path}, and no type holds "
+                    "both. Nothing was written. Write one of the two anew, or import each part of "
+                    "the folder by itself."
+                )
+            types[field.name.lower()] = known if common == kind else file, common
+    cast = [
+        frame.select(
+            *(
+                F.col(_quoted(name)).cast(types[name.lower()][1]).alias(name)
+                for name in frame.columns
+            )
+        )
+        for frame in frames.values()
+    ]
+    return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), cast)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _common_type(one: T.DataType, other: T.DataType) -> T.DataType | None:
+    """A type that holds all values of two types; none if there is none."""
+    kinds = {type(one), type(other)}
+    if one == other:
+        return one
+    if kinds <= _DIGITS.keys():
+        return max((one, other), key=lambda kind: _DIGITS[type(kind)])
+    if kinds == {T.FloatType, T.DoubleType}:
+        return T.DoubleType()
+    if kinds <= {*_DIGITS, T.DecimalType}:
+        decimals = [_as_decimal(kind) for kind in (one, other)]
+        scale = max(kind.scale for kind in decimals)
+        digits = scale + max(kind.precision - kind.scale for kind in decimals)
+        return T.DecimalType(digits, scale) if digits <= _MOST_DIGITS else None
+    return None
+
+
+def _as_decimal(kind: T.DataType) -> T.DecimalType:
+    """The decimal that holds all values of a decimal or of a type of whole numbers."""
+    digits = _DIGITS.get(type(kind))
+    return T.DecimalType(digits, 0) if digits else cast("T.DecimalType", kind)

@@ -1,0 +1,98 @@
+"""Of two imports of one table, one is refused by name, and a dead one is in nobody's way."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+from backfill_assets.delta import target_log
+from backfill_assets.imports.manifests import ImportRefusedError, digest, locked
+from backfill_assets.settings import Settings, load_settings
+
+TABLE = "/data/old"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return load_settings(warehouse=str(tmp_path))
+
+
+def held_by(settings: Settings, host: str, process: int) -> str:
+    """The lock as another process has it."""
+    url = f"{settings.warehouse}/_imports/orders/{digest(TABLE)}.lock"
+    text = json.dumps({"host": host, "process": process, "since": "2026-01-02T03:04:05Z"})
+    assert target_log.write(url, text, target_log.NONE) == 0
+    return url
+
+
+def refusal(settings: Settings) -> str:
+    with pytest.raises(ImportRefusedError) as refused, locked(settings, "orders", TABLE):
+        pass
+    return str(refused.value)
+
+
+def dead_process() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_the_second_is_refused_and_told_of_the_first(settings):
+    with locked(settings, "orders", TABLE):
+        message = refusal(settings)
+    assert f"by process {os.getpid()} on {socket.gethostname()} since" in message
+    with locked(settings, "orders", TABLE):  # the first has ended
+        pass
+
+
+def test_tables_and_sources_do_not_wait_for_each_other(settings):
+    with (
+        locked(settings, "orders", TABLE),
+        locked(settings, "visits", TABLE),
+        locked(settings, "orders", "/data/other"),
+    ):
+        pass
+
+
+def test_a_failed_import_leaves_no_lock(settings):
+    with pytest.raises(ZeroDivisionError), locked(settings, "orders", TABLE):
+        1 / 0  # noqa: B018
+    with locked(settings, "orders", TABLE):
+        pass
+
+
+def test_a_process_of_this_machine_that_has_died_has_no_lock(settings):
+    held_by(settings, socket.gethostname(), dead_process())
+    with locked(settings, "orders", TABLE):
+        assert f"process {os.getpid()}" in refusal(settings)
+
+
+def test_nobody_can_tell_of_another_machine(settings):
+    url = held_by(settings, "other", dead_process())
+    message = refusal(settings)
+    assert "on other since 2026-01-02 03:04 UTC" in message
+    assert f"remove {url}" in message
+
+
+def test_of_many_at_once_one_has_it(settings):
+    barrier = Barrier(8)
+
+    def attempt(_: int) -> bool:
+        barrier.wait()
+        try:
+            with locked(settings, "orders", TABLE):
+                barrier.wait()
+        except ImportRefusedError:
+            barrier.wait()
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(attempt, range(8))) == 1
