@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.delta.commit_files import CommitLog
@@ -12,6 +16,8 @@ from backfill_assets.delta.entries import changes_rows
 from backfill_assets.delta.logs import load_log
 from backfill_assets.tables.table import Table
 
+#: What Delta's schema says of a field besides its name and its type.
+_NOT_OF_A_TYPE = ("metadata", "nullable", "containsNull", "valueContainsNull")
 #: In the log of a table that grows, the number of the last commit that took rows away.
 FORGOTTEN = "backfill_assets/forgotten"
 
@@ -41,7 +47,7 @@ def look(url: str, *, grows: bool = False) -> Reference:
     """What a table without days holds now, by its log alone.
 
     Maintenance does not count: OPTIMIZE and VACUUM change no row. Commits that are gone from the
-    log count as changes.
+    log count as changes, and so do other names of columns, which no commit of rows tells of.
 
     Args:
         url: where it lies.
@@ -62,7 +68,27 @@ def look(url: str, *, grows: bool = False) -> Reference:
     while (text := commits.text(last)) is not None and not changes_rows(text):
         last -= 1
     # A table that is made anew begins again with its versions.
-    return Reference(url, version, f"version {last} of {log.metadata().id}")
+    content = f"version {last} of {log.metadata().id}"
+    return Reference(url, version, f"{content}{_names_of_columns(log)}")
+
+
+def _names_of_columns(log: DeltaTable) -> str:
+    """By which names the columns in the files are read, where these are others (column mapping)."""
+    if log.metadata().configuration.get("delta.columnMapping.mode", "none") == "none":
+        return ""
+    names = json.dumps(_mapped(json.loads(log.schema().to_json())))
+    return f", columns {hashlib.sha256(names.encode()).hexdigest()[:12]}"
+
+
+def _mapped(kind: Any) -> Any:
+    """A type with the name of each field and the one that it has in the files; no comments."""
+    if isinstance(kind, list):
+        return [_mapped(part) for part in kind]
+    if not isinstance(kind, dict):
+        return kind
+    in_files = kind.get("metadata", {}).get("delta.columnMapping.physicalName")
+    parts = {name: _mapped(part) for name, part in kind.items() if name not in _NOT_OF_A_TYPE}
+    return {**parts, "in files": in_files} if in_files else parts
 
 
 def references_of(table: Table, warehouse: str) -> Mapping[str, Reference]:

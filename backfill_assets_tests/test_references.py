@@ -1,0 +1,61 @@
+"""What a table without days holds, as its log tells: which changes count as other rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from backfill_assets.delta.references import look
+
+
+@pytest.fixture
+def mapped(spark, tmp_path: Path) -> Path:
+    """A table whose columns have other names in the files."""
+    url = tmp_path / "rates"
+    spark.sql(
+        f"CREATE TABLE delta.`{url}` (currency STRING, low DOUBLE, high DOUBLE) USING delta "
+        "TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
+    )
+    spark.sql(f"INSERT INTO delta.`{url}` VALUES ('EUR', 1.0, 2.0)")
+    return url
+
+
+def content(url: Path) -> str | None:
+    return look(str(url)).content
+
+
+def test_columns_that_swap_names_are_other_rows(spark, mapped):
+    before = content(mapped)
+    for old, new in (("low", "other"), ("high", "low"), ("other", "high")):
+        spark.sql(f"ALTER TABLE delta.`{mapped}` RENAME COLUMN {old} TO {new}")
+    (row,) = spark.read.format("delta").load(str(mapped)).collect()
+    assert (row["low"], row["high"]) == (2.0, 1.0)
+    swapped = content(mapped)
+    assert swapped != before
+    # And back again they are the same rows.
+    for old, new in (("low", "other"), ("high", "low"), ("other", "high")):
+        spark.sql(f"ALTER TABLE delta.`{mapped}` RENAME COLUMN {old} TO {new}")
+    assert content(mapped) == before
+
+
+def test_what_changes_no_row_of_a_table_with_mapped_columns(spark, mapped):
+    before = content(mapped)
+    spark.sql(f"ALTER TABLE delta.`{mapped}` ALTER COLUMN low COMMENT 'the lowest of a day'")
+    spark.sql(f"ALTER TABLE delta.`{mapped}` SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
+    spark.sql(f"OPTIMIZE delta.`{mapped}`")
+    assert content(mapped) == before
+    spark.sql(f"INSERT INTO delta.`{mapped}` VALUES ('USD', 1.0, 2.0)")
+    assert content(mapped) != before
+
+
+def test_of_a_table_without_mapped_columns_the_last_commit_of_rows_tells(tmp_path):
+    url = tmp_path / "rates"
+    write_deltalake(url, pa.table({"n": [1]}))
+    write_deltalake(url, pa.table({"n": [2]}), mode="append")
+    DeltaTable(url).optimize.compact()
+    log = DeltaTable(url)
+    assert log.version() == 2
+    assert content(url) == f"version 1 of {log.metadata().id}"
