@@ -20,6 +20,7 @@ from backfill_assets.cli import main
 from backfill_assets.delta import commits, maintenance
 from backfill_assets.delta.maintained import Files, Maintained
 from backfill_assets.delta.maintenance import maintain
+from backfill_assets.delta.versions import FILE
 from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.facts import CORRECTIONS, FACT
 from backfill_assets.publish.candidates import Built, Candidate, Done, Plan
@@ -197,6 +198,19 @@ def test_files_past_the_time_to_undo_are_gone_and_all_others_stay(scattered, tmp
     after = old.log(FACT.name).version()
     assert {one.outcome.value for one in publish(old, range(3, 4), "c")} == {"identical"}
     assert old.log(FACT.name).version() == after
+
+
+def test_files_of_versions_that_readers_are_told_stay(scattered, tmp_path):
+    first, _ = (done.version for done in scattered.io_manager.ledger(FACT).records)
+    old = later(scattered, 40, tmp_path / "later")
+    (old.warehouse / FILE).write_text(json.dumps({"tables": {FACT.name: first}}))
+    one = maintained(old)
+    assert (one.removed, one.problems) == (None, [])
+    assert f"{FILE} names version {first}" in one.notes[0]
+    assert customers(old, 2, first) == {"a"}
+    # Once newer ones belong together, they go.
+    (old.warehouse / FILE).write_text(json.dumps({"tables": {FACT.name: one.after.version}}))
+    assert maintained(old).removed == FILES
 
 
 def test_the_time_to_undo_is_the_tables_own_from_its_creation(scattered):

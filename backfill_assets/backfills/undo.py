@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime, timedelta, timezone
 from functools import cache, reduce
 
 import msgspec
@@ -18,7 +18,7 @@ from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame
 
 from backfill_assets.backfills.dependents import Extent, extents
-from backfill_assets.backfills.footprints import Change, footprint, part_of, put_back
+from backfill_assets.backfills.footprints import Change, footprint, part_of, put_back, written
 from backfill_assets.calendar.partitions import DAY, Window, any_of, packed, spelled, windows
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.data_files import DataFiles
@@ -190,12 +190,24 @@ def _as_of(url: str, table: Table, version: int, days: Iterable[date]) -> _AsOf:
     return _AsOf(frozenset(file["day"] for file in files), frozenset(lost))
 
 
-def _files(url: str, table: Table, changes: Mapping[date, Change], now: int) -> DataFiles:
+#: Before the time to undo is over: an undo takes less.
+_MARGIN = timedelta(hours=6)
+
+
+def _files(url: str, ledger: Ledger, changes: Mapping[date, Change], undo_days: int) -> DataFiles:
     """The files that days had, where the day can have them back as they are.
 
     A commit cannot take away a file and add it: where a merge has left one in place, the rows of
-    the day are written again.
+    the day are written again. So they are where the time to undo is over: a VACUUM that has begun
+    before this undo may be about to remove the files.
     """
+    table, now = ledger.table, ledger.version or 0
+    youngest = datetime.now(timezone.utc) - timedelta(days=undo_days) + _MARGIN
+    changes = {
+        day: change
+        for day, change in changes.items()
+        if all(commit.at and commit.at > youngest for commit in _replacements(ledger, day, change))
+    }
     found = {
         day: of
         for version, days in _by_version(changes).items()
@@ -203,6 +215,15 @@ def _files(url: str, table: Table, changes: Mapping[date, Change], now: int) -> 
     }
     there = {file["path"] for file in data_files(url, table, changes, now).to_pylist()}
     return {day: of for day, of in found.items() if there.isdisjoint(file.path for file in of)}
+
+
+def _replacements(ledger: Ledger, day: date, change: Change) -> list[Record]:
+    """The commits since a day had the rows that are put back which wrote it."""
+    return [
+        commit
+        for commit in ledger.records
+        if commit.version > change.before and day in written(commit)
+    ]
 
 
 @dataclass(frozen=True)
@@ -264,7 +285,7 @@ class _Undo:
                 remarks=remarks,
                 made_under={d: record.made_under(d) for d, record in previous.items()},
                 provenance=self._provenances(ledger, sources, previous, fingerprints),
-                files=_files(url, table, changes, ledger.version or 0),
+                files=_files(url, ledger, changes, self.asked.settings.undo_days),
             )
 
         return Plan(

@@ -7,10 +7,13 @@ so that a VACUUM by anybody keeps them as well. This module alone compacts and t
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
+from urllib.parse import unquote
 
 import dagster as dg
+import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pydantic import Field
@@ -29,11 +32,12 @@ from backfill_assets.delta.commits import (
 )
 from backfill_assets.delta.data_files import abandoned
 from backfill_assets.delta.evolution import differences, way
-from backfill_assets.delta.logs import load_log, metadata_of
+from backfill_assets.delta.logs import delta_log, load_log, metadata_of
 from backfill_assets.delta.maintained import Files, Maintained, as_markdown, cells, sentences
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.snapshots import rows_as_of
 from backfill_assets.delta.targets import NO_AGE, older_than
+from backfill_assets.delta.versions import FILE, versions_that_belong_together
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.engine.stores import open_store
 from backfill_assets.escaping import markdown
@@ -55,10 +59,10 @@ def maintain(
 
     Days with files that fit into fewer are compacted; each such day must then hold what it held,
     by its digest. Files that no version of the last `undo_days` days has are taken away, those that
-    killed runs left behind included. The log is kept whole. A run that writes the same days at the
-    same time is not disturbed: one of the two commits second, a run then commits once more, and
-    maintenance leaves the table to the next time. A table that is retired for `undo_days` days
-    gives up its rows and all files, see `retirement`.
+    killed runs left behind included, unless `_versions.json` names a version that has them. The log
+    is kept whole. A run that writes the same days at the same time is not disturbed: one of the two
+    commits second, a run then commits once more, and maintenance leaves the table to the next time.
+    A table that is retired for `undo_days` days gives up its rows and all files, see `retirement`.
 
     Args:
         spark: the session.
@@ -74,6 +78,9 @@ def maintain(
     today = today or datetime.now(settings.zone).date()
     if unknown := sorted(set(names) - tables.keys()):
         raise ValueError(f"no such table: {', '.join(unknown)}; there are {', '.join(tables)}")
+    named: dict[str, int] = {}
+    with suppress(FileNotFoundError, ValueError, KeyError):
+        named = versions_that_belong_together(settings.warehouse)
     for name, table in tables.items():
         url = settings.table(name)
         log = load_log(url) if name in names or not names else None
@@ -89,7 +96,9 @@ def maintain(
             leaves = retirement.leaves(table, settings.undo_days, today)
             age = NO_AGE if leaves else max(settings.undo_days - 1, 0)
             kept_for = older_than(settings, name, age)
-            one = _Maintenance(spark, url, table, settings.undo_days, dry_run, leaves, kept_for)
+            one = _Maintenance(
+                spark, url, table, settings.undo_days, dry_run, leaves, kept_for, named.get(name)
+            )
             yield one.run(log)
 
 
@@ -104,6 +113,7 @@ class _Maintenance:
     dry_run: bool
     leaves: bool
     kept_for: list[str] = field(default_factory=list)
+    named: int | None = None
     compacted: list[date] = field(default_factory=list)
     removed: int | None = None
     notes: list[str] = field(default_factory=list)
@@ -255,6 +265,13 @@ class _Maintenance:
             return
         # First what there is to do: a VACUUM makes two commits even if there is nothing.
         old = self.spark.sql(f"VACUUM {self._target} DRY RUN").collect()
+        if named := self._named_files().intersection(row["path"].rpartition("/")[2] for row in old):
+            self.notes.append(
+                f"{self.table.name}: no file was taken away, as {FILE} names version "
+                f"{self.named} and {len(named)} of them are its own: no newer versions belong "
+                "together, as days are behind their inputs. Build these days"
+            )
+            return
         if old and not self.dry_run:
             self._sql(f"VACUUM {self._target}")
         # Spark keeps what it has not finished where a VACUUM does not look.
@@ -264,6 +281,13 @@ class _Maintenance:
         for folder in left if not self.dry_run else ():
             filesystem.delete_dir(folder)
         self.removed = len(old) + len(left)
+
+    def _named_files(self) -> set[str]:
+        """The names of the data files of the version that readers of all tables are told."""
+        if self.named is None:
+            return set()
+        actions = pa.table(delta_log(self.url, self.named).load().get_add_actions())
+        return {unquote(path).rpartition("/")[2] for path in actions["path"].to_pylist()}
 
     def _is_kept(self) -> bool:
         """Whether targets may need files of the table."""

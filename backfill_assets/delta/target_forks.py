@@ -90,13 +90,18 @@ def drop(settings: Settings, name: str) -> int:
     is finished by asking again.
 
     Raises:
-        TargetError: there is no such target, or it is being switched over.
+        TargetError: there is no such target, or it is being switched over, or that is half undone.
     """
     target = find(settings, name)
     if target.switching:
         raise TargetError(
             f"target {name} is being switched over: let that end (`backfill-assets switch {name}` "
             "finishes it) and drop it then"
+        )
+    if target.undoing:
+        raise TargetError(
+            f"switch-over {target.undoing} is half undone: `backfill-assets undo {target.undoing}` "
+            f"finishes that; drop {name} then. Nothing was removed."
         )
     # From here on nobody else changes it.
     target = keep(settings, target.model_copy(update={"dropping": True}))

@@ -11,6 +11,7 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.publish.candidates import Plan
 from backfill_assets.publish.reasons import new_input
 from backfill_assets.quality.audit import Expectation, Verdict, judge
+from backfill_assets.settings import PREFIX
 from backfill_assets.tables.table import Table
 
 #: So many days of such a table are computed at once, and published by a commit: a row of the first
@@ -64,6 +65,12 @@ def _before(
     if earlier := [day for day in failed if day < first]:
         return f"{name}[{max(earlier)}] failed in this run"
     own = next(source for source in plan.sources if source.table is ledger.table)
+    earlier = [day for day in ledger.published if day < first]
+    if earlier and not own.needed(first) and first - DAY not in ledger.published:
+        return (
+            f"{name} has days up to {max(earlier)} and none on the day before {first}, the first "
+            f"day now: it would begin anew. Put {PREFIX}START back and build the days between"
+        )
     for needed in own.needed(first):
         if needed not in ledger.published:
             return f"{name}[{needed}] has never been published"

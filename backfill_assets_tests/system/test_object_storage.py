@@ -72,7 +72,18 @@ def run_on(server: S3Server, choice: str, *names: str, **more: str) -> str:
         names: the files, and options of pytest.
         more: variables of the environment.
     """
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", choice, "-m", ""]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        choice,
+        "-m",
+        "",
+    ]
     words = [name if name.startswith("-") else str(HERE / name) for name in names]
     done = subprocess.run(
         [*command, f"--basetemp={server.bucket / 'inner'}", *words],

@@ -182,6 +182,25 @@ def test_after_a_hole_nothing_is_built(stateful: Pipeline) -> None:
     assert rows(stateful) == values(ORDERED, 6)
 
 
+def test_a_start_that_is_moved_past_a_hole_does_not_begin_anew_in_silence(
+    engine, stateful: Pipeline, tmp_path: Path
+) -> None:
+    land_all(stateful, ORDERED, 6)
+    stateful.run(1, 2, ALL)
+    stateful.run(3, 6, FACTS)
+    tables = "backfill_assets_tests.system.test_state:TABLES"
+    moved = Pipeline(engine, tmp_path, tables=tables, start=day(4))
+    before = rows(stateful)
+    said = moved.failure(moved.run(4, 6, [LTV], fails=True))
+    assert f"{LTV} has days up to {day(2)} and none on the day before {day(4)}" in said
+    assert "it would begin anew" in said
+    assert rows(stateful) == before
+    # Right after the days that there are, it goes on.
+    stateful.run(3, 3, [LTV])
+    moved.run(4, 6, [LTV])
+    assert {d: c for d, c in digests(moved).items() if d >= day(4)}
+
+
 def test_after_a_day_that_cannot_be_made_nothing_is_built(stateful: Pipeline) -> None:
     land_all(stateful, ORDERED, 6)
     stateful.run(1, 6, FACTS[:2])

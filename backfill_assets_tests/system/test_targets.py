@@ -199,6 +199,12 @@ def test_dropping_leaves_what_was_switched_over(production, new, monkeypatch):
     shadow(after)
     switch(after, days=f"{day(2)}...{day(2)}")
     at = files(production)
+    # Only the target knows that its undo is half done.
+    targets.change(after.settings, "v2", lambda of: of.model_copy(update={"undoing": "v2-1"}))
+    with pytest.raises(TargetError, match="v2-1 is half undone: `backfill-assets undo v2-1` fin"):
+        target_forks.drop(after.settings, "v2")
+    assert targets.names(after.settings) == ["v2"]
+    targets.change(after.settings, "v2", lambda of: of.model_copy(update={"undoing": ""}))
     with monkeypatch.context() as patch, pytest.raises(KilledError):
         patch.setattr(target_forks, "forget", _raise)
         target_forks.drop(after.settings, "v2")

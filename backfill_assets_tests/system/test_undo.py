@@ -6,13 +6,14 @@ And the plan of a backfill: what it says will become of the days is what becomes
 import os
 import random
 import shutil
-from datetime import datetime, time
+from datetime import datetime, time, timedelta
 from decimal import Decimal
 
 import dagster as dg
 import pytest
 
 from backfill_assets.backfills import jobs
+from backfill_assets.backfills import undo as undoing
 from backfill_assets.backfills.footprints import belongs, footprint, part_of
 from backfill_assets.backfills.plans import Expected, Parameters
 from backfill_assets.calendar.partitions import DAY, Window
@@ -183,6 +184,31 @@ def test_what_was_made_of_a_load_goes_with_it(loaded):
     assert behind(loaded, STAGED) == set()
     again = loaded.failure(undo(loaded, load.run_id[:8], fails=True))
     assert "is undone already" in again
+
+
+def test_old_files_are_not_named_again_when_the_time_to_undo_is_over(loaded, monkeypatch):
+    """A VACUUM that has begun may be about to remove them: the rows are written again."""
+    before, old = published(loaded), files_of(loaded, 2)
+    loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
+    loaded.run(2, assets=LAYERS, tags={"dagster/backfill": "wrongone"})
+    monkeypatch.setattr(undoing, "_MARGIN", timedelta(days=400))
+    undo(loaded, "wrongone")
+    assert published(loaded) == before
+    assert old.isdisjoint(files_of(loaded, 2))
+
+
+def test_in_time_old_files_are_named_again(loaded):
+    old = files_of(loaded, 2)
+    loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
+    loaded.run(2, assets=LAYERS, tags={"dagster/backfill": "wrongone"})
+    undo(loaded, "wrongone")
+    assert files_of(loaded, 2) == old
+
+
+def files_of(pipeline, n):
+    """The data files of a day of the facts."""
+    url, version = pipeline.settings.table(FACT.name), pipeline.log(FACT.name).version()
+    return {*data_files(url, FACT, [day(n)], version)["path"].to_pylist()}
 
 
 def test_launched_again_after_an_undo(loaded):

@@ -1,0 +1,190 @@
+"""What must hold at every moment of a deployment, and what may happen to it in between.
+
+A record says by which code and from which versions of its inputs a day was made. `broken_records`
+computes the day from these, in plain Python; `stale_days` computes it from what the inputs hold
+now. Neither uses code of the package but to read its records and states.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date, timedelta
+from functools import cache, partial
+from typing import Any
+
+from deltalake import DeltaTable
+
+from backfill_assets.delta.ledgers import Ledger, Ledgers
+from backfill_assets.delta.records import ACCEPTED_CODE, Record
+from backfill_assets.monitoring.look import Look
+from backfill_assets.monitoring.states import day_states
+from backfill_assets.settings import Settings
+from backfill_assets_tests.pipeline import Pipeline
+
+DAY = timedelta(days=1)
+WINDOW = 1
+#: Rows of a day, as far as they tell days apart.
+Rows = Counter[tuple[Any, ...]]
+#: Rows of an input on a day.
+Read = Callable[[str, date], list[dict[str, Any]]]
+
+
+@cache
+def _rows(url: str, version: int, partition: str) -> Mapping[date, list[dict[str, Any]]]:
+    """The rows of a version of a table, by day; versions do not change."""
+    found: dict[date, list[dict[str, Any]]] = {}
+    for row in DeltaTable(url, version=version).to_pyarrow_table().to_pylist():
+        found.setdefault(row[partition], []).append(row)
+    return found
+
+
+def _staged(raw: str, key: str, *times: str) -> Callable[[Read, date, int], Rows]:
+    """The greatest version of each key among the lines that came in time."""
+
+    def rows(read: Read, day: date, _points: int) -> Rows:
+        lines = [row for n in range(WINDOW + 1) for row in read(raw, day + n * DAY)]
+        greatest: dict[str, dict[str, Any]] = {}
+        for line in lines:
+            known = greatest.get(line[key])
+            if known is None or line[times[1]] > known[times[1]]:
+                greatest[line[key]] = line
+        return Counter((line[key],) for line in greatest.values() if line[times[0]].date() == day)
+
+    return rows
+
+
+def _activity(read: Read, day: date, points: int) -> Rows:
+    scores: Counter[str] = Counter()
+    for row in read("stg_orders", day):
+        scores[row["customer_id"]] += points
+    for row in read("stg_visits", day):
+        scores[row["user_id"]] += 1
+    return Counter(scores.items())
+
+
+def _peaks(read: Read, day: date, _points: int) -> Rows:
+    best: dict[str, int] = {}
+    for n in range(3):
+        for row in read("activity", day - n * DAY):
+            best[row["customer_id"]] = max(row["score"], best.get(row["customer_id"], 0))
+    return Counter(best.items())
+
+
+def _balances(read: Read, day: date, _points: int) -> Rows:
+    sums: Counter[str] = Counter()
+    for row in [*read("balances", day - DAY), *read("activity", day)]:
+        sums[row["customer_id"]] += row["score"]
+    return Counter(sums.items())
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a table follows from others, and which columns of it that is about."""
+
+    rows: Callable[[Read, date, int], Rows]
+    columns: tuple[str, ...] = ("customer_id", "score")
+
+
+RULES = {
+    "stg_orders": Rule(
+        _staged("raw_orders", "order_id", "order_ts", "ingestion_ts"), ("order_id",)
+    ),
+    "stg_visits": Rule(_staged("raw_visits", "visit_id", "began_at", "sent_at"), ("visit_id",)),
+    "activity": Rule(_activity),
+    "peaks": Rule(_peaks),
+    "balances": Rule(_balances),
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A day whose rows are not what its record, or its state, says.
+
+    Attributes:
+        table: the table.
+        day: the day.
+        rows: what it holds.
+        due: what it must hold.
+        why: whose claim that is.
+    """
+
+    table: str
+    day: date
+    rows: Rows
+    due: Rows
+    why: str
+
+    def __str__(self) -> str:
+        beyond, lacks = dict(self.rows - self.due), dict(self.due - self.rows)
+        return f"{self.table}[{self.day}] has {beyond} and lacks {lacks}: {self.why}"
+
+
+def false_claims(pipeline: Pipeline, points: Mapping[str, int]) -> Iterator[Claim]:
+    """Days whose rows are not what the recorded code makes of recorded inputs, or of those of now.
+
+    Another writer, or a person who accepts code, answers for rows of theirs: both are on record.
+
+    Args:
+        pipeline: the deployment.
+        points: by code version of `activity`, what an order counts.
+    """
+    situation = Look(pipeline.settings, lambda: pipeline.now).situation(pipeline.instance)
+    ledgers = situation.ledgers
+    for name, rule in RULES.items():
+        ledger = ledgers[name]
+        states = day_states(name, situation) if ledger.version is not None else {}
+        behind = situation.backlog.days(name)
+        for day, record in sorted(ledger.latest.items()):
+            if ledger.current_record(day) is None or record.details.kind == ACCEPTED_CODE:
+                continue
+            inputs = _Inputs(pipeline.settings, ledgers)
+            counts = points.get(record.code_version, 0)
+            rows = Counter(
+                tuple(row[column] for column in rule.columns)
+                for row in inputs.at(name, ledger.version, day)
+            )
+            versions = {**record.inputs, name: _own_version(ledger, record, day)}
+            recorded = rule.rows(partial(inputs.as_of, versions), day, counts)
+            if rows != recorded:
+                yield Claim(name, day, rows, recorded, f"the record names {dict(record.inputs)}")
+            if states[day].good and day not in behind:
+                current = rule.rows(inputs.now, day, counts)
+                if rows != current and not inputs.external:
+                    yield Claim(name, day, rows, current, f"the state is {states[day].value}")
+
+
+@dataclass
+class _Inputs:
+    """Rows of tables; and whether any that were read are of another writer."""
+
+    settings: Settings
+    ledgers: Ledgers
+    external: bool = False
+
+    def at(self, table: str, version: int | None, day: date) -> list[dict[str, Any]]:
+        """Rows of a day as of a version; none where there was no table."""
+        if version is None:
+            return []
+        partition = self.ledgers[table].table.partition
+        return _rows(self.settings.table(table), version, partition).get(day, [])
+
+    def as_of(
+        self, versions: Mapping[str, int | None], table: str, day: date
+    ) -> list[dict[str, Any]]:
+        """Rows of a day as of versions of the tables."""
+        return self.at(table, versions.get(table), day)
+
+    def now(self, table: str, day: date) -> list[dict[str, Any]]:
+        """Rows of a day as they are."""
+        ledger = self.ledgers[table]
+        self.external |= day in ledger.published and ledger.current_record(day) is None
+        return self.at(table, ledger.version, day)
+
+
+def _own_version(ledger: Ledger, record: Record, day: date) -> int | None:
+    """The version of a table that carries state in which a day was built upon the day before."""
+    (commit,) = (one for one in ledger.records if one.version == record.version)
+    # Days of one commit are built one upon the other.
+    return record.version if day - DAY in commit.days else record.inputs.get(ledger.table.name)

@@ -1,0 +1,126 @@
+"""A chain of three tables over two sources, for histories of all that a deployment can do.
+
+`activity` is made of a day of both sources, `peaks` of three days of it, `balances` of all days so
+far. See `lived_tables_after` for another definition.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+from pandera.pyspark import Field
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets import PREVIOUS_DAY, SELF, STAGED, Reads, Source, last_days, nullable, table
+from backfill_assets.orders.lines import ORDER_LINES
+
+#: So much an order counts in `activity`.
+POINTS = 1
+
+
+class VisitLine(pa.DataFrameModel):
+    """A version of a visit."""
+
+    visit_id: T.StringType = Field(description="Names the visit.")
+    user_id: T.StringType = Field(description="Who visited.")
+    began_at: T.TimestampType = Field(description="When it began.")
+    sent_at: T.TimestampType = Field(description="When this version was sent.")
+
+
+VISITS = Source(
+    "visits", VisitLine, key=["visit_id"], event_time="began_at", version_time="sent_at"
+)
+SOURCES = [*ORDER_LINES.tables, *VISITS.tables]
+
+
+class Activity(pa.DataFrameModel):
+    """The score of each customer on a day."""
+
+    run_date: T.DateType = Field(description="The day.")
+    customer_id: T.StringType = Field(description="The customer.")
+    score: T.LongType = Field(description="Orders and visits.")
+    note: T.StringType = nullable(1.0, 1.0, "A note.")
+
+    class Config:
+        """One row for each day and customer."""
+
+        strict = True
+        metadata: ClassVar = {"partition": "run_date", "key": ["customer_id"], "totals": ["score"]}
+
+
+class Peak(pa.DataFrameModel):
+    """The best score of each customer in three days."""
+
+    run_date: T.DateType = Field(description="The last of the days.")
+    customer_id: T.StringType = Field(description="The customer.")
+    score: T.LongType = Field(description="The best score.")
+
+    class Config:
+        """One row for each day and customer."""
+
+        strict = True
+        metadata: ClassVar = {"partition": "run_date", "key": ["customer_id"], "totals": ["score"]}
+
+
+class Balance(Peak):
+    """The scores of each customer on all days so far."""
+
+    run_date: T.DateType = Field(description="The last of the days.")
+    score: T.LongType = Field(description="The sum.")
+
+    class Config(Peak.Config):
+        """One row for each day and customer."""
+
+
+def counted(orders: DataFrame, visits: DataFrame, points: int) -> DataFrame:
+    """The score of each customer on each day: so many points for an order, one for a visit."""
+    by_order = orders.select("for_day", "customer_id", F.lit(points).alias("points"))
+    by_visit = visits.select(
+        "for_day", F.col("user_id").alias("customer_id"), F.lit(1).alias("points")
+    )
+    by = [F.col("for_day").alias("run_date"), "customer_id"]
+    return (
+        by_order.unionByName(by_visit)
+        .groupBy(*by)
+        .agg(F.sum("points").cast("long").alias("score"), F.lit(None).cast("string").alias("note"))
+    )
+
+
+def highest(activity: DataFrame) -> DataFrame:
+    """The best score of each customer."""
+    by = [F.col("for_day").alias("run_date"), "customer_id"]
+    return activity.groupBy(*by).agg(F.max("score").alias("score"))
+
+
+def added_up(before: DataFrame, activity: DataFrame) -> DataFrame:
+    """What there was, and what came since."""
+    columns = ["for_day", "customer_id", "score"]
+    rows = before.select(columns).unionByName(activity.select(columns))
+    by = [F.col("for_day").alias("run_date"), "customer_id"]
+    return rows.groupBy(*by).agg(F.sum("score").alias("score"))
+
+
+@table(Activity)
+def activity(
+    orders: Annotated[DataFrame, Reads(STAGED)], visits: Annotated[DataFrame, Reads(VISITS.staged)]
+) -> DataFrame:
+    return counted(orders, visits, POINTS)
+
+
+@table(Peak)
+def peaks(activity: Annotated[DataFrame, Reads(activity, last_days(3))]) -> DataFrame:
+    return highest(activity)
+
+
+@table(Balance)
+def balances(
+    activity: Annotated[DataFrame, Reads(activity)],
+    before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
+) -> DataFrame:
+    return added_up(before, activity)
+
+
+TABLES = [*SOURCES, activity, peaks, balances]

@@ -1,0 +1,45 @@
+"""The chain of `lived_tables` where an order counts ten times, and in the next schema besides."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pyspark.sql import DataFrame
+
+from backfill_assets import PREVIOUS_DAY, SELF, STAGED, Reads, last_days, table
+from backfill_assets_tests.lived_tables import (
+    SOURCES,
+    VISITS,
+    Activity,
+    Balance,
+    Peak,
+    added_up,
+    counted,
+    highest,
+)
+
+#: So much an order counts in `activity`.
+POINTS = 10
+
+
+@table(Activity)
+def activity(
+    orders: Annotated[DataFrame, Reads(STAGED)], visits: Annotated[DataFrame, Reads(VISITS.staged)]
+) -> DataFrame:
+    return counted(orders, visits, POINTS)
+
+
+@table(Peak)
+def peaks(activity: Annotated[DataFrame, Reads(activity, last_days(3))]) -> DataFrame:
+    return highest(activity)
+
+
+@table(Balance)
+def balances(
+    activity: Annotated[DataFrame, Reads(activity)],
+    before: Annotated[DataFrame, Reads(SELF, PREVIOUS_DAY)],
+) -> DataFrame:
+    return added_up(before, activity)
+
+
+TABLES = [*SOURCES, activity, peaks, balances]

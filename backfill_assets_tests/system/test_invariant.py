@@ -1,0 +1,389 @@
+"""All that a deployment can do, in random order: no record and no state claims what is not so.
+
+After each step, each published day holds what its recorded code makes of its recorded inputs, and
+a day that is neither behind nor on hold holds what its inputs of now give. When nothing is left to
+do and the days on hold are built, the tables are those of a deployment that was loaded once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta, timezone
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from backfill_assets.delta import target_forks, targets
+from backfill_assets.delta.commits import PublishError, Writer
+from backfill_assets.delta.maintenance import maintain
+from backfill_assets.delta.migrating import migrate
+from backfill_assets.delta.targets import TargetError
+from backfill_assets.monitoring.look import Look
+from backfill_assets.monitoring.states import day_states
+from backfill_assets.publish.run_tags import REWRITE_TAG
+from backfill_assets.tables.catalog import tables_of
+from backfill_assets_tests.beside import shadow
+from backfill_assets_tests.lived import RULES, WINDOW, false_claims
+from backfill_assets_tests.pipeline import START, Pipeline, day, order
+
+pytestmark = [pytest.mark.torture, pytest.mark.timeout(14400)]
+LIVES = int(os.environ.get("BACKFILL_TEST_LIVES", "5"))
+STEPS = int(os.environ.get("BACKFILL_TEST_LIFE_STEPS", "12"))
+#: Seeds that failed once.
+FAILED: tuple[int, ...] = ()
+MODULES = {
+    name: f"backfill_assets_tests.lived_tables{name}:TABLES" for name in ("", "_after", "_third")
+}
+RAW = ("raw_orders", "raw_orders_rejected", "raw_visits", "raw_visits_rejected")
+DERIVED = ("activity", "peaks", "balances")
+ALL = (*RAW, "stg_orders", "stg_visits", *DERIVED)
+
+
+class KilledError(Exception):
+    """Stands for the loss of a process between two commits."""
+
+
+class Life:
+    """A deployment, and what happens to it."""
+
+    def __init__(self, engine, root: Path, seed: int, monkeypatch) -> None:
+        self.chance = random.Random(seed)
+        self.codes = {
+            name: Pipeline(engine, root, tables=module, window_days=WINDOW)
+            for name, module in MODULES.items()
+        }
+        first, *others = self.codes.values()
+        for other in others:
+            other.instance, other.cursors, other.run_keys = (
+                first.instance,
+                first.cursors,
+                first.run_keys,
+            )
+        self.points = {
+            pipeline.io_manager.code_versions["activity"]: 10 if name else 1
+            for name, pipeline in self.codes.items()
+        }
+        self.code, self.engine = "", engine
+        self.today = START
+        self.undoable: list[str] = []
+        self.history: list[str] = []
+        self.serial = 0
+        self.countdown = 0.0
+        self._patch(monkeypatch)
+        (first.landing / "visits").mkdir(parents=True, exist_ok=True)
+
+    def _patch(self, monkeypatch) -> None:
+        commit = Writer.commit
+
+        def killed(writer, *given, **more):
+            self.countdown -= 1
+            if self.countdown == 0:
+                raise KilledError("before a commit")
+            done = commit(writer, *given, **more)
+            if self.countdown == 0.5:
+                raise KilledError("after a commit")
+            return done
+
+        monkeypatch.setattr(Writer, "commit", killed)
+
+    def begin(self) -> None:
+        """Some days that are loaded."""
+        self.today = START + 4 * timedelta(days=1)
+        for n in range(1, 5):
+            self.history.append(f"{', '.join(self._line(n) for _ in range(5))} land on {n}")
+        for source in ("orders", "visits"):
+            for n in range(1, 5):
+                self._folder(source, n)
+        self._now()
+        self.production.run(1, 4, ALL, tags={"dagster/backfill": "loadedit"})
+        self.undoable.append("loadedit")
+        self.check()
+
+    def _folder(self, source: str, n: int) -> Path:
+        folder = self.production.landing / source / f"arrival_date={day(n)}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    @property
+    def production(self) -> Pipeline:
+        return self.codes[self.code]
+
+    @property
+    def last(self) -> int:
+        """The number of the last day that is over."""
+        return (self.today - START).days
+
+    def some_day(self) -> int:
+        return self.chance.randint(1, max(self.last, 1))
+
+    def some_days(self) -> tuple[int, int]:
+        first = self.some_day()
+        return first, self.chance.randint(first, max(self.last, first))
+
+    def maybe_killed(self) -> None:
+        self.countdown = self.chance.choice([0, 0, 0, 1, 2, 3, 1.5, 2.5])
+
+    # What happens to the landing.
+
+    def lands(self) -> str:
+        """Lines of both sources: in time, late, moved, or a greater version."""
+        n = self.some_day()
+        return f"lands on {n}: {', '.join(self._line(n) for _ in range(self.chance.randint(1, 4)))}"
+
+    def _line(self, n: int) -> str:
+        chance = self.chance
+        event = max(1, n - chance.choice([0, 0, 0, 1, 1, 2]))
+        sent = datetime.combine(day(n), time(12), timezone.utc) + timedelta(seconds=self.serial)
+        self.serial += 1
+        if chance.random() < 0.6:
+            key, source = f"o{chance.randint(1, 8)}", "orders"
+            line = order(key, event, customer=chance.choice("abc"), ingested=f"{sent:%FT%TZ}")
+        else:
+            key, source = f"v{chance.randint(1, 6)}", "visits"
+            line = {
+                "visit_id": key,
+                "user_id": chance.choice("abc"),
+                "began_at": f"{day(event)}T10:00:00Z",
+                "sent_at": f"{sent:%FT%TZ}",
+            }
+        (self._folder(source, n) / f"part-{self.serial}.jsonl").write_text(json.dumps(line) + "\n")
+        return f"{key} of {event}"
+
+    def replaced(self) -> str:
+        files = sorted(self.production.landing.glob("*/*/*.jsonl"))
+        if not files:
+            return "nothing to replace"
+        file = self.chance.choice(files)
+        line = json.loads(file.read_text().splitlines()[0])
+        name = "user_id" if "user_id" in line else "customer_id"
+        line[name] = self.chance.choice("abc")
+        file.write_text(json.dumps(line) + "\n")
+        return f"replaced {file.parent.name}/{file.name}"
+
+    def purged(self) -> str:
+        files = sorted(self.production.landing.glob("*/*/*.jsonl"))
+        file = self.chance.choice(files) if files else None
+        if file:
+            file.unlink()
+        return f"purged {file and file.name}"
+
+    # What runs.
+
+    def night(self) -> str:
+        self.today += timedelta(days=1)
+        for source in ("orders", "visits"):
+            self._folder(source, self.last)
+        self.history.append(self.lands())
+        self.maybe_killed()
+        how = self.chance.choice(["whole", "whole", "schedule alone", "one look"])
+        self._now()
+        if how == "whole":
+            self.production.night(self.today)
+        else:
+            self.production.launch(self.production.tick_schedule())
+            if how == "one look":
+                self.production.launch(self.production.tick("touched_days").run_requests or [])
+        return f"night {self.today}, {how}"
+
+    def _now(self) -> None:
+        for pipeline in self.codes.values():
+            pipeline.now = datetime.combine(self.today, time(2), tzinfo=timezone.utc)
+
+    def backfill(self) -> str:
+        """A backfill of some days and tables, mostly after something has landed there."""
+        first, last = self.some_days()
+        if self.chance.random() < 0.8:
+            self.history.append(f"{self._line(first)} lands on {first}")
+        assets = self.chance.choice([ALL, ALL, RAW, ALL[len(RAW) :], DERIVED])
+        name = f"backfill{len(self.history):02}"
+        tags = {"dagster/backfill": name}
+        if self.chance.random() < 0.3:
+            tags[REWRITE_TAG] = "true"
+        self.maybe_killed()
+        done = self.production.run(first, last, assets, fails=None, tags=tags)
+        self.undoable.append(name)
+        tables = {ALL: "all", RAW: "raw", DERIVED: "derived"}.get(assets, "staged and derived")
+        return f"{name} of {first}...{last}, {tables}: {done.success}"
+
+    def undo(self) -> str:
+        # What came last is undone most often, as by whoever has just made a mistake.
+        name = self.chance.choice(self.undoable[-3:])
+        first, last = self.some_days()
+        days = f"{day(first)}...{day(last)}" if self.chance.random() < 0.3 else ""
+        self.maybe_killed()
+        if self.chance.random() < 0.2:
+            self._landing_meanwhile()
+        asked = {"backfill": name, "days": days, "reason": "a drill"}
+        result = self._job("undo", "put_back", asked)
+        if result.success:
+            self.undoable.append(result.run_id[:8])
+        said = "" if result.success else self.production.failure(result)[-200:]
+        return f"undo of {name} {days}: {result.success} {said}"
+
+    def _job(
+        self, job: str, op: str, config: dict[str, str], pipeline: Pipeline | None = None
+    ) -> dg.ExecuteInProcessResult:
+        pipeline = pipeline or self.production
+        return pipeline.repository.get_job(job).execute_in_process(
+            instance=pipeline.instance,
+            run_config={"ops": {op: {"config": config}}},
+            raise_on_error=False,
+        )
+
+    def _landing_meanwhile(self) -> None:
+        """Before the next commit, a line lands and is loaded."""
+        commit, n = Writer.commit, self.some_day()
+
+        def after_a_load(writer, *given, **more):
+            Writer.commit = commit
+            countdown, self.countdown = self.countdown, 0
+            self._line(n)
+            self.production.run(n, n, RAW, fails=None)
+            self.history.append(f"meanwhile a line of {n} was loaded")
+            self.countdown = countdown
+            return commit(writer, *given, **more)
+
+        Writer.commit = after_a_load
+
+    # What a person does besides.
+
+    def target(self) -> str:
+        """Something about the one target that there may be."""
+        names = [target.name for target in targets.readable(self.production.settings)]
+        if not names:
+            self.history.append(self._build(f"t{len(self.history)}"))
+            return self._switch(self.history[-1].split()[-1]) if self.chance.random() < 0.5 else ""
+        what = self.chance.choice(["build", "switch", "switch", "canary", "drop"])
+        if what == "build":
+            return self._build(names[0])
+        if what == "drop":
+            target_forks.drop(self.production.settings, names[0])
+            return "dropped the target"
+        first, last = self.some_days()
+        return self._switch(names[0], f"{day(first)}...{day(last)}" if what == "canary" else "")
+
+    def _switch(self, name: str, days: str = "") -> str:
+        pipeline = self._of_target()
+        self.maybe_killed()
+        asked = {"target": name, "days": days, "reason": "a drill"}
+        result = self._job("switch_over", "adopt_days", asked, pipeline)
+        self.undoable.append(name)
+        if result.success and not days and self.code == "":
+            self.code = "_after"  # the code of a target is deployed with it
+        return f"switch {days}: {result.success} {pipeline.failure(result)[-200:]}"
+
+    def _of_target(self) -> Pipeline:
+        return self.codes[self.code or "_after"]
+
+    def _build(self, name: str) -> str:
+        first, last = self.some_days()
+        chunk = self.chance.choice([None, 1, 2])
+        days = f"{day(first)}...{day(last)}"
+        self.maybe_killed()
+        shadow(self._of_target(), days, name, tables=("activity",), chunk_days=chunk)
+        return f"built {days} of target {name}"
+
+    def other_code(self) -> str:
+        if self.code == "":
+            self.code = self.chance.choice(["_after", "_after", "_third"])
+        elif self.code == "_after":
+            self.code = self.chance.choice(["", "_third"])
+        if self.code == "_third":
+            production = self.production
+            table = tables_of(production.settings)["activity"]
+            url, spark = production.settings.table("activity"), self.engine.spark_session
+            self.maybe_killed()
+            for _ in range(2):
+                try:
+                    list(migrate(Writer(lambda: spark, url, table)))
+                except (KilledError, PublishError):
+                    self.countdown = 0
+        return f"code {self.code or 'of before'}"
+
+    def other_writer(self) -> str:
+        name, n = self.chance.choice(["activity", "peaks"]), self.some_day()
+        url = self.production.settings.table(name)
+        if not (Path(url) / "_delta_log").exists():
+            return "no table for another writer"
+        row = {"run_date": [day(n)], "customer_id": ["theirs"], "score": [5]}
+        write_deltalake(url, pa.table(row), mode="append", schema_mode="merge")
+        return f"another writer appends to {name} of {n}"
+
+    def maintained(self) -> str:
+        for one in maintain(self.engine.spark_session, self.production.settings, today=self.today):
+            assert not one.problems
+        return "maintenance"
+
+    # What must hold.
+
+    def step(self) -> None:
+        steps: list[tuple[int, Callable[[], str]]] = [
+            (4, self.lands),
+            (4, self.night),
+            (4, self.backfill),
+            (4, self.undo),
+            (4, self.target),
+            (1, self.replaced),
+            (1, self.purged),
+            (1, self.other_code),
+            (1, self.other_writer),
+            (1, self.maintained),
+        ]
+        weights, happenings = zip(*steps, strict=True)
+        (happening,) = self.chance.choices(happenings, weights)
+        try:
+            said = happening()
+        except (KilledError, TargetError, PublishError) as error:
+            said = f"{happening.__name__}: {type(error).__name__}: {error}"
+        self.countdown = 0
+        self.history.append(said)
+
+    def check(self) -> None:
+        claims = list(map(str, false_claims(self.production, self.points)))
+        assert not claims, "\n".join([*self.history, "", *claims])
+
+    def settle(self) -> None:
+        """What is half done is finished, nights pass, and a person builds what waits for one."""
+        settings = self.production.settings
+        for target in targets.readable(settings):
+            if target.undoing:
+                self._job("undo", "put_back", {"backfill": target.undoing, "reason": "half done"})
+            elif target.switching:
+                self._job("switch_over", "adopt_days", {"target": target.name}, self._of_target())
+        self.history.append("settles")
+        self.production.run_keys.clear()
+        self._now()
+        self.production.night(self.today)
+        self.check()
+        self.production.run(1, self.last, ALL, fails=None)
+        self.production.night(self.today)
+
+    def bad_days(self) -> dict[str, dict[date, str]]:
+        """By table, the days that are not in order, and their states."""
+        production = self.production
+        situation = Look(production.settings, lambda: production.now).situation(production.instance)
+        states = {name: day_states(name, situation) for name in RULES}
+        return {
+            name: bad
+            for name, found in states.items()
+            if (bad := {d: state.value for d, state in found.items() if not state.good})
+        }
+
+
+@pytest.mark.parametrize("seed", [*FAILED, *range(LIVES)])
+def test_no_record_and_no_state_claims_what_is_not_so(engine, spark, tmp_path, monkeypatch, seed):
+    life = Life(engine, tmp_path, seed, monkeypatch)
+    life.begin()
+    for _ in range(STEPS):
+        life.step()
+        life.check()
+    life.settle()
+    life.check()
+    print("\n".join(life.history))
+    assert not life.bad_days(), "\n".join(life.history)
