@@ -93,10 +93,11 @@ snapshots: $(VENV)/.installed-dev ## renew the snapshots of what users rely on, 
 s3-server: ## build the S3 server that the tests of object storage need, once; needs Go
 	@.ci/s3-server
 
-torture: $(VENV)/.installed-dev ## the slow tests in their long forms (hours): 100 races, 120 nights of CDNOW
+torture: $(VENV)/.installed-dev ## the slow tests in their long forms (hours): 100 races, 120 nights of CDNOW, 200 lives
 	@$(BIN)/backfill-assets jars
 	@BACKFILL_TEST_NIGHTS=120 BACKFILL_TEST_HISTORIES=5 BACKFILL_TEST_RACES=100 \
 		BACKFILL_TEST_UNDOS=12 BACKFILL_TEST_UNDO_SEEDS=5 \
+		BACKFILL_TEST_LIVES=200 BACKFILL_TEST_LIFE_STEPS=15 \
 		BACKFILL_TEST_ARRIVALS=12 BACKFILL_TEST_ARRIVAL_DAYS=20 \
 		BACKFILL_TEST_KILL_DAYS=180 BACKFILL_TEST_KILLS=20 \
 		$(BIN)/python -m pytest -s --timeout 14400 -m 'slow or torture' $(ARGS)

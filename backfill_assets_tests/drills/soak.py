@@ -2,7 +2,9 @@
 
 A source that does what it should not (see `arriving`), the deployment as a user has it
 (`backfill-assets ui`, whose sensors are told the time by a file), and a process of it killed now
-and then. When nothing is left to do, the tables are held against the model, day after day.
+and then. Now and then a person undoes a run and builds its days again, or switches over to a target
+of the same definition. When nothing is left to do, the tables are held against the model, day after
+day.
 """
 
 from __future__ import annotations
@@ -13,15 +15,19 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 
 import dagster as dg
 
+from backfill_assets.backfills.undo import NothingToUndoError, UndoRefusedError
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.delta.records import Record
+from backfill_assets.delta.targets import TargetError
 from backfill_assets.landing.listing import list_landing
 from backfill_assets.monitoring.night import UNFINISHED
+from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.lines import ORDER_LINES
 from backfill_assets.orders.tables import RAW, REJECTED
 from backfill_assets.settings import Settings, load_settings
@@ -34,6 +40,10 @@ from backfill_assets_tests.whatever import differences
 
 #: A day that is not done after so many seconds is a finding.
 _PATIENCE = 1800
+#: What a run raises that refuses what a person has asked for.
+_REFUSED = frozenset({UndoRefusedError.__name__, NothingToUndoError.__name__, TargetError.__name__})
+#: A backfill that goes on, as Dagster names it.
+_UNDER_WAY = ("REQUESTED", "CANCELING", "COMPLETING", "FAILING")
 #: So many seconds after a kill a run that is only created then may still miss what was killed.
 _COMES_BACK = 120
 #: The kinds of the processes that were killed, by the time of day in seconds since 1970.
@@ -48,6 +58,7 @@ def soak(
     window_days: int,
     late_lines: str,
     kinds: Sequence[str],
+    by_hand: int,
 ) -> None:
     """Let a deployment live.
 
@@ -59,6 +70,7 @@ def soak(
         window_days: the reprocessing window W.
         late_lines: `correct` or `drop`.
         kinds: of processes to kill.
+        by_hand: after so many days a person undoes a run, or switches over.
 
     Raises:
         AssertionError: a table is not as the model says, or a run ended failed that did not lose
@@ -95,6 +107,10 @@ def soak(
             began = time.monotonic()
             victim = chance.choice(kinds) if chance.random() < kills else None
             _settle(deployment, settings, today, victim, chance, killed)
+            if n % by_hand == by_hand - 1:
+                what = _switch_over if n % (2 * by_hand) == by_hand - 1 else _undo_and_build
+                print(f"{today}: {what(deployment, settings, chance)}", flush=True)
+                _settle(deployment, settings, today, None, chance, killed)
             truth.load(today)
             wrong = differences(settings, truth)
             assert not wrong, f"{today}: {wrong}"
@@ -129,6 +145,45 @@ def _settle(
         time.sleep(1)
 
 
+def _undo_and_build(deployment: Deployment, settings: Settings, chance: random.Random) -> str:
+    """Undo one of the newest runs, and build the days on hold again as a person does."""
+    ledgers = read_ledgers(settings)
+    newest = max(ledgers.values(), key=lambda ledger: _made(ledger.records[-1]))
+    record = chance.choice([newest, newest, ledgers[FACT.name]]).records[-1]
+    done = deployment.run("undo", record.run_id[:8], "--reason", "soak")
+    if done.returncode:
+        return f"an undo of {record.run_id[:8]} was refused: {done.stderr.strip()[-200:]}"
+    on_hold = {name: ledger.on_hold for name, ledger in read_ledgers(settings).items()}
+    tables = [name for name, days in on_hold.items() if days]
+    days = sorted({str(day) for held in on_hold.values() for day in held})
+    if tables:
+        backfill = deployment.launch(days, tables)
+        while (status := deployment.status(backfill)) in _UNDER_WAY:
+            time.sleep(1)
+        assert status == "COMPLETED_SUCCESS", (backfill, status)
+    return f"undid {record.run_id[:8]} and built {len(days)} days of {tables} again"
+
+
+def _made(record: Record) -> datetime:
+    """When a commit was made; one that does not say is old."""
+    return record.at or datetime.min.replace(tzinfo=timezone.utc)
+
+
+def _switch_over(deployment: Deployment, settings: Settings, chance: random.Random) -> str:
+    """Build some days beside production by the same code, and make them production."""
+    days = sorted(read_ledgers(settings)[FACT.name].latest)[-10:]
+    first, last = sorted(chance.choices(days, k=2))
+    words = ["--target", "soak", "--select", FACT.name]
+    done = deployment.run("backfill", f"{first}...{last}", *words, "--yes")
+    assert done.returncode == 0, done.stderr[-2000:]
+    switched = deployment.run("switch", "soak", "--reason", "soak")
+    dropped = deployment.run("drop", "soak")
+    assert dropped.returncode == 0, dropped.stderr[-2000:]
+    if switched.returncode:
+        return f"a switch-over was refused: {switched.stderr.strip()[-200:]}"
+    return f"switched {first}...{last} over"
+
+
 def _left(deployment: Deployment, settings: Settings, today: date) -> list[str]:
     """What is still to be done."""
     with deployment.instance() as instance:
@@ -158,6 +213,8 @@ def _report(deployment: Deployment, killed: Kills) -> None:
     for one in failed:
         run_id = one.dagster_run.run_id
         first, last = one.create_timestamp.timestamp(), one.end_time or time.time()
+        if any(_REFUSED.intersection(names) for names in errors[run_id].values()):
+            continue  # of what a person has asked for
         lost = [kind for at, kind in killed.items() if first - _COMES_BACK < at < last]
         if not lost or any(dg.Failure.__name__ in names for names in errors[run_id].values()):
             unexplained.append(run_id)
@@ -188,6 +245,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--window-days", type=int, default=3)
     parser.add_argument("--late-lines", choices=["correct", "drop"], default="correct")
+    parser.add_argument("--by-hand", type=int, default=6, help="days between undos, switch-overs")
     parser.add_argument("--root", type=Path, help="keep everything in this (new) folder")
     parser.add_argument("--kind", choices=sorted(KINDS), action="append", help="kill only these")
     asked = parser.parse_args()
@@ -196,7 +254,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         root = asked.root or Path(scratch)
         root.mkdir(parents=True, exist_ok=True)
-        soak(root, asked.days, asked.kills, asked.seed, asked.window_days, asked.late_lines, kinds)
+        soak(
+            root,
+            asked.days,
+            asked.kills,
+            asked.seed,
+            asked.window_days,
+            asked.late_lines,
+            kinds,
+            asked.by_hand,
+        )
     print(f"{asked.days} days in {timedelta(seconds=round(time.monotonic() - began))}")
 
 
