@@ -62,10 +62,10 @@ def landing(settings: Settings, source: Source) -> Iterator[Found]:
     listing = list_landing(settings.landing, source)
     where = f"{settings.landing}/{source.name}"
     if strays := listing.strays:
-        said = f"{len(strays)} name(s) are not of an arrival day and are not read: "
-        said += ", ".join(strays[:_MOST_NAMES]) + (", ..." if strays[_MOST_NAMES:] else "")
-        mend = "move what is data into folders arrival_date=YYYY-MM-DD, and the rest elsewhere"
-        yield wrong(f"{where}: {said}", mend)
+        names = ", ".join(strays[:_MOST_NAMES]) + (", ..." if strays[_MOST_NAMES:] else "")
+        message = f"{len(strays)} name(s) are not of an arrival day and are not read: {names}"
+        advice = "move what is data into folders arrival_date=YYYY-MM-DD, and the rest elsewhere"
+        yield wrong(f"{where}: {message}", advice)
     if not listing.folders:
         yield note(f"no arrival day has landed in {where}", "see that the source delivers")
         return

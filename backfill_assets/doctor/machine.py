@@ -53,12 +53,12 @@ def environment(settings: Settings) -> Iterator[Found]:
         yield ok("not needed here: SPARK_REMOTE is set")
         return
     if problem := environment_problem():
-        said, _, mend = problem.rpartition(": ")
-        yield wrong(said, mend)
-    if ignored := ignored_variables(master_of(settings)):
-        said = f"{', '.join(ignored)}: set here, and the engine is not given them"
-        mend = "nothing, or say what they are to do in BACKFILL_ASSETS_SPARK_CONF"
-        yield note(said, f"{mend}: see docs/deployments.md")
+        message, _, advice = problem.rpartition(": ")
+        yield wrong(message, advice)
+    if names := ignored_variables(master_of(settings)):
+        message = f"{', '.join(names)}: set here, and the engine is not given them"
+        advice = "nothing, or say what they are to do in BACKFILL_ASSETS_SPARK_CONF"
+        yield note(message, f"{advice}: see docs/deployments.md")
         return
     yield ok("it has nothing that the engine is not given")
 

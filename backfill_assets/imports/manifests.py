@@ -179,19 +179,19 @@ def locked(settings: Settings, source: str, table: str) -> Iterator[None]:
         ImportRefusedError: another process imports it; the message names that.
     """
     url = f"{_folder(settings, source)}/{digest(table)}.lock"
-    before = target_log.read(url)
-    if before and before.text != _FREE:
-        holder = msgspec.json.decode(before.text, type=_Holder)
+    lock = target_log.read(url)
+    if lock and lock.text != _FREE:
+        holder = msgspec.json.decode(lock.text, type=_Holder)
         if holder.is_alive():
             raise ImportRefusedError(
                 f"{table} is being imported into {source} by process {holder.process} on "
                 f"{holder.host} since {holder.since:%Y-%m-%d %H:%M} UTC. Nothing was written. Wait "
                 f"until that has ended. If there is no such process any more, remove {url}."
             )
-    me = _Holder(socket.gethostname(), os.getpid(), datetime.now(timezone.utc))
-    text = msgspec.json.encode(me).decode()
-    held = target_log.write(url, text, before.revision if before else target_log.NONE)
-    if held is None:
+    holder = _Holder(socket.gethostname(), os.getpid(), datetime.now(timezone.utc))
+    text = msgspec.json.encode(holder).decode()
+    revision = target_log.write(url, text, lock.revision if lock else target_log.NONE)
+    if revision is None:
         raise ImportRefusedError(
             f"{table} is being imported into {source} by another process, which has begun just "
             "now. Nothing was written. Wait until that has ended."
@@ -199,7 +199,7 @@ def locked(settings: Settings, source: str, table: str) -> Iterator[None]:
     try:
         yield
     finally:
-        target_log.write(url, _FREE, held)
+        target_log.write(url, _FREE, revision)
 
 
 def digest(*of: str) -> str:

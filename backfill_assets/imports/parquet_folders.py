@@ -147,17 +147,17 @@ def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _common_type(one: T.DataType, other: T.DataType) -> T.DataType | None:
-    """A type that holds all values of two types; none if there is none."""
-    kinds = {type(one), type(other)}
-    if one == other:
-        return one
+def _common_type(first: T.DataType, second: T.DataType) -> T.DataType | None:
+    """A type that holds all values of two types; None if there is none."""
+    kinds = {type(first), type(second)}
+    if first == second:
+        return first
     if kinds <= _DIGITS.keys():
-        return max((one, other), key=lambda kind: _DIGITS[type(kind)])
+        return max((first, second), key=lambda kind: _DIGITS[type(kind)])
     if kinds == {T.FloatType, T.DoubleType}:
         return T.DoubleType()
     if kinds <= {*_DIGITS, T.DecimalType}:
-        decimals = [_as_decimal(kind) for kind in (one, other)]
+        decimals = [_as_decimal(kind) for kind in (first, second)]
         scale = max(kind.scale for kind in decimals)
         digits = scale + max(kind.precision - kind.scale for kind in decimals)
         return T.DecimalType(digits, scale) if digits <= _MOST_DIGITS else None
