@@ -25,8 +25,8 @@ class _Clocked(importlib.abc.MetaPathFinder):
             execute(module)
             build = module.build
 
-            def clocked(settings, clock=None):
-                found = build(settings, clock or _now)
+            def clocked(settings, _clock=None):
+                found = build(settings, _now)
                 for sensor in found.sensors:
                     sensor._min_interval = 2
                     if sensor.name == "landed_files":
