@@ -216,6 +216,10 @@ class Life:
         name = self.chance.choice(self.undoable[-3:])
         first, last = self.some_days()
         days = f"{day(first)}...{day(last)}" if self.chance.random() < 0.3 else ""
+        if self.chance.random() < 0.5:
+            # The sensors have not come round: the line is in the raw log, and staging is behind.
+            self.history.append(f"{self._line(first)} is loaded on {first}")
+            self.production.run(first, first, RAW, fails=None)
         self.maybe_killed()
         if self.chance.random() < 0.2:
             self._landing_meanwhile()
