@@ -73,9 +73,18 @@ def test_if_the_engine_opens_no_file_it_is_not_the_files(spark, tmp_path) -> Non
     """As where the engine is on another machine, which has no such folder."""
     elsewhere = tmp_path / "not-mounted-there"
     found = Landing(files=[_file(tmp_path, f"{n}.json", elsewhere) for n in range(3)])
-    with pytest.raises(EngineError, match=r"none of the 3 landing.*not the files.*defaultFS"):
+    with pytest.raises(EngineError, match=r"none of 3 landing.*not the files.*defaultFS"):
         readable(spark, found, partial(_lines, spark))
     assert not found.broken
+
+
+def test_a_checksum_file_of_another_content_is_of_one_file(spark, tmp_path) -> None:
+    files = [_file(tmp_path, f"{n}.json", tmp_path) for n in range(2)]
+    for file in files:
+        (tmp_path / f".{file.name}.crc").write_bytes(b"crc\0\0\0\2\0\1\2\3\4")
+    found = Landing(files=files)
+    assert readable(spark, found, partial(_lines, spark)) == 0
+    assert {*found.broken} == {*files}
 
 
 def test_a_file_that_the_engine_alone_does_not_open_is_named(spark, tmp_path) -> None:

@@ -24,10 +24,11 @@ def settings(tmp_path: Path) -> Settings:
     return load_settings(warehouse=str(tmp_path))
 
 
-def held_by(settings: Settings, host: str, process: int) -> str:
-    """The lock as another process has it."""
+def held_by(settings: Settings, host: str, process: int, **more: str) -> str:
+    """The lock as another process of this machine, or of another one, has it."""
     url = f"{settings.warehouse}/_imports/orders/{digest(TABLE)}.lock"
-    text = json.dumps({"host": host, "process": process, "since": "2026-01-02T03:04:05Z"})
+    holder = {"host": host, "process": process, "since": "2026-01-02T03:04:05Z", "start": "1"}
+    text = json.dumps({**holder, "namespace": str(Path("/proc/self/ns/pid").readlink()), **more})
     assert target_log.write(url, text, target_log.NONE) == 0
     return url
 
@@ -72,6 +73,17 @@ def test_a_process_of_this_machine_that_has_died_has_no_lock(settings):
     held_by(settings, socket.gethostname(), dead_process())
     with locked(settings, "orders", TABLE):
         assert f"process {os.getpid()}" in refusal(settings)
+
+
+def test_a_process_that_has_the_id_of_a_dead_one_is_another(settings):
+    held_by(settings, socket.gethostname(), os.getpid())
+    with locked(settings, "orders", TABLE):
+        pass
+
+
+def test_nobody_can_tell_of_another_container_on_this_machine(settings):
+    held_by(settings, socket.gethostname(), dead_process(), namespace="pid:[1]")
+    assert "since 2026-01-02" in refusal(settings)
 
 
 def test_nobody_can_tell_of_another_machine(settings):

@@ -466,6 +466,7 @@ def test_folders_of_hours_in_a_store(orders, monkeypatch):
             for days in (None, [day(n) for n in range(1, 5)]):
                 other = list_landing(str(root), source, days)
                 assert [*other.folders] == [*local.folders] == [day(1), day(2), day(3)]
+                # Of some days, it is looked for where one has no folder.
                 assert other.strays == ("orders.csv",)
                 for n in (day(1), day(2)):
                     folder, mine = other.folders[n], local.folders[n]
@@ -596,7 +597,7 @@ def test_what_is_of_no_arrival_day_is_named(orders, days):
     put(orders, "a.json")
     for name in ("arrival_date=20240102", "arrival_date=2024-01-02T00:00:00", "2024"):
         (orders / name / "x").mkdir(parents=True)
-    for name in ("orders.csv", "_SUCCESS", ".DS_Store", "orders.tmp"):
+    for name in ("orders.csv", "_SUCCESS", ".DS_Store", "orders.tmp", f"{NAME}_$folder$"):
         (orders / name).touch()
     strays = ("2024", "arrival_date=2024-01-02T00:00:00", "arrival_date=20240102", "orders.csv")
     assert found(orders, days=days).strays == strays

@@ -205,7 +205,7 @@ def test_files_of_versions_that_readers_are_told_stay(scattered, tmp_path):
     old = later(scattered, 40, tmp_path / "later")
     (old.warehouse / FILE).write_text(json.dumps({"tables": {FACT.name: first}}))
     one = maintained(old)
-    assert (one.removed, one.problems) == (None, [])
+    assert (one.removed, one.problems) == (0, [])
     assert f"{FILE} names version {first}" in one.notes[0]
     assert customers(old, 2, first) == {"a"}
     # Once newer ones belong together, they go.

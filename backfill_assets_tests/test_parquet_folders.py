@@ -45,7 +45,7 @@ def test_partitions_are_text(spark, tmp_path):
 
 def test_any_name_that_is_not_hidden_is_data(spark, tmp_path):
     data = ["000000_0", "part-1.parq", "a.parquet", "_day=1/x", ".day=1/x"]
-    hidden = ["_SUCCESS", ".a.crc", "_temporary/0/a.parquet", ".hive/a.parquet"]
+    hidden = ["_SUCCESS", ".a.crc", "_temporary/0/a.parquet", ".hive/a.parquet", "day=1_$folder$"]
     for name in [*data, *hidden]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -84,6 +84,18 @@ def test_a_column_of_several_types_has_one_that_holds_all(spark, tmp_path):
     assert rows(spark, tmp_path) == [
         {"key": 1, "amount": Decimal("7.00"), "rate": 0.5, "note": "x"},
         {"key": big, "amount": Decimal("1.25"), "rate": 0.1, "note": None},
+    ]
+
+
+def test_structs_have_the_fields_of_all_files_and_nulls_any_type(spark, tmp_path):
+    write(tmp_path, "a", n=pa.array([{"x": 1, "l": [{"y": 1}]}]), note=pa.array([None], pa.null()))
+    write(
+        tmp_path, "b", n=pa.array([{"x": 2, "l": [{"z": "s"}], "new": 1.5}]), note=pa.array(["t"])
+    )
+    found = [(row["n"].asDict(recursive=True), row["note"]) for row in rows(spark, tmp_path)]
+    assert found == [
+        ({"x": 1, "l": [{"y": 1, "z": None}], "new": None}, None),
+        ({"x": 2, "l": [{"y": None, "z": "s"}], "new": 1.5}, "t"),
     ]
 
 

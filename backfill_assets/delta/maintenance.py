@@ -267,11 +267,12 @@ class _Maintenance:
         old = self.spark.sql(f"VACUUM {self._target} DRY RUN").collect()
         if named := self._named_files().intersection(row["path"].rpartition("/")[2] for row in old):
             self.notes.append(
-                f"{self.table.name}: no file was taken away, as {FILE} names version "
-                f"{self.named} and {len(named)} of them are its own: no newer versions belong "
-                "together, as days are behind their inputs. Build these days"
+                f"{self.table.name}: no replaced file was taken away, as {FILE} names version "
+                f"{self.named} and {len(named)} of them are its own. The sensor watch_days names "
+                "newer versions once no day is behind: build the days that are. If nobody reads by "
+                f"{FILE}, remove it"
             )
-            return
+            old = []
         if old and not self.dry_run:
             self._sql(f"VACUUM {self._target}")
         # Spark keeps what it has not finished where a VACUUM does not look.
@@ -284,7 +285,9 @@ class _Maintenance:
 
     def _named_files(self) -> set[str]:
         """The names of the data files of the version that readers of all tables are told."""
-        if self.named is None:
+        log = load_log(self.url)
+        # A table that was made anew begins again with its versions.
+        if self.named is None or log is None or self.named > log.version():
             return set()
         actions = pa.table(delta_log(self.url, self.named).load().get_add_actions())
         return {unquote(path).rpartition("/")[2] for path in actions["path"].to_pylist()}

@@ -16,6 +16,7 @@ from backfill_assets.delta.entries import changes_rows
 from backfill_assets.delta.logs import load_log
 from backfill_assets.tables.table import Table
 
+_IN_FILES = "name in files"
 #: What Delta's schema says of a field besides its name and its type.
 _NOT_OF_A_TYPE = ("metadata", "nullable", "containsNull", "valueContainsNull")
 #: In the log of a table that grows, the number of the last commit that took rows away.
@@ -77,18 +78,21 @@ def _names_of_columns(log: DeltaTable) -> str:
     if log.metadata().configuration.get("delta.columnMapping.mode", "none") == "none":
         return ""
     names = json.dumps(_mapped(json.loads(log.schema().to_json())))
+    if _IN_FILES not in names:
+        return ""
     return f", columns {hashlib.sha256(names.encode()).hexdigest()[:12]}"
 
 
 def _mapped(kind: Any) -> Any:
-    """A type with the name of each field and the one that it has in the files; no comments."""
+    """A type with the name of each field, and the one in the files if it differs; no comments."""
     if isinstance(kind, list):
         return [_mapped(part) for part in kind]
     if not isinstance(kind, dict):
         return kind
     in_files = kind.get("metadata", {}).get("delta.columnMapping.physicalName")
     parts = {name: _mapped(part) for name, part in kind.items() if name not in _NOT_OF_A_TYPE}
-    return {**parts, "in files": in_files} if in_files else parts
+    renamed = in_files not in (None, kind.get("name"))
+    return {**parts, _IN_FILES: in_files} if renamed else parts
 
 
 def references_of(table: Table, warehouse: str) -> Mapping[str, Reference]:

@@ -16,7 +16,7 @@ from backfill_assets.dagster_ext.claims import TakenError, claimed_port
 from backfill_assets.doctor.examination import Found, note, ok, wrong
 from backfill_assets.engine import known_jars
 from backfill_assets.engine.configuration import master_of, spark_config
-from backfill_assets.engine.environment import environment_problem, ignored_variables
+from backfill_assets.engine.environment import ignored_variables
 from backfill_assets.engine.jars import (
     check_java,
     delta_coordinate,
@@ -52,9 +52,6 @@ def environment(settings: Settings) -> Iterator[Found]:
     if settings.spark_remote:
         yield ok("not needed here: SPARK_REMOTE is set")
         return
-    if problem := environment_problem():
-        message, _, advice = problem.rpartition(": ")
-        yield wrong(message, advice)
     if names := ignored_variables(master_of(settings)):
         message = f"{', '.join(names)}: set here, and the engine is not given them"
         advice = "nothing, or say what they are to do in BACKFILL_ASSETS_SPARK_CONF"

@@ -8,13 +8,14 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
-from pathlib import Path
 from uuid import uuid4
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.utils import is_remote
+
+from backfill_assets.engine.process_groups import process_start
 
 Cache = Callable[[DataFrame], DataFrame]
 
@@ -74,29 +75,15 @@ def release_left(session: SparkSession) -> list[str]:
 def _is_left(name: str) -> bool:
     made = _NAME.fullmatch(name)
     return (
-        made is not None and made["host"] == _host() and _began(int(made["pid"])) != made["began"]
+        made is not None
+        and made["host"] == _host()
+        and process_start(int(made["pid"])) != made["began"]
     )
 
 
 def _process() -> str:
-    return f"{_host()}_{os.getpid()}_{_began(os.getpid())}"
+    return f"{_host()}_{os.getpid()}_{process_start(os.getpid())}"
 
 
 def _host() -> str:
     return sha256(socket.gethostname().encode()).hexdigest()[:12]
-
-
-def _began(pid: int) -> str | None:
-    """When a process began, as the system counts it; none if there is no such process."""
-    try:
-        # The name of the command, which may hold anything, ends at the last bracket.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        pass
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        pass
-    return "0"  # a system that does not tell

@@ -59,6 +59,10 @@ DELTA = {
 }
 #: What holds where the driver is its own executor: nobody else is to find it.
 _ALONE = {"spark.driver.host": "localhost", "spark.driver.bindAddress": "127.0.0.1"}
+#: A path without a scheme is one of the machines', whatever HADOOP_CONF_DIR says.
+_LOCAL_PATHS = {"spark.hadoop.fs.defaultFS": "file:///"}
+#: Masters that hand on what a driver gives its executors by the default file system.
+_OWN_STAGING = ("yarn", "k8s:")
 #: Options of a JVM, which are added to ours rather than replacing them.
 _OPTIONS = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
 #: Partition values of the past followed the JVM's zone, not the session's.
@@ -137,8 +141,6 @@ def static_config(given: str = "") -> dict[str, str]:
         "spark.driver.memory": "3g",
         "spark.driver.extraJavaOptions": f"{_UTC} {_OUT_OF_MEMORY} {_collector(given)}".strip(),
         "spark.executor.extraJavaOptions": _UTC,
-        # A path without a scheme is one of this machine, whatever HADOOP_CONF_DIR says.
-        "spark.hadoop.fs.defaultFS": "file:///",
         # Of Python on executors, which converts times by it.
         "spark.executorEnv.TZ": "UTC",
         "spark.ui.enabled": "false",
@@ -161,6 +163,7 @@ def _of_driver(settings: Settings, own: Mapping[str, str]) -> dict[str, Any]:
         "spark.app.name": "backfill_assets",
         **static_config(given.get("spark.driver.extraJavaOptions", "")),
         **(_ALONE if is_local(master) else {}),
+        **({} if master.startswith(_OWN_STAGING) else _LOCAL_PATHS),
         **own,
     }
     added = {name: f"{config[name]} {given[name]}" for name in _OPTIONS if name in given}

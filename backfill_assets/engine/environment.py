@@ -10,7 +10,7 @@ import os
 import pwd
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -87,21 +87,22 @@ def environment_of_jvm(master: str) -> Iterator[None]:
     Args:
         master: the master URL of the driver.
     """
-    previous = dict(os.environ)
-    _replace_environment(jvm_environment(master))
+    previous, passed_on = dict(os.environ), jvm_environment(master)
+    # Others stay untouched: PySpark sets some of its own, and other threads may read them.
+    names = {name for name, _ in previous.items() ^ passed_on.items()} | {SUBMIT_ARGUMENTS}
+    _set_variables(names, passed_on)
     try:
         yield
     finally:
-        _replace_environment(previous)
+        _set_variables(names, previous)
 
 
-def _replace_environment(environment: Mapping[str, str]) -> None:
-    # Variables that stay as they are are not touched: other threads may read them.
-    for name in os.environ.keys() - environment.keys():
-        del os.environ[name]
-    for name, value in environment.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value
+def _set_variables(names: Iterable[str], environment: Mapping[str, str]) -> None:
+    for name in names:
+        if name in environment:
+            os.environ[name] = environment[name]
+        else:
+            os.environ.pop(name, None)
 
 
 def environment_problem() -> str:

@@ -1,4 +1,7 @@
-"""Commands with all that they start: process groups that do not outlive this process."""
+"""Commands with all that they start: process groups that do not outlive this process.
+
+And when a process began, by which it is told from a later one with the same id.
+"""
 
 from __future__ import annotations
 
@@ -109,3 +112,19 @@ class Group:
         except (ProcessLookupError, PermissionError):  # the latter is macOS's word for it
             return False
         return True
+
+
+def process_start(pid: int) -> str | None:
+    """When a process began, as the system counts it; None if there is no such process."""
+    try:
+        # The name of the command, which may hold anything, ends at the last bracket.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass
+    return "0"  # a system that does not tell

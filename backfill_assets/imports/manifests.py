@@ -7,13 +7,16 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import date, datetime, timezone
+from pathlib import Path
 
 import msgspec
 import pyarrow.fs as pafs
+from deltalake.exceptions import DeltaError
 
 from backfill_assets.delta import target_log
+from backfill_assets.engine.process_groups import process_start
 from backfill_assets.engine.stores import open_store, put_in_place
 from backfill_assets.settings import Settings
 
@@ -151,24 +154,36 @@ class _Holder(msgspec.Struct, frozen=True):
     Attributes:
         host: the machine's name.
         process: its id there.
-        since: when it began, in UTC.
+        since: when the import began, in UTC.
+        start: when the process began, as the system counts it.
+        namespace: in which the id is that of the process; containers have their own.
     """
 
     host: str
     process: int
     since: datetime
+    start: str | None
+    namespace: str
+
+    @classmethod
+    def of_this_process(cls) -> _Holder:
+        """This process, which begins to import."""
+        host, process = socket.gethostname(), os.getpid()
+        now = datetime.now(timezone.utc)
+        return cls(host, process, now, process_start(process), _namespace())
 
     def is_alive(self) -> bool:
-        """Whether it may still run; of another machine nobody can tell."""
-        if self.host != socket.gethostname():
+        """Whether it may still run; of another machine or container nobody can tell."""
+        if (self.host, self.namespace) != (socket.gethostname(), _namespace()):
             return True
-        try:
-            os.kill(self.process, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass
-        return True
+        return process_start(self.process) == self.start
+
+
+def _namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:  # not Linux
+        return ""
 
 
 @contextmanager
@@ -188,8 +203,7 @@ def locked(settings: Settings, source: str, table: str) -> Iterator[None]:
                 f"{holder.host} since {holder.since:%Y-%m-%d %H:%M} UTC. Nothing was written. Wait "
                 f"until that has ended. If there is no such process any more, remove {url}."
             )
-    holder = _Holder(socket.gethostname(), os.getpid(), datetime.now(timezone.utc))
-    text = msgspec.json.encode(holder).decode()
+    text = msgspec.json.encode(_Holder.of_this_process()).decode()
     revision = target_log.write(url, text, lock.revision if lock else target_log.NONE)
     if revision is None:
         raise ImportRefusedError(
@@ -199,7 +213,9 @@ def locked(settings: Settings, source: str, table: str) -> Iterator[None]:
     try:
         yield
     finally:
-        target_log.write(url, _FREE, revision)
+        # A lock that stays is that of a process that will have ended.
+        with suppress(DeltaError, OSError):
+            target_log.write(url, _FREE, revision)
 
 
 def digest(*of: str) -> str:

@@ -6,7 +6,7 @@ file into all, or fails without the name of the file.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, reduce
 from typing import cast
@@ -21,6 +21,7 @@ from pyspark.sql import types as T
 from backfill_assets.engine.stores import open_store
 from backfill_assets.imports.manifests import File, ImportRefusedError
 from backfill_assets.landing.files import literal
+from backfill_assets.landing.listing import FOLDER_MARK
 
 #: So many footers are read at a time.
 _READERS = 16
@@ -31,6 +32,7 @@ _DIGITS: dict[type[T.DataType], int] = {
     T.IntegerType: 10,
     T.LongType: 20,
 }
+_NESTED = (T.StructType, T.ArrayType, T.MapType)
 #: Digits of a decimal, at most.
 _MOST_DIGITS = 38
 
@@ -56,20 +58,56 @@ def read_files(spark: SparkSession, url: str, files: Sequence[File]) -> DataFram
         ImportRefusedError: a file is no Parquet file, or its columns do not go with those of
             another file.
     """
-    frames = {}
-    for group in _by_schema(url, files):
-        paths = (literal(f"{url}/{file.path}") for file in group)
-        frames[group[0]] = spark.read.option("basePath", url).parquet(*paths)
-    return _united(url, frames)
+    paths, schemas = {}, {}
+    for group, columns in _by_schema(url, files):
+        paths[group[0]] = [literal(f"{url}/{file.path}") for file in group]
+        struct = spark.read.option("basePath", url).parquet(*paths[group[0]]).schema
+        schemas[group[0]] = _with_nulls(struct, columns)
+    types = _types_of_all(url, schemas)
+    frames = []
+    for file, schema in schemas.items():
+        # Spark reads a struct with fields that a file lacks, and casts none to it.
+        struct = T.StructType(
+            [
+                T.StructField(field.name, types[field.name.lower()])
+                if isinstance(field.dataType, _NESTED)
+                else field
+                for field in schema
+                if not isinstance(field.dataType, T.NullType)
+            ]
+        )
+        rows = spark.read.option("basePath", url).schema(struct).parquet(*paths[file])
+        frames.append(
+            rows.select(
+                *(
+                    (F.col(_quoted(name)) if name in struct.names else F.lit(None))
+                    .cast(types[name.lower()])
+                    .alias(name)
+                    for name in schema.names
+                )
+            )
+        )
+    return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), frames)
+
+
+def _with_nulls(struct: T.StructType, columns: pa.Schema) -> T.StructType:
+    """Spark's columns; it takes one that has nulls alone, and so no type, for one of numbers."""
+    untyped = {column.name for column in columns if pa.types.is_null(column.type)}
+    return T.StructType(
+        [
+            T.StructField(field.name, T.NullType() if field.name in untyped else field.dataType)
+            for field in struct
+        ]
+    )
 
 
 def _is_hidden(name: str) -> bool:
     """Whether Spark passes over a file or folder; what begins so may be a partition."""
-    return name.startswith(("_", ".")) and "=" not in name
+    return (name.startswith(("_", ".")) and "=" not in name) or name.endswith(FOLDER_MARK)
 
 
-def _by_schema(url: str, files: Sequence[File]) -> Collection[Sequence[File]]:
-    """Files whose columns have the same names and types."""
+def _by_schema(url: str, files: Sequence[File]) -> Iterable[tuple[list[File], pa.Schema]]:
+    """Files whose columns have the same names and types, with these."""
     filesystem, root = open_store(url)
 
     def schema_of(file: File) -> pa.Schema | None:
@@ -94,12 +132,11 @@ def _by_schema(url: str, files: Sequence[File]) -> Collection[Sequence[File]]:
             f"{url}: {others[0].path} lies in folders of other partitions than {files[0].path}. "
             "Nothing was written. Import each part of the folder by itself."
         )
-    groups: dict[str, list[File]] = {}
+    groups: dict[str, tuple[list[File], pa.Schema]] = {}
     for file, schema in schemas.items():
         assert schema is not None
-        groups.setdefault(
-            schema.to_string(show_field_metadata=False, show_schema_metadata=False), []
-        ).append(file)
+        text = schema.to_string(show_field_metadata=False, show_schema_metadata=False)
+        groups.setdefault(text, ([], schema))[0].append(file)
     return groups.values()
 
 
@@ -108,19 +145,19 @@ def _partitions(file: File) -> list[str]:
     return [name.partition("=")[0] for name in file.path.split("/")[:-1] if "=" in name]
 
 
-def _united(url: str, frames: Mapping[File, DataFrame]) -> DataFrame:
-    """The rows of files of several schemas, each column in a type that holds all values.
+def _types_of_all(url: str, schemas: Mapping[File, T.StructType]) -> dict[str, T.DataType]:
+    """By column in small letters, a type that holds the values of all files.
 
     Args:
         url: the folder.
-        frames: rows by the first file of each schema.
+        schemas: by the first file of each schema.
 
     Raises:
         ImportRefusedError: there is no such type of a column.
     """
     types: dict[str, tuple[File, T.DataType]] = {}
-    for file, frame in frames.items():
-        for field in frame.schema:
+    for file, schema in schemas.items():
+        for field in schema:
             known, kind = types.get(field.name.lower(), (file, field.dataType))
             common = _common_type(kind, field.dataType)
             if common is None:
@@ -131,16 +168,7 @@ def _united(url: str, frames: Mapping[File, DataFrame]) -> DataFrame:
                     "the folder by itself."
                 )
             types[field.name.lower()] = known if common == kind else file, common
-    cast = [
-        frame.select(
-            *(
-                F.col(_quoted(name)).cast(types[name.lower()][1]).alias(name)
-                for name in frame.columns
-            )
-        )
-        for frame in frames.values()
-    ]
-    return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), cast)
+    return {name: kind for name, (_, kind) in types.items()}
 
 
 def _quoted(name: str) -> str:
@@ -150,8 +178,12 @@ def _quoted(name: str) -> str:
 def _common_type(first: T.DataType, second: T.DataType) -> T.DataType | None:
     """A type that holds all values of two types; None if there is none."""
     kinds = {type(first), type(second)}
-    if first == second:
+    if first == second or isinstance(second, T.NullType):
         return first
+    if isinstance(first, T.NullType):
+        return second
+    if len(kinds) == 1 and isinstance(first, _NESTED):
+        return _common_nested(first, second)
     if kinds <= _DIGITS.keys():
         return max((first, second), key=lambda kind: _DIGITS[type(kind)])
     if kinds == {T.FloatType, T.DoubleType}:
@@ -162,6 +194,26 @@ def _common_type(first: T.DataType, second: T.DataType) -> T.DataType | None:
         digits = scale + max(kind.precision - kind.scale for kind in decimals)
         return T.DecimalType(digits, scale) if digits <= _MOST_DIGITS else None
     return None
+
+
+def _common_nested(first: T.DataType, second: T.DataType) -> T.DataType | None:
+    """The same of lists, maps and structs; of structs with the fields of both."""
+    if isinstance(first, T.ArrayType) and isinstance(second, T.ArrayType):
+        element = _common_type(first.elementType, second.elementType)
+        return T.ArrayType(element) if element else None
+    if isinstance(first, T.MapType) and isinstance(second, T.MapType):
+        key = _common_type(first.keyType, second.keyType)
+        value = _common_type(first.valueType, second.valueType)
+        return T.MapType(key, value) if key and value else None
+    assert isinstance(first, T.StructType)
+    assert isinstance(second, T.StructType)
+    fields = {field.name: field.dataType for field in first}
+    for field in second:
+        common = _common_type(fields.get(field.name, field.dataType), field.dataType)
+        if common is None:
+            return None
+        fields[field.name] = common
+    return T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
 
 
 def _as_decimal(kind: T.DataType) -> T.DecimalType:

@@ -135,9 +135,12 @@ def _poisoned(found: Landing, work: Callable[[Landing], Any]) -> LandingFile | N
     return files[0] if alone or fails(files) else None
 
 
-#: So many files, the smallest, are opened to see whether the engine can open any; and the bytes
+#: So many files, of all sizes, are opened to see whether the engine can open any; and the bytes
 #: of a file beyond which its size will do.
-_MOST_OPENED, _MOST_BYTES = 3, 1 << 26
+_MOST_OPENED, _MOST_BYTES = 20, 1 << 26
+#: What Hadoop says of one file: its checksum file is that of another content, or it has a colon in
+#: its name.
+_OF_ONE_FILE = ("ChecksumException", "Relative path in absolute URI")
 
 
 def _raise_if_none_opens(spark: SparkSession, files: Collection[LandingFile], cause: str) -> None:
@@ -145,13 +148,16 @@ def _raise_if_none_opens(spark: SparkSession, files: Collection[LandingFile], ca
 
     Their bytes are read and not decoded, so no content of a file is at fault.
     """
-    smallest = sorted(files, key=lambda file: file.size)[:_MOST_OPENED]
-    if any(_is_opened_by_spark(spark, file) for file in smallest):
+    by_size = sorted(files, key=lambda file: file.size)
+    sample = by_size[:: -(-len(by_size) // _MOST_OPENED)]
+    if any(name in cause for name in _OF_ONE_FILE):
         return
-    if readable_here := [file for file in smallest if _is_opened_here(file)]:
+    if any(_is_opened_by_spark(spark, file) for file in sample):
+        return
+    if readable_here := [file for file in sample if _is_opened_here(file)]:
         raise EngineError(
-            f"the engine can open none of the {len(files)} landing file(s) that are to be read, "
-            f"such as {readable_here[0].url}, and this process can: {cause}. It is not the files. "
+            f"the engine can open none of {len(sample)} landing file(s) that were tried, such as "
+            f"{readable_here[0].url}, and this process can: {cause}. It is not the files. "
             "Where another machine is the engine, let it have the landing under the same path, "
             "with UTF-8 as its encoding of names and file:/// as its default file system "
             "(spark.hadoop.fs.defaultFS), and let its user read it. Nothing was written."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,6 +26,8 @@ _KNOWN = re.compile(r".*\.((jsonl|json|csv)(\.gz)?|parquet)", re.DOTALL)
 _DATE = re.compile(r"(?<!\d)(\d{4})\D?(\d{2})\D?(\d{2})(?!\d)")
 #: Names that writers give to what they have not finished.
 _UNFINISHED = (".tmp", ".part")
+#: What some writers name an empty object by that stands for a folder of an object store.
+FOLDER_MARK = "_$folder$"
 #: The folders within an arrival day's of a source whose files land by the hour.
 HOURS = tuple(f"hour={n:02}" for n in range(24))
 
@@ -183,15 +185,9 @@ def list_landing(landing: str, source: Source, days: Iterable[date] | None = Non
         asked = None if days is None else frozenset(days)
         if local:
             listed = _local(root, base, asked, hourly)
-            strays = [path.name for path in Path(base).iterdir() if _is_stray(path.name)]
+            strays = {path.name for path in Path(base).iterdir() if _is_stray(path.name)}
         else:
-            listed = _stored(filesystem, base, asked, hourly)
-            beside = filesystem.get_file_info(pafs.FileSelector(base))
-            strays = [
-                info.base_name
-                for info in beside
-                if _is_stray(info.base_name, file=info.type == pafs.FileType.File)
-            ]
+            listed, strays = _stored(filesystem, base, asked, hourly)
     except PermissionError as error:
         raise LandingError(
             f"the folder {landing}/{name} cannot be listed ({said(error)}): let the user that this "
@@ -245,25 +241,35 @@ def _with_hour(item: Item, roots: tuple[str, ...], hourly: bool) -> Iterator[Ite
 
 
 def _stored(
-    filesystem: pafs.FileSystem, base: str, days: Iterable[date] | None, hourly: bool
-) -> _Listed:
-    """The same of a store that has no links; what it refuses, it refuses for all."""
+    filesystem: pafs.FileSystem, base: str, days: Collection[date] | None, hourly: bool
+) -> tuple[_Listed, set[str]]:
+    """The same of a store that has no links, and the strays; what it refuses, it refuses for all.
+
+    A request lists a thousand names: strays are looked for where a day has no folder.
+    """
     if days is not None:
         # Each day is a request, and most of its time is the way there and back.
         with ThreadPoolExecutor(_LISTERS) as pool:
             of = {day: pool.submit(_listed, filesystem, base, day, hourly) for day in days}
         found = {day: listed.result() for day, listed in of.items()}
-        return {day: items for day, items in found.items() if items is not None}
+        there: _Listed = {day: items for day, items in found.items() if items is not None}
+        if there.keys() == {*days}:
+            return there, set()
+        beside = filesystem.get_file_info(pafs.FileSelector(base))
+        return there, {info.base_name for info in beside if _is_stray_object(info)}
+    strays = set()
     inside: dict[date, list[pafs.FileInfo]] = {}
     for info in filesystem.get_file_info(pafs.FileSelector(base, recursive=True)):
         name, _, within = info.path.removeprefix(f"{base}/").partition("/")
         arrival = _arrival_day(name)
-        # An object with the name of a folder is a stray.
-        if arrival is not None and (within or info.type == pafs.FileType.Directory):
+        if not within and _is_stray_object(info):
+            strays.add(name)
+        elif arrival is not None:
             inside.setdefault(arrival, []).extend([info] if within else [])
-    return {
+    listed: _Listed = {
         day: _items(infos, f"{base}/{folder_name(day)}", hourly) for day, infos in inside.items()
     }
+    return listed, strays
 
 
 def _listed(
@@ -305,8 +311,14 @@ def _arrival_day(folder: str) -> date | None:
     return day if folder == folder_name(day) else None
 
 
-def _is_stray(name: str, *, file: bool = False) -> bool:
-    return (file or _arrival_day(name) is None) and not _is_hidden(name)
+def _is_stray(name: str) -> bool:
+    return _arrival_day(name) is None and not _is_hidden(name)
+
+
+def _is_stray_object(info: pafs.FileInfo) -> bool:
+    """Whether what lies in the folder of a source is one; so is an object named like a folder."""
+    file = info.type == pafs.FileType.File
+    return _is_stray(info.base_name) or (file and not _is_hidden(info.base_name))
 
 
 def _date_in(name: str) -> date | None:
@@ -349,4 +361,4 @@ def _is_read(item: Item, name: str, hourly: bool, hour: str) -> bool:
 
 
 def _is_hidden(name: str) -> bool:
-    return name.startswith(("_", ".")) or name.endswith(_UNFINISHED)
+    return name.startswith(("_", ".")) or name.endswith((*_UNFINISHED, FOLDER_MARK))

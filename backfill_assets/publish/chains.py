@@ -66,7 +66,8 @@ def _before(
         return f"{name}[{max(earlier)}] failed in this run"
     own = next(source for source in plan.sources if source.table is ledger.table)
     earlier = [day for day in ledger.published if day < first]
-    if earlier and not own.needed(first) and first - DAY not in ledger.published:
+    begins = first not in ledger.published and not own.needed(first)
+    if earlier and begins and first - DAY not in ledger.published:
         return (
             f"{name} has days up to {max(earlier)} and none on the day before {first}, the first "
             f"day now: it would begin anew. Put {PREFIX}START back and build the days between"

@@ -211,24 +211,46 @@ class Life:
         tables = {ALL: "all", RAW: "raw", DERIVED: "derived"}.get(assets, "staged and derived")
         return f"{name} of {first}...{last}, {tables}: {done.success}"
 
+    def mistake(self) -> str:
+        """A backfill that is undone soon after, mostly with lines that are pending by then."""
+        first, last = self.some_days()
+        tables = self.chance.choice([ALL, ALL[len(RAW) :], ALL[len(RAW) :]])
+        name = f"mistake{len(self.history):02}"
+        self._loaded(first, "lands before it")
+        self.production.run(first, last, tables, fails=None, tags={"dagster/backfill": name})
+        self.history.append(f"{name} of {first}...{last}, {len(tables)} tables")
+        if self.chance.random() < 0.7:
+            # The sensors have not come round: staging is behind.
+            self._loaded(self.chance.randint(first, last), "is pending")
+        if self.chance.random() < 0.3:
+            self.history.append(self.lands())
+        self.check()
+        return self._undo(name)
+
+    def _loaded(self, n: int, why: str) -> None:
+        """Load a line into the raw log alone."""
+        self.history.append(f"{self._line(n)} of {n} {why}")
+        self.production.run(n, n, RAW, fails=None)
+
     def undo(self) -> str:
         # What came last is undone most often, as by whoever has just made a mistake.
-        name = self.chance.choice(self.undoable[-3:])
+        return self._undo(self.chance.choice(self.undoable[-3:]))
+
+    def _undo(self, name: str) -> str:
         first, last = self.some_days()
-        days = f"{day(first)}...{day(last)}" if self.chance.random() < 0.3 else ""
-        if self.chance.random() < 0.5:
-            # The sensors have not come round: the line is in the raw log, and staging is behind.
-            self.history.append(f"{self._line(first)} is loaded on {first}")
-            self.production.run(first, first, RAW, fails=None)
+        days = f"{day(first)}...{day(last)}" if self.chance.random() < 0.2 else ""
         self.maybe_killed()
         if self.chance.random() < 0.2:
             self._landing_meanwhile()
-        asked = {"backfill": name, "days": days, "reason": "a drill"}
-        result = self._job("undo", "put_back", asked)
+        result = self._job(
+            "undo", "put_back", {"backfill": name, "days": days, "reason": "a drill"}
+        )
         if result.success:
             self.undoable.append(result.run_id[:8])
-        said = "" if result.success else self.production.failure(result)[-200:]
-        return f"undo of {name} {days}: {result.success} {said}"
+        else:
+            self.undoable.append(name)  # killed, or refused now
+        message = "" if result.success else self.production.failure(result).splitlines()[-1]
+        return f"undo of {name} {days}: {result.success} {message[:200]}"
 
     def _job(
         self, job: str, op: str, config: dict[str, str], pipeline: Pipeline | None = None
@@ -331,7 +353,8 @@ class Life:
             (4, self.lands),
             (4, self.night),
             (4, self.backfill),
-            (4, self.undo),
+            (5, self.mistake),
+            (3, self.undo),
             (4, self.target),
             (1, self.replaced),
             (1, self.purged),
