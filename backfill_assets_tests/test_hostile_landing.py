@@ -82,7 +82,7 @@ def test_a_checksum_file_of_another_content_is_of_one_file(spark, tmp_path) -> N
     files = [_file(tmp_path, f"{n}.json", tmp_path) for n in range(2)]
     for file in files:
         (tmp_path / f".{file.name}.crc").write_bytes(b"crc\0\0\0\2\0\1\2\3\4")
-    found = Landing(files=files)
+    found = Landing(files=[*files])
     assert readable(spark, found, partial(_lines, spark)) == 0
     assert {*found.broken} == {*files}
 
