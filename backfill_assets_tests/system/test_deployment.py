@@ -106,7 +106,11 @@ class Fake(SparkServer):
         self.log = tmp_path / "home" / "server.log"
         self.log.parent.mkdir()
         folder = scratch.folder if scratch else ""
-        super().__init__(lambda port: fake(SERVE + code, port, folder), self.log, self.say, scratch)
+
+        def command(port: int) -> list[str]:
+            return fake(SERVE + code, port, folder)
+
+        super().__init__(command, os.environ, self.log, self.say, scratch)
 
     def say(self, text: str) -> None:
         self.said.append(text)
