@@ -34,7 +34,7 @@ from backfill_assets_tests.pipeline import START, Pipeline, day, order
 
 pytestmark = [pytest.mark.torture, pytest.mark.timeout(14400)]
 LIVES = int(os.environ.get("BACKFILL_TEST_LIVES", "5"))
-STEPS = int(os.environ.get("BACKFILL_TEST_LIFE_STEPS", "12"))
+STEPS = int(os.environ.get("BACKFILL_TEST_LIFE_STEPS", "9"))
 #: Seeds that failed once.
 FAILED: tuple[int, ...] = ()
 MODULES = {
