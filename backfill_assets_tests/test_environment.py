@@ -73,8 +73,12 @@ def test_what_the_engine_is_not_given_is_named(shell):
     assert not {*ignored_variables("spark://machine:7077")} & OF_CLUSTERS.keys()
 
 
-def test_the_address_that_pandera_sets_is_not_named(monkeypatch):
+def test_what_libraries_set_in_a_process_is_not_named(monkeypatch):
+    before = ignored_variables("local")
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    monkeypatch.setenv("SPARK_AUTH_SOCKET_TIMEOUT", "15")
+    monkeypatch.setenv("SPARK_BUFFER_SIZE", "65536")
+    assert ignored_variables("local") == before
     assert "SPARK_LOCAL_IP" not in jvm_environment("spark://machine:7077")
     assert "SPARK_LOCAL_IP" not in ignored_variables("spark://machine:7077")
 

@@ -25,6 +25,10 @@ _PASSED_ON = frozenset({TOKEN, "SPARK_LOCAL_DIRS", "SPARK_USER"})
 _PASSED_ON_TO_CLUSTERS = frozenset({"PYSPARK_PYTHON", "SPARK_LOCAL_HOSTNAME", "SPARK_PUBLIC_DNS"})
 #: pandera sets it in each process that imports it; no executor elsewhere would reach the driver.
 _OF_PANDERA = ("SPARK_LOCAL_IP", "127.0.0.1")
+#: PySpark, or this package, sets them in a process that has a session.
+_OF_A_SESSION = frozenset(
+    {"SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE", "SPARK_CONNECT_MODE_ENABLED"}
+)
 #: Options that every JVM adds to its own; a bad one keeps it from starting.
 _JVM_OPTIONS = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
 _UTF_8 = "C.UTF-8"
@@ -77,7 +81,7 @@ def ignored_variables(master: str) -> list[str]:
     passed_on = jvm_environment(master)
     set_here = os.environ.items() - {_OF_PANDERA}
     names = {name for name, value in set_here if passed_on.get(name) != value}
-    return sorted(names - {"SPARK_REMOTE", "LC_ALL"})
+    return sorted(names - {"SPARK_REMOTE", "LC_ALL"} - _OF_A_SESSION)
 
 
 @contextmanager
