@@ -1,8 +1,8 @@
-"""What must hold at every moment of a deployment, and what may happen to it in between.
+"""What must hold at every moment of a deployment: no record and no state claims what is not so.
 
-A record says by which code and from which versions of its inputs a day was made. `broken_records`
-computes the day from these, in plain Python; `stale_days` computes it from what the inputs hold
-now. Neither uses code of the package but to read its records and states.
+A record says by which code and from which versions of its inputs a day was made. `false_claims`
+computes the day from these, in plain Python, and from what the inputs hold now. It uses no code of
+the package but to read its records and states.
 """
 
 from __future__ import annotations

@@ -184,8 +184,7 @@ def list_landing(landing: str, source: Source, days: Iterable[date] | None = Non
         local = isinstance(filesystem, pafs.LocalFileSystem)
         asked = None if days is None else frozenset(days)
         if local:
-            listed = _local(root, base, asked, hourly)
-            strays = {path.name for path in Path(base).iterdir() if _is_stray(path.name)}
+            listed, strays = _local(root, base, asked, hourly)
         else:
             listed, strays = _stored(filesystem, base, asked, hourly)
     except PermissionError as error:
@@ -204,10 +203,13 @@ _LISTERS = 16
 _Listed = dict[date, Iterable[Item] | str]
 
 
-def _local(root: str, base: str, days: Iterable[date] | None, hourly: bool) -> _Listed:
-    """The folders of a local landing; those of some days, or all."""
+def _local(
+    root: str, base: str, days: Iterable[date] | None, hourly: bool
+) -> tuple[_Listed, set[str]]:
+    """The folders of a local landing, those of some days or all; and the strays."""
+    names = [path.name for path in Path(base).iterdir()]
     if days is None:
-        days = filter(None, (_arrival_day(path.name) for path in Path(base).iterdir()))
+        days = filter(None, map(_arrival_day, names))
     # The folder of the source is the deployment's own; what lies in it comes from others.
     real = str(Path(base).resolve()), str(Path(root).resolve())
     found: _Listed = {}
@@ -221,7 +223,7 @@ def _local(root: str, base: str, days: Iterable[date] | None, hourly: bool) -> _
         except OSError as error:
             refused = said(error)
         found[day] = refused or [one for item in items for one in _with_hour(item, real, hourly)]
-    return found
+    return found, set(filter(_is_stray, names))
 
 
 def _with_hour(item: Item, roots: tuple[str, ...], hourly: bool) -> Iterator[Item]:
