@@ -125,8 +125,8 @@ def false_claims(pipeline: Pipeline, points: Mapping[str, int]) -> Iterator[Clai
     """Days whose rows are not what the recorded code makes of recorded inputs, or of those of now.
 
     Another writer, or a person who accepts code, answers for rows of theirs: both are on record.
-    A day that a switch-over has brought names the versions that the target began with as long as
-    any of its inputs holds something else in production. These are older ones, and it is behind.
+    A day that a switch-over has brought names no version of an input that has never held in
+    production what the day was made of in the target: until then it must not be settled.
 
     Args:
         pipeline: the deployment.
@@ -150,7 +150,8 @@ def false_claims(pipeline: Pipeline, points: Mapping[str, int]) -> Iterator[Clai
             versions = {**record.inputs, name: _own_version(ledger, record, day)}
             recorded = rule.rows(partial(inputs.as_of, versions), day, counts)
             settled = states[day].good and day not in behind
-            if rows != recorded and (settled or not _is_switched(ledger, record)):
+            in_part = inputs.unnamed and _is_switched(ledger, record)
+            if rows != recorded and (settled or not in_part):
                 yield Claim(name, day, rows, recorded, f"the record names {dict(record.inputs)}")
             if settled:
                 current = rule.rows(inputs.now, day, counts)
@@ -160,11 +161,15 @@ def false_claims(pipeline: Pipeline, points: Mapping[str, int]) -> Iterator[Clai
 
 @dataclass
 class _Inputs:
-    """Rows of tables; and whether any that were read are of another writer."""
+    """Rows of tables.
+
+    Whether any that were read are of another writer, and whether a table has no version to be read.
+    """
 
     settings: Settings
     ledgers: Ledgers
     external: bool = False
+    unnamed: bool = False
 
     def at(self, table: str, version: int | None, day: date) -> list[dict[str, Any]]:
         """Rows of a day as of a version; none where there was no table."""
@@ -177,6 +182,7 @@ class _Inputs:
         self, versions: Mapping[str, int | None], table: str, day: date
     ) -> list[dict[str, Any]]:
         """Rows of a day as of versions of the tables."""
+        self.unnamed |= versions.get(table) is None
         return self.at(table, versions.get(table), day)
 
     def now(self, table: str, day: date) -> list[dict[str, Any]]:

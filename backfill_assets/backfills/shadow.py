@@ -192,9 +192,8 @@ def origin_in(
 ) -> Origin:
     """What days of a fork were made by and from, as another log of the table is to name it.
 
-    Of an input that the target has too, a version of it there is named only where the input holds
-    there, as of now, what the day was made of. Else the version that the target began with is: the
-    day is then behind its input.
+    Of an input that the target has too, the version there as of now is named, if the input holds
+    there what the day was made of. Else no version is, as none holds it: the day is behind.
 
     Args:
         settings: the deployment's settings.
@@ -204,32 +203,33 @@ def origin_in(
         days: the days.
     """
     days, name, there = sorted(days), fork.table.name, ledgers()
-    fingerprints = input_fingerprints(
-        fork.table.inputs(Policy.of(settings)),
-        there,
-        days,
-        there[name].references,
-        # Of a table that carries state, days are built upon days that come with them.
-        {(name, day): fork.content(day) for day in days},
-    )
+    inputs = fork.table.inputs(Policy.of(settings))
+    # Of a table that carries state, days are built upon days that come with them.
+    supposed = {(name, day): fork.content(day) for day in days}
+    fingerprints = input_fingerprints(inputs, there, days, there[name].references, supposed)
     other = {d for d in days if fork.latest[d].days[d].fingerprint != fingerprints[d]}
+    forks = {table: target.ledger(settings, table) for table in target.tables}
 
-    def version(day: date, table: str, seen: int) -> int:
-        if table not in target.tables:
-            return seen
-        return (target.pins[table] if day in other else there[table].version) or 0
+    def holds(day: date, table: str, seen: int) -> bool:
+        these = tuple(of for of in inputs if of.source.name == table)
+        # What the table carries on from may have been built in the same commit.
+        at = fork.latest[day].version if table == name else seen
+        then = {table: forks[table].as_of(at)}
+        made_from = input_fingerprints(these, then, [day])
+        return made_from == input_fingerprints(these, there, [day], supposed=supposed)
 
-    provenances = {day: fork.latest[day].provenance(day) for day in days}
-    return Origin(
-        {
-            day: msgspec.structs.replace(
-                provenance,
-                inputs={table: version(day, table, v) for table, v in provenance.inputs.items()},
-            )
-            for day, provenance in provenances.items()
-        },
-        {day: fingerprints[day] for day in other},
-    )
+    def versions(day: date) -> dict[str, int]:
+        return {
+            table: (there[table].version or 0) if table in target.tables else seen
+            for table, seen in fork.latest[day].provenance(day).inputs.items()
+            if table not in target.tables or day not in other or holds(day, table, seen)
+        }
+
+    provenances = {
+        day: msgspec.structs.replace(fork.latest[day].provenance(day), inputs=versions(day))
+        for day in days
+    }
+    return Origin(provenances, {day: fingerprints[day] for day in other})
 
 
 def _asked(target: Target, now: Ledgers) -> tuple[str, ...]:

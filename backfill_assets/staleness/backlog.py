@@ -195,12 +195,12 @@ def _is_older(
 ) -> bool:
     """Whether a day was built before an input's commit, or from a table that was since replaced.
 
-    A commit of a table that carries state has built its days one upon the other.
+    A commit of a table that carries state has built its days one upon the other. A record names no
+    version of an input that has never held here what the day was made of.
     """
     if built is None:
         return True
+    if own and needed.version == built.version:
+        return False
     version = built.inputs.get(source.table.name, -1)
-    if own:
-        published = built.days.get(day)
-        version = version + 1 if published and published.provenance else built.version
     return version < needed.version or version > (source.version or 0)

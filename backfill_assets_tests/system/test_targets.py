@@ -229,6 +229,10 @@ def test_a_canary_goes_first_and_comes_back(production, new):
     policy = Policy.of(after.settings)
     ledgers = read_ledgers(after.settings)
     assert backlog(ledgers, policy, day(7)).on_hold == {RANKS: {day(6)}, STATE: {day(6)}}
+    # The scores of the day are in production now; the state of the day before is not.
+    inputs = ledgers[STATE].latest[day(6)].inputs
+    assert inputs[SCORES] == ledgers[SCORES].version
+    assert STATE not in inputs
     undo(after, "v2-1")
     assert not is_mixed(after.settings)
     assert production.digests() == before
