@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +28,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as PydanticSettingsError
 
+from backfill_assets.env_file import in_file
 from backfill_assets.provenance import engine_versions, time_zone_data
 from backfill_assets.spark_rules import is_secret, may_decide_rows, refuse_settings
 
@@ -69,6 +70,8 @@ class Settings(BaseSettings):
             engine holds it in memory as a whole, several times over.
         max_expanded: bytes that a compressed landing file may expand to.
         max_control: bytes that a control file may have.
+        check_independence: whether the first range that new code of a table computes is held
+            against a day of it that is computed alone.
         undo_days: for so many days the files that a backfill replaced are kept, so that it can be
             undone.
         keep_runs_days: for so many days housekeeping keeps the logs and all events of a run.
@@ -110,6 +113,7 @@ class Settings(BaseSettings):
     max_line: ByteSize = Field(default=ByteSize(1 << 20), ge=1 << 10, le=1 << 30)
     max_expanded: ByteSize = Field(default=ByteSize(16 << 30), ge=1 << 20)
     max_control: ByteSize = Field(default=ByteSize(1 << 20), ge=1 << 10, le=1 << 30)
+    check_independence: bool = True
     # No longer than the commits themselves, which is what Delta asks for.
     undo_days: int = Field(default=UNDO_DAYS, ge=1, le=36500)
     keep_runs_days: int = Field(default=90, ge=1, le=36500)
@@ -282,7 +286,8 @@ def load_settings(**overrides: Any) -> Settings:
     given = {name for name, value in os.environ.items() if name.startswith(PREFIX) and value}
     if unknown := sorted(given - known):
         raise SettingsError(
-            f"bad settings: {', '.join(unknown)}: no such setting; there are "
+            f"bad settings: {', '.join(name + in_file(name) for name in unknown)}: no such "
+            "setting; there are "
             f"{', '.join(sorted(known))} and SPARK_REMOTE"
         )
     try:
@@ -298,19 +303,30 @@ def load_settings(**overrides: Any) -> Settings:
         ) from None
 
 
+def variables(settings: Settings) -> Iterator[tuple[str, str]]:
+    """The environment variable of each setting, with its value as a message may show it."""
+    for field, value in settings:
+        shown = value if isinstance(value, str) else json.dumps(value, default=str)
+        secret = is_secret(field) or is_secret(shown) or (field == "spark_conf" and value)
+        yield _variable(field), "(hidden)" if secret else shown
+
+
+def _variable(field: str) -> str:
+    return "SPARK_REMOTE" if field.lower() == "spark_remote" else f"{PREFIX}{field.upper()}"
+
+
 def _explain(problems: list[Any], overrides: Mapping[str, Any]) -> str:
     lines = []
     for problem in problems:
         field, *within = map(str, problem["loc"]) if problem["loc"] else [""]
-        name = "SPARK_REMOTE" if field.lower() == "spark_remote" else f"{PREFIX}{field.upper()}"
-        if field in overrides:
-            name = field
+        name = field if field in overrides else _variable(field)
         rule = problem["msg"].removeprefix("Value error, ")
         if not field:
             lines.append(rule)
         else:
             place = "".join(f"[{key}]" for key in within)
-            lines.append(f"{name}{place}={_shown(problem['input'], field + place)}: {rule}")
+            value = _shown(problem["input"], field + place)
+            lines.append(f"{name}{place}={value}{in_file(name)}: {rule}")
     return "bad settings: " + "; ".join(lines)
 
 

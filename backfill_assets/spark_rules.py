@@ -27,6 +27,8 @@ _TUNING = (
     "spark.sql.broadcastTimeout",
     "spark.sql.codegen.",
     "spark.sql.debug.maxToStringFields",
+    "spark.sql.execution.arrow.maxRecordsPerBatch",
+    "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled",
     "spark.sql.files.maxPartitionBytes",
     "spark.sql.files.maxPartitionNum",
     "spark.sql.files.minPartitionNum",

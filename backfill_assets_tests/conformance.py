@@ -17,6 +17,7 @@ from backfill_assets.engine.spark import Engine
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import STAGED
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, undo, verify
+from backfill_assets_tests.udfs import check_udfs
 
 #: By table and day, a digest of its rows.
 Digests = dict[str, dict[str, str]]
@@ -24,6 +25,8 @@ Digests = dict[str, dict[str, str]]
 
 def conformance_life(engine: Engine, root: Path, **places: Any) -> dict[str, Digests]:
     """Load two days, load a late line, verify, undo and maintain; the digests of both states.
+
+    UDFs of each kind give what they are to give.
 
     Args:
         engine: what computes.
@@ -59,6 +62,7 @@ def conformance_life(engine: Engine, root: Path, **places: Any) -> dict[str, Dig
     assert maintained.problems == []
     assert pipeline.digests() == loaded
     assert loaded.keys() == {*LAYERS}
+    check_udfs(engine.spark_session, str(root / "numbers"))
     assert not [*pipeline.warehouse.glob("*/writing-*")], "folders of writes remain"
     return {"loaded": loaded, "corrected": corrected}
 

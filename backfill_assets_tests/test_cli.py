@@ -8,7 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
-from datetime import date, datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from importlib.metadata import version
 
 import click
@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 
 from backfill_assets.calendar.cadences import Cadence
 from backfill_assets.calendar.days import calendar, days_asked
+from backfill_assets.calendar.partitions import Window
 from backfill_assets.cli import cli, main
 from backfill_assets.cli.output import Output
 from backfill_assets.engine import jars as jars_module
@@ -155,7 +156,7 @@ TAKE_DAYS = (
 def test_days_are_refused_in_one_sentence(monkeypatch, capsys, command):
     monkeypatch.setenv("BACKFILL_ASSETS_END", "2024-01-29")
     for days in (
-        *("2024-1-1", "2024-02-30", "2024-13-01", "2024-01-01..2024-01-02", "2024-01-01...x"),
+        *("2024-1-1", "2024-02-30", "2024-13-01", "2024-01-01....2024-01-02", "2024-01-01...x"),
         *("2024-01-05...2024-01-04", "2023-12-31", "2024-01-28...2024-01-29"),
     ):
         assert wrong(capsys, *command, days).endswith(
@@ -177,6 +178,26 @@ def test_the_calendar_is_that_of_the_partitions(monkeypatch):
     assert Cadence.DAILY.definition(young).get_partition_keys(current_time=now) == []
     with pytest.raises(ValueError, match="the calendar, which is empty"):
         days_asked("2024-01-20", young, now)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{0}...{1}", "[{0}...{1}]", "{0}..{1}", "{0}:{1}", " {0} ... {1} ", "[{0}..{1}]"],
+)
+def test_ranges_as_the_ui_and_others_write_them(text):
+    first, last = date(2024, 1, 2), date(2024, 1, 20)
+    asked = text.format(first, last)
+    assert days_asked(asked, load_settings(end=date(2024, 2, 1))) == (first, last)
+    assert Window.parse(asked) == Window(first, last + timedelta(days=1))
+
+
+@pytest.mark.parametrize(
+    "text", ["[{0}...{1}", "{0}...{1}]", "{0}....{1}", "{0}-{1}", "{0}...", ""]
+)
+def test_what_is_no_range(text):
+    asked = text.format("2024-01-02", "2024-01-20")
+    with pytest.raises(ValueError, match="is no range of days"):
+        Window.parse(asked)
 
 
 def test_a_day_of_its_own(capsys):

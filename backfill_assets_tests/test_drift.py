@@ -15,7 +15,8 @@ from pyspark.sql import DataFrame
 from backfill_assets import STAGED, Reads, nullable, table
 from backfill_assets.quality.audit import Severity
 from backfill_assets.quality.drift import Earlier, drifted, rows_of, spreads, stability_index
-from backfill_assets.tables.table import DeclarationError, Table
+from backfill_assets.tables.arguments import DeclarationError
+from backfill_assets.tables.table import Table
 from backfill_assets_tests.pipeline import day
 
 

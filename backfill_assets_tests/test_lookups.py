@@ -30,7 +30,7 @@ from backfill_assets.lookups.kept import AnswersError, KeptAnswers, create, forg
 from backfill_assets.lookups.quotas import SharedQuota, rates_of
 from backfill_assets.lookups.reading import WrongAnswerError, answer_of
 from backfill_assets.lookups.service import Service, ServiceError
-from backfill_assets.tables.table import DeclarationError
+from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets_tests.rate_server import SECRET, rate_server, true_rate
 
 DAY = date(2024, 1, 5)

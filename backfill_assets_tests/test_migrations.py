@@ -33,8 +33,9 @@ from backfill_assets.delta.reading import read_ledger
 from backfill_assets.delta.schema_changes import Migration, migration_of
 from backfill_assets.engine.jars import EngineError
 from backfill_assets.publish.candidates import Built, Candidate, Outcome, Plan
+from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.schemas import added, as_they_are, widens
-from backfill_assets.tables.table import DeclarationError, SchemaError, Table
+from backfill_assets.tables.table import SchemaError, Table
 from backfill_assets_tests.changing_columns import BEFORE, log_of, table_of, writer
 from backfill_assets_tests.invented_logs import days
 from backfill_assets_tests.pipeline import Pipeline, copy_loaded, day

@@ -36,11 +36,11 @@ from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.staleness.backlog import backlog
 from backfill_assets.staleness.finality import final_days
 from backfill_assets.staleness.fingerprints import input_fingerprints
+from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.catalog import config_digests, tables_of
 from backfill_assets.tables.code_version import running_code
 from backfill_assets.tables.derived import carries_state
 from backfill_assets.tables.graph import Graph
-from backfill_assets.tables.table import DeclarationError
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.pipeline import START, day
 from backfill_assets_tests.places import PROJECT

@@ -16,7 +16,8 @@ from pyspark.sql import functions as F
 from backfill_assets import FACT, Reads, delta_io_manager, load_settings, table
 from backfill_assets.delta.reading import read_ledger
 from backfill_assets.publish.plain import MODEL
-from backfill_assets.tables.table import DeclarationError, Table
+from backfill_assets.tables.arguments import DeclarationError
+from backfill_assets.tables.table import Table
 from backfill_assets_tests.pipeline import START, Pipeline, day, order
 
 DAYS = dg.DailyPartitionsDefinition(str(START), end_date=str(day(31)))
@@ -268,7 +269,7 @@ def test_a_model_of_two_dimensions_is_refused_when_it_is_declared(partition, sai
         table(Other)(by_region)
 
 
-def test_bounds_of_columns_and_other_checks():
+def test_bounds_of_columns():
     class Bounded(Visits):
         visits: T.LongType = Field(ge=0, gt=-1, lt=10, le=9)
 
@@ -277,14 +278,6 @@ def test_bounds_of_columns_and_other_checks():
     assert {*Table("home", Bounded).constraints.values()} == {
         f"visits {of}" for of in (">= 0", "> -1", "< 10", "<= 9")
     }
-
-    class Odd(Visits):
-        page: T.StringType = Field(isin=["home", "shop"])
-
-        class Config(Visits.Config): ...
-
-    with pytest.raises(DeclarationError, match=r'page has the check isin, .* one of "rules"'):
-        Table("home", Odd)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from backfill_assets.publish.candidates import Built, Plan
 from backfill_assets.publish.computing import compute
 from backfill_assets.quality.audit import RefusedError
 from backfill_assets.quality.forbidden import Offence, offences
-from backfill_assets.tables.table import DeclarationError
+from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets_tests.invented_logs import ledger
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
 

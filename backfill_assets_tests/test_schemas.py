@@ -12,8 +12,9 @@ from pyspark.sql import functions as F
 
 from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
 from backfill_assets.orders.tables import LATE, LATENESS, RAW, REJECTED, STAGED, TABLES
+from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.columns import Bounds
-from backfill_assets.tables.table import DeclarationError, SchemaError, Table
+from backfill_assets.tables.table import SchemaError, Table
 
 #: `!` marks a column that must not be null.
 TYPES = {

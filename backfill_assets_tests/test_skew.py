@@ -21,8 +21,9 @@ from backfill_assets.engine import task_times as module
 from backfill_assets.orders.lines import OrderLine
 from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets.quality.skews import most_rows
+from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.skews import skews_of
-from backfill_assets.tables.table import DeclarationError, Table
+from backfill_assets.tables.table import Table
 from backfill_assets_tests.invented_logs import days, ledger, record
 from backfill_assets_tests.pipeline import Pipeline, day, order, planned
 

@@ -15,8 +15,10 @@ from backfill_assets.assets.sums import Sums, sums_by_day
 from backfill_assets.calendar.partitions import DAY, Window, any_of, windows
 from backfill_assets.engine.caching import Cache
 from backfill_assets.publish.candidates import Built, Remarks, Snapshot
+from backfill_assets.publish.failures import calling
 from backfill_assets.quality.audit import Expectation, Verdict
 from backfill_assets.settings import Settings
+from backfill_assets.tables.arguments import shown
 from backfill_assets.tables.catalog import graph_for
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import FOR_DAY, Derived, carries_state
@@ -154,7 +156,15 @@ def build(settings: Settings, code: Code, table: Derived) -> dg.AssetsDefinition
             **published_days(table, sources, days, spark),
         }
         asked = read.asking.ask(table.asks, {**frames, **others}, cache, days)
-        rows = cache(table.transform(**frames, **others, **asked.frames))
+        with calling(table, days):
+            frame = table.transform(**frames, **others, **asked.frames)
+        if not isinstance(frame, DataFrame):
+            raise dg.Failure(
+                f"{table.name} [{days}]: its function gives {shown(frame)}, and no DataFrame. "
+                "Nothing was written. Mend the function, and launch these days again.",
+                allow_retries=False,
+            )
+        rows = cache(frame)
 
         def remarks(_: Snapshot | None, verdicts: Sequence[Verdict]) -> Remarks:
             final: set[date] = set()

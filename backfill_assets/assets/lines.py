@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.landing.text import PROBLEM, TEXT, identifiers
+from backfill_assets.tables.column_checks import conditions
 from backfill_assets.tables.sources import Source
 from backfill_assets.tables.versions import business_day
 
@@ -202,14 +203,9 @@ def _field_reasons(source: Source, verbatim: set[str]) -> Iterator[Column]:
         if name not in verbatim:
             reason = reason.when(value.isNull(), f"bad {name}")
         # What Delta's CHECK constraint refuses would be the end of the whole run.
-        for least in _lower_bounds(source, name):
-            reason = reason.when(value < least, f"bad {name}")
+        for rule in conditions(name, source.columns[name]).values():
+            reason = reason.when(~F.expr(rule), f"bad {name}")
         yield reason
-
-
-def _lower_bounds(source: Source, name: str) -> list[Column]:
-    checks = source.columns[name].checks
-    return [F.lit(check.statistics["min_value"]) for check in checks]
 
 
 def _before_all_days(moment: Column, timezone: str) -> Column:

@@ -127,6 +127,9 @@ def _planned(
     def build(days: Window) -> Built:
         # What was computed before is published by now, or was given up.
         kept.close()
+        return alone(days)
+
+    def alone(days: Window) -> Built:
         cache = kept.enter_context(caching())
         built = make(Read(tables, references, asking), cache, days)
         return _with_references(built, references, held, days)
@@ -136,7 +139,14 @@ def _planned(
         return input_fingerprints(dependencies, ledgers, [day], held, own)[day]
 
     chain = after if table.name in tables else None
-    return Plan(fingerprints, build, [*tables.values()], after=chain)
+    compared = settings.check_independence and table.kind == "derived"
+    return Plan(
+        fingerprints,
+        build,
+        [*tables.values()],
+        after=chain,
+        alone=alone if compared else None,
+    )
 
 
 def _snapshot(of: Dependency, inputs: Mapping[str, Input], graph: Graph) -> Snapshot:

@@ -28,6 +28,7 @@ from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.engine.spark import SPARK_ERRORS
 from backfill_assets.publish.candidates import Candidate, Done, Plan
 from backfill_assets.publish.computing import compute
+from backfill_assets.publish.independence import DependentDaysError
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.refusals import lacking
 from backfill_assets.publish.run_tags import CALLS_TAG
@@ -222,14 +223,18 @@ def _each_day(
 ) -> tuple[dict[date, _Found], dict[date, str]]:
     """What is found of each day, and why of those where nothing can be.
 
-    Where Spark fails the days are looked at in halves, so that one bad file hides no other day.
+    Where Spark fails the days are looked at in halves, so that one bad file hides no other day. So
+    they are where the function of the table mixes the days of a range.
     """
     if not days:
         return {}, {}
     try:
         return look(days), {}
+    except DependentDaysError:
+        pass  # each day alone is what it is to be compared with
     except (RefusedError, SchemaError, dg.Failure) as error:
-        return {}, dict.fromkeys(days, str(error))
+        if not isinstance(error.__cause__, SPARK_ERRORS) or len(days) == 1:
+            return {}, dict.fromkeys(days, str(error))
     except SPARK_ERRORS as error:
         raise_if_engine_failed(error)
         if len(days) == 1:

@@ -11,7 +11,8 @@ from datetime import date, datetime, timedelta
 from backfill_assets.settings import Settings
 
 _DAY = r"\d{4}-\d{2}-\d{2}"
-_DAYS = re.compile(rf"({_DAY})(?:\.\.\.({_DAY}))?")
+#: A day or a range; as Dagster's UI has it in brackets, and as others write it.
+_DAYS = re.compile(rf"(\[?)\s*({_DAY})(?:\s*(?:\.{{2,3}}|:)\s*({_DAY}))?\s*(\]?)")
 
 
 def calendar(settings: Settings, now: datetime | None = None) -> tuple[date, date] | None:
@@ -32,14 +33,15 @@ def days_asked(text: str, settings: Settings, now: datetime | None = None) -> tu
     """The first and the last of the days that a person asks for.
 
     Args:
-        text: `FIRST...LAST`, or one day.
+        text: `FIRST...LAST`, or one day; `[FIRST...LAST]`, as the UI has it, `FIRST..LAST` and
+            `FIRST:LAST` are the same.
         settings: the deployment's settings.
         now: the moment; the present one if not given.
 
     Raises:
         ValueError: they are no days, or reversed, or not all on the calendar: one sentence for all.
     """
-    found, known = _read(text), calendar(settings, now)
+    found, known = read_days(text), calendar(settings, now)
     if found and known and known[0] <= found[0] <= found[1] <= known[1]:
         return found
     spelled = f"{known[0]}...{known[1]}" if known else "empty"
@@ -55,17 +57,19 @@ def one_day(text: str) -> date:
     Raises:
         ValueError: it is none.
     """
-    found = _read(text)
-    if found is None or "..." in text:
+    found = read_days(text) if re.fullmatch(_DAY, text) else None
+    if found is None:
         raise ValueError(f"{text!r} is not one day, as YYYY-MM-DD")
     return found[0]
 
 
-def _read(text: str) -> tuple[date, date] | None:
-    match = _DAYS.fullmatch(text)
+def read_days(text: str) -> tuple[date, date] | None:
+    """The first and the last of some days, on the calendar or not; none if the text names none."""
+    match = _DAYS.fullmatch(text.strip())
+    if match is None or bool(match[1]) != bool(match[4]):
+        return None
     try:
-        first = date.fromisoformat(match[1]) if match else None
-        last = date.fromisoformat(match[2] or match[1]) if match else None
+        first, last = date.fromisoformat(match[2]), date.fromisoformat(match[3] or match[2])
     except ValueError:  # such as the 30th of February
         return None
-    return (first, last) if first and last else None
+    return first, last

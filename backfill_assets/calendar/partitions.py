@@ -8,6 +8,7 @@ from datetime import date, timedelta
 
 import dagster as dg
 
+from backfill_assets.calendar.days import read_days
 from backfill_assets.settings import Settings
 
 DAY = timedelta(days=1)
@@ -38,9 +39,15 @@ class Window:
 
     @classmethod
     def parse(cls, text: str) -> Window:
-        """The window that `str` spells."""
-        first, _, last = text.partition("...")
-        return cls(date.fromisoformat(first), date.fromisoformat(last or first) + DAY)
+        """The window that `str` spells, or a person, see `days.days_asked`.
+
+        Raises:
+            ValueError: it is none.
+        """
+        days = read_days(text)
+        if days is None:
+            raise ValueError(f"{text!r} is no range of days: give FIRST...LAST or one day")
+        return cls(days[0], days[1] + DAY)
 
     def within(self, days: Set[date]) -> bool:
         """Whether some of the days lie in this window."""

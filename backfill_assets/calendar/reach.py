@@ -127,7 +127,8 @@ def next_days(n: int) -> Reach:
 
 
 def last_days(n: int) -> Reach:
-    """The `n` days that end with the day itself."""
+    """The `n` days that end with the day itself; 1 or more."""
+    _refuse_days("last_days", n, 1)
     return Reach(before=n - 1)
 
 
@@ -136,6 +137,7 @@ def following_days(n: int) -> Reach:
 
     Unlike `next_days` it is no window: whatever of these days is published decides the day.
     """
+    _refuse_days("following_days", n, 0)
     return Reach(after=n)
 
 
@@ -187,3 +189,8 @@ class Known:
     def mapping(self) -> dg.PartitionMapping:
         """The reach as Dagster sees it: any day may decide any."""
         return dg.AllPartitionMapping()
+
+
+def _refuse_days(name: str, n: object, least: int) -> None:
+    if type(n) is not int or n < least:
+        raise ValueError(f"{name}({n!r}): give a whole number of {least} or more")

@@ -10,10 +10,12 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
 import click
 
 from backfill_assets.cli.output import Finding, Output, Status, levels
+from backfill_assets.env_file import load_env_file
 from backfill_assets.escaping import plain
 
 #: The commands by family, each with its module. A command is the function of its name there.
@@ -49,6 +51,7 @@ _FAMILIES = {
         "engine": "deployment",
         "password": "deployment",
         "doctor": "doctor",
+        "settings": "settings",
         "night": "night",
         "jars": "deployment",
         "sample": "deployment",
@@ -146,6 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     out = Output()
     try:
+        load_env_file(Path.cwd())
         status = cli.main(arguments, "backfill-assets", standalone_mode=False, obj=out)
         return int(status or Status.FINE)
     except click.ClickException as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import keyword
 from importlib.metadata import distribution
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -36,6 +38,11 @@ def init(out: Output, directory: Path) -> Status:
     name = directory.resolve().name.replace("-", "_")
     if not name.isidentifier():
         raise click.BadParameter(f"{directory.name} cannot name a Python package: use letters")
+    # A folder without a file is no module of anybody's.
+    if keyword.iskeyword(name) or ((spec := find_spec(name)) and spec.origin):
+        raise click.BadParameter(
+            f"Python has {name} already, and would import that: take another name, as {name}_tables"
+        )
     if directory.exists() and any(directory.iterdir()):
         raise click.BadParameter(f"{directory} is not empty; nothing was written")
     from jinja2 import Environment, FileSystemLoader, StrictUndefined

@@ -17,7 +17,7 @@ from backfill_assets.delta.logs import delta_log, load_log, storage_options
 from backfill_assets.delta.store_check import refuse_unsafe_store
 from backfill_assets.engine.sharing import alone
 from backfill_assets.engine.spark import SPARK_ERRORS
-from backfill_assets.tables.rules import bounds_of
+from backfill_assets.tables.column_checks import conditions
 from backfill_assets.tables.table import Table
 
 #: How the property of a CHECK constraint begins, before its name.
@@ -99,7 +99,7 @@ def is_empty(ledger: Ledger) -> bool:
 def _column(table: Table, column: T.StructField) -> str:
     """A column as CREATE and ALTER TABLE take it."""
     required = "" if column.nullable else " NOT NULL"
-    comment = _quoted(table.columns[column.name].description)
+    comment = _quoted(table.columns[column.name].description or "")
     return f"`{column.name}` {column.dataType.simpleString()}{required} COMMENT '{comment}'"
 
 
@@ -157,7 +157,7 @@ def add_columns(session: Session, url: str, since: Ledger) -> bool:
     rules = {
         name.lower(): rule
         for column in added & table.columns.keys()
-        for name, rule in bounds_of(column, table.columns[column]).items()
+        for name, rule in conditions(column, table.columns[column]).items()
     }
     return add_constraints(session, url, table, rules) or bool(new)
 

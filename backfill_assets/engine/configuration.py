@@ -38,6 +38,9 @@ _RUNTIME = {
     # A reader holds so many rows of a column at once, 4,096 unless told, however long they are; of
     # lines of a megabyte that is more than an engine has. Short ones are read no slower.
     "spark.sql.parquet.columnarReaderBatchSize": "128",
+    # With columns handed to a Python worker as they are, a UDF that a function makes hangs for ever
+    # (SPARK-58241, Spark 4.2.0).
+    "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled": "false",
     # A longer method than this the JVM never compiles; Spark's own limit is eight times as much.
     "spark.sql.codegen.hugeMethodLimit": "8000",
     # A day that was empty and stays empty is a publication like any other, with its record.

@@ -150,6 +150,8 @@ class Plan:
         recorded_anew: days that the commit is to cover although nothing in them has changed.
         after: of a table that carries state, the fingerprint of a day if the day before holds this
             content; none of other tables.
+        alone: computes days beside those that were built last, to be compared with them; none of
+            a table whose days are not to be.
     """
 
     fingerprints: Mapping[date, str]
@@ -158,6 +160,7 @@ class Plan:
     news: Mapping[date, str] = field(default_factory=dict)
     recorded_anew: Container[date] = ()
     after: Callable[[date, str], str] | None = None
+    alone: Callable[[Window], Built] | None = None
 
 
 @dataclass(frozen=True)

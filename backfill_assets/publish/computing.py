@@ -19,6 +19,7 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import Details, as_written, published
 from backfill_assets.publish.candidates import Built, Plan
 from backfill_assets.publish.chains import chained
+from backfill_assets.publish.independence import refuse_dependent_days
 from backfill_assets.quality.audit import (
     TRAILING_DAYS,
     Expectation,
@@ -106,6 +107,8 @@ def compute(
     wanted: Mapping[date, str],
     ledger: Ledger,
     merging: Writer | None = None,
+    *,
+    known: bool = False,
 ) -> Audited:
     """The days computed and judged; those between them are not.
 
@@ -115,11 +118,13 @@ def compute(
         wanted: the days, each with its fingerprint.
         ledger: that of the table.
         merging: what would merge them into the table; none if they are to replace what is there.
+        known: whether a range that this code computes need not be held against its days alone.
 
     Raises:
         SchemaError: a column is missing or of another type.
         DeclarationError: a condition of the model is none.
-        RefusedError: rows outside of these days, rows without a day, or none where some are due.
+        RefusedError: rows outside of these days, rows without a day, none where some are due, or
+            a day that has other rows when it is computed alone.
     """
     days = Days.of(wanted)
     built = plan.build(days)
@@ -138,13 +143,7 @@ def compute(
     expectations = dict(built.expectations)
     if merging and ledger.version is not None:
         left = merging.leftover(frame, list(wanted), ledger.version)
-        for day, rows in left.items():
-            expectation = expectations.get(day, Expectation())
-            said = (
-                f"{rows} published row(s) are absent or less frequent in the source, and a "
-                "merge would leave them; launch the day without merge"
-            )
-            expectations[day] = replace(expectation, problems=[*expectation.problems, said])
+        expectations |= {day: _with_leftover(expectations.get(day), n) for day, n in left.items()}
     found_spreads = spreads(frame, table)
     moved = _look_for_drift(table, ledger, found_spreads, days, expectations)
     numbers = built.numbers
@@ -155,8 +154,23 @@ def compute(
     if plan.after:
         wanted, verdicts = chained(table, plan, ledger, verdicts)
     by_day = {v.day: v for v in verdicts}
+    if plan.alone and not known:
+        passed = {v.day: v.measured.rows for v in verdicts if v.passed}
+        refuse_dependent_days(
+            table, frame, days, passed, plan.alone, chained=plan.after is not None
+        )
     merge = merging is not None
     return Audited(built, frame, wanted, by_day, rules, merge, spreads=found_spreads)
+
+
+def _with_leftover(due: Expectation | None, rows: int) -> Expectation:
+    """What is expected of a day, which has rows that a merge would leave."""
+    due = due or Expectation()
+    said = (
+        f"{rows} published row(s) are absent or less frequent in the source, and a merge would "
+        "leave them; launch the day without merge"
+    )
+    return replace(due, problems=[*due.problems, said])
 
 
 def _look_for_drift(

@@ -22,13 +22,14 @@ from backfill_assets.engine.task_times import watch
 from backfill_assets.publish.candidates import Built, Candidate, Input, Plan, Snapshot
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.quality.checks import failure_text
+from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.catalog import declared
 from backfill_assets.tables.code_version import asset_version
 from backfill_assets.tables.drifts import wrong_drifts
 from backfill_assets.tables.partitioning import WHOLE_DAYS
 from backfill_assets.tables.rules import wrong_names
 from backfill_assets.tables.skews import wrong_skews
-from backfill_assets.tables.table import DeclarationError, Table
+from backfill_assets.tables.table import Table
 
 #: The metadata of an asset that has its pandera model.
 MODEL = "backfill_assets/model"

@@ -18,7 +18,7 @@ import msgspec
 from pydantic import PrivateAttr
 from pyspark.sql import DataFrame
 
-from backfill_assets.calendar.partitions import Window, packed
+from backfill_assets.calendar.partitions import Days, Window, packed
 from backfill_assets.delta import evolution
 from backfill_assets.delta.commits import PublishError, Writer
 from backfill_assets.delta.ledgers import Ledger
@@ -30,6 +30,8 @@ from backfill_assets.provenance import package_version
 from backfill_assets.publish import chains
 from backfill_assets.publish.candidates import Candidate, Done, Plan, Remarks, Snapshot
 from backfill_assets.publish.computing import Audited, compute, summary, with_spreads
+from backfill_assets.publish.failures import explained
+from backfill_assets.publish.independence import is_known
 from backfill_assets.publish.outcomes import as_published, left, outcomes
 from backfill_assets.publish.reasons import by_reason, days_on_hold, to_compute
 from backfill_assets.publish.refusals import lacking, refuse_other_code
@@ -138,9 +140,8 @@ class Publisher(dg.ConfigurableIOManager):
                 wanted = {day: plan.fingerprints[day] for day in because}
                 # What a merge would leave depends on the table as well.
                 if audited is None or merge or not audited.covers(wanted, ledger):
-                    merging = self.writer(table) if merge else None
                     self._remove_left(table, audited)
-                    audited = compute(table, plan, wanted, ledger, merging)
+                    audited = self._computed(table, plan, wanted, ledger, record, merge=merge)
                 for day in chains.as_it_was(ledger, plan, audited.fingerprints, asked):
                     done.append(as_published(ledger, day))
                     del because[day]
@@ -156,6 +157,26 @@ class Publisher(dg.ConfigurableIOManager):
             f"{table.name} [{window}]: other runs committed first {_ATTEMPTS} times in a row. The "
             "table is as they left it. Launch these days again."
         )
+
+    def _computed(
+        self,
+        table: Table,
+        plan: Plan,
+        wanted: Mapping[date, str],
+        ledger: Ledger,
+        record: Mapping[str, Any],
+        *,
+        merge: bool,
+    ) -> Audited:
+        """The days computed and judged, as this code makes them.
+
+        Raises:
+            dagster.Failure: Spark cannot compute the rows.
+        """
+        merging = self.writer(table) if merge else None
+        known = is_known(ledger, record["code_version"])
+        with explained(table, Days.of(wanted)):
+            return compute(table, plan, wanted, ledger, merging, known=known)
 
     def _look(
         self, candidate: Candidate, window: Window, record: Mapping[str, Any]

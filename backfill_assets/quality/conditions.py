@@ -9,8 +9,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from backfill_assets.engine.spark import first_line
+from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.counts import counts_of
-from backfill_assets.tables.table import DeclarationError, Table
+from backfill_assets.tables.table import Table
 
 
 def refuse_wrong(frame: DataFrame, table: Table, rules: Mapping[str, str]) -> None:

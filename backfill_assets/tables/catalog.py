@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import inspect
+import re
 import sys
+import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date
 from functools import cache
 from pathlib import Path
 
+from pandera.errors import SchemaInitError
+
 from backfill_assets.calendar.policy import Policy
+from backfill_assets.env_file import in_file
 from backfill_assets.settings import PREFIX, Settings, SettingsError
+from backfill_assets.tables.arguments import DeclarationError, place_in, shown
 from backfill_assets.tables.derived import Derived, versions_in
 from backfill_assets.tables.graph import Graph
 from backfill_assets.tables.lookups import Lookup
+from backfill_assets.tables.references import Unpartitioned
 from backfill_assets.tables.sources import Source, SourceTable
 from backfill_assets.tables.table import Table
+
+#: What a declaration raises while its module is imported, besides `DeclarationError`.
+_MISTAKES = (
+    *(ImportError, AttributeError, NameError, TypeError, ValueError, LookupError),
+    *(ArithmeticError, NotImplementedError, SyntaxError, SchemaInitError, re.error),
+)
 
 
 def tables_of(settings: Settings) -> Mapping[str, Table]:
@@ -123,12 +137,19 @@ def declared(place: str) -> Mapping[str, Table]:
         sys.path.append(here)
     try:
         given = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except DeclarationError as error:
         raise _bad(place, str(error)) from error
+    except _MISTAKES as error:
+        where = place_in([*traceback.walk_tb(error.__traceback__)][::-1])
+        raise _bad(place, f"{error}{where}") from error
+    if not isinstance(given, Iterable) or isinstance(given, str):
+        raise _bad(
+            place, f"it is {shown(given)}: give a list, as {attribute} = [VISITS, visits_7d]"
+        )
     found: dict[str, Table] = {}
     for table in _expanded(given.values() if isinstance(given, Mapping) else given):
         if not isinstance(table, Table):
-            raise _bad(place, f"{table!r} is neither a table nor a source")
+            raise _bad(place, f"{shown(table)} is neither a table nor a source{_meant(table)}")
         if table.name in found:
             raise _bad(place, f"two tables are named {table.name}")
         found[table.name] = table
@@ -149,6 +170,17 @@ def _reads_retired(table: Table, source: Table) -> str:
     )
 
 
+def _meant(given: object) -> str:
+    """What to do about something that is listed among the tables."""
+    if isinstance(given, Lookup | Unpartitioned):
+        return ": tables that read it are, and it is not listed"
+    if inspect.isfunction(given):
+        return f": put @table(MODEL) before {given.__name__}"
+    if isinstance(given, list | tuple):
+        return ": write *LIST to list what it has"
+    return ""
+
+
 def _expanded(given: Iterable[object]) -> Iterator[object]:
     """What is given, with the tables of a source in place of the source."""
     for one in given:
@@ -156,7 +188,8 @@ def _expanded(given: Iterable[object]) -> Iterator[object]:
 
 
 def _bad(place: str, why: str) -> SettingsError:
-    return SettingsError(f"bad settings: {PREFIX}TABLES={place!r}: {why}")
+    name = f"{PREFIX}TABLES"
+    return SettingsError(f"bad settings: {name}={place!r}{in_file(name)}: {why}")
 
 
 def config_digests(settings: Settings) -> dict[str, str]:

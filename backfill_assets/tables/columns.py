@@ -7,6 +7,8 @@ from typing import Any
 
 from pandera.pyspark import Field
 
+from backfill_assets.tables.arguments import Argument, is_share, refuse_arguments
+
 #: In the metadata of a column that holds JSON text.
 _JSON = "json"
 
@@ -18,10 +20,28 @@ def nullable(warn: float, error: float, description: str) -> Any:
         warn: a day with a larger share of nulls (0 to 1) is published with a warning.
         error: a day with a larger share of nulls is not published.
         description: what the column means.
+
+    Raises:
+        DeclarationError: a share is none, or that of the warning is the larger one.
     """
+    refuse_arguments("nullable", bounds_arguments(warn, error, description))
     return Field(
         nullable=True, description=description, metadata={"null_warn": warn, "null_error": error}
     )
+
+
+def bounds_arguments(warn: Any, error: Any, description: Any) -> list[Argument]:
+    """What every column that may be null is given."""
+    return [
+        Argument("warn", warn, is_share, "a share of nulls from 0 to 1"),
+        Argument(
+            "error",
+            error,
+            lambda x: is_share(x) and (not is_share(warn) or x >= warn),
+            "a share of nulls from 0 to 1, no smaller than that of the warning",
+        ),
+        Argument("the description", description, lambda x: isinstance(x, str), "a text"),
+    ]
 
 
 @dataclass(frozen=True)
@@ -30,6 +50,12 @@ class Bounds:
 
     warn: float
     error: float
+
+
+def nullable_bounds(column: Any) -> Bounds:
+    """The bounds of a pandera column that may be null; any share, if it has none of its own."""
+    metadata = column.metadata or {}
+    return Bounds(metadata.get("null_warn", 1.0), metadata.get("null_error", 1.0))
 
 
 def json_text(description: str, *, optional: bool = False) -> Any:

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Sequence
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any
 
 import pandera.pyspark as pa
 
 from backfill_assets.calendar.cadences import Cadence
-from backfill_assets.calendar.reach import PREVIOUS_DAY, SAME_DAY, WEEK
-from backfill_assets.tables.derived import SELF, Conserved, Derived, Published, Reads, Transform
+from backfill_assets.calendar.reach import SAME_DAY, WEEK
+from backfill_assets.tables.arguments import (
+    Argument,
+    DeclarationError,
+    is_bool,
+    is_date,
+    is_text,
+    is_whole,
+    mapping,
+    optional,
+    refuse_arguments,
+    sequence,
+    shown,
+)
+from backfill_assets.tables.derived import Conserved, Derived, Reads, Transform
 from backfill_assets.tables.drifts import wrong_drifts
-from backfill_assets.tables.lookups import Answers
-from backfill_assets.tables.references import Unpartitioned, WithoutDays
+from backfill_assets.tables.model_metadata import closest, is_model
+from backfill_assets.tables.parameters import inputs_of
 from backfill_assets.tables.rules import Forbidden, wrong_names
 from backfill_assets.tables.skews import wrong_skews
-from backfill_assets.tables.sources import Role, SourceTable
-from backfill_assets.tables.table import DeclarationError, Lineage
+from backfill_assets.tables.table import Lineage
 
-#: What a parameter may be annotated with.
-_KINDS = (Reads, Unpartitioned, Published, Answers)
+#: A column is told by its table and its name.
+_PAIR = 2
 
 
 def table(
@@ -69,13 +82,14 @@ def table(
     Raises:
         DeclarationError: a parameter has neither, or something is named that is not there.
     """
+    refuse_arguments("@table", [_model_argument(model)])
     return partial(
         _declared,
         model=model,
         checks=checks,
         group=group,
         frozen=frozen,
-        lineage=lineage or {},
+        lineage={} if lineage is None else lineage,
         retired=retired,
         depends_on=depends_on,
     )
@@ -112,19 +126,16 @@ def version_of(
         DeclarationError: as `table`; the number is not above that of the other version; or the
             function stands in the module of the other one, so that the code of both would be one.
     """
+    refuse_arguments(
+        "@version_of",
+        [
+            Argument("other", other, lambda value: isinstance(value, Derived), "a table"),
+            Argument("number", number, is_whole, "a whole number"),
+        ],
+    )
 
     def declare(function: Transform) -> Derived:
-        if number <= other.version:
-            raise DeclarationError(
-                f"{function.__name__}: {other.name} is version {other.version}; give a new version "
-                "a number above that"
-            )
-        if function.__module__ == other.transform.__module__:
-            raise DeclarationError(
-                f"{function.__name__}: it is declared in {function.__module__}, where {other.name} "
-                "is. The code of a table is that of its module: a change of one version would be "
-                "one of both. Declare each version in a module of its own"
-            )
+        _refuse_version(function, other, number)
         return _declared(
             function,
             model=model or other.model,
@@ -141,19 +152,79 @@ def version_of(
     return declare
 
 
+def _refuse_version(function: Transform, other: Derived, number: int) -> None:
+    if number <= other.version:
+        raise DeclarationError(
+            f"{function.__name__}: {other.name} is version {other.version}; give a new version "
+            "a number above that"
+        )
+    if function.__module__ == other.transform.__module__:
+        raise DeclarationError(
+            f"{function.__name__}: it is declared in {function.__module__}, where {other.name} "
+            "is. The code of a table is that of its module: a change of one version would be "
+            "one of both. Declare each version in a module of its own"
+        )
+
+
+def _model_argument(model: object) -> Argument:
+    return Argument("model", model, is_model, "a class of pandera.pyspark.DataFrameModel")
+
+
+def _arguments(
+    checks: object, group: object, frozen: object, lineage: object, retired: object, others: object
+) -> list[Argument]:
+    """What a table is given besides its model and its function."""
+
+    def is_check(value: object) -> bool:
+        return isinstance(value, Conserved | Forbidden)
+
+    def is_group(value: object) -> bool:
+        return isinstance(value, str) and re.fullmatch(r"\w+(/\w+)*", value, re.ASCII) is not None
+
+    def is_code(value: object) -> bool:
+        return is_text(value) or isinstance(value, Path)
+
+    def is_column(value: object) -> bool:
+        return sequence(is_text, 2)(value) and len(value) == _PAIR  # type: ignore[arg-type]
+
+    return [
+        Argument("checks", checks, sequence(is_check), "a list of conserves(...) and forbids(...)"),
+        Argument("group", group, is_group, "letters, digits and _, as Dagster has it"),
+        Argument("frozen", frozen, is_bool, "True or False"),
+        Argument(
+            "lineage",
+            lineage,
+            mapping(sequence(is_column)),
+            'pairs of table and column by column, as {"hits": [("visits", "clicks")]}',
+        ),
+        Argument("retired", retired, optional(is_date), "a date, as date(2025, 3, 20)"),
+        Argument(
+            "depends_on", others, sequence(is_code), "a list of names of modules and of paths"
+        ),
+    ]
+
+
 def _declared(
     function: Transform,
     *,
     model: type[pa.DataFrameModel],
     checks: Sequence[Conserved | Forbidden],
+    group: str,
+    frozen: bool,
+    lineage: Lineage,
+    retired: date | None,
     depends_on: Sequence[str | Path],
-    **said: Any,
+    **version: Any,
 ) -> Derived:
     """The table that a function makes."""
-    name = function.__name__
+    name = getattr(function, "__name__", "")
+    if not inspect.isfunction(function):
+        raise DeclarationError(f"@table stands before {shown(function)}: it takes a function")
     if "<" in function.__qualname__ or not name.isidentifier():
         raise DeclarationError(f"{function.__qualname__}: a table needs a function in a module")
-    found = _inputs(function)
+    arguments = _arguments(checks, group, frozen, lineage, retired, depends_on)
+    refuse_arguments(name, [_model_argument(model), *arguments])
+    found = inputs_of(function)
     made = Derived(
         name=name,
         model=model,
@@ -163,7 +234,11 @@ def _declared(
         **found._asdict(),
         conserved=tuple(check for check in checks if isinstance(check, Conserved)),
         forbidden=tuple(check for check in checks if isinstance(check, Forbidden)),
-        **said,
+        group=group,
+        frozen=frozen,
+        lineage=lineage,
+        retired=retired,
+        **version,
     )
     return _checked(made)
 
@@ -179,14 +254,20 @@ def _checked(made: Derived) -> Derived:
     """The same; refused if it names what is not there."""
     for check in made.conserved:
         if check.parameter not in made.reads:
-            raise DeclarationError(f"{made.name}: there is no parameter {check.parameter}")
+            raise DeclarationError(
+                f"{made.name}: there is no parameter {check.parameter}"
+                f"{closest(check.parameter, made.reads)}"
+            )
         if check.total not in made.totals:
             raise DeclarationError(
                 f"{made.name}: {check.total} is none of the model's totals ({list(made.totals)})"
             )
         source = made.reads[check.parameter].table
         if check.column is not None and check.column not in source.columns:
-            raise DeclarationError(f"{made.name}: {source.name} has no column {check.column}")
+            raise DeclarationError(
+                f"{made.name}: {source.name} has no column {check.column}"
+                f"{closest(check.column, source.columns)}"
+            )
     if wrong := [*wrong_drifts(made), *wrong_skews(made), *wrong_names(made)]:
         raise DeclarationError(f"{made.name}: {'; '.join(wrong)}")
     _check_asks(made)
@@ -229,86 +310,4 @@ def _check_weeks(made: Derived) -> None:
                 f"{made.name}: it is a table by week, and {parameter} does not hold the rows of a "
                 "week; read tables by day with Reads(TABLE, WEEK), and tables by week with "
                 "Reads(TABLE). A table by day reads tables by day"
-            )
-
-
-class _Inputs(NamedTuple):
-    """The inputs of a function by parameter, each kind by itself."""
-
-    reads: dict[str, Reads]
-    whole: dict[str, Unpartitioned]
-    there: dict[str, Published]
-    asks: dict[str, Answers]
-
-    @property
-    def asking_modules(self) -> list[str]:
-        """The modules of the functions that make requests."""
-        return [of.of.__module__ for of in self.asks.values()]
-
-
-def _inputs(function: Transform) -> _Inputs:
-    """The inputs of a function, as its parameters are annotated."""
-    hints: Mapping[str, Any] = get_type_hints(function, include_extras=True)
-    made = _Inputs({}, {}, {}, {})
-    found, whole, there, asks = made
-    for parameter in inspect.signature(function).parameters:
-        hint = hints.get(parameter)
-        of = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-        inputs = [one for one in of if isinstance(one, _KINDS)]
-        if len(inputs) != 1:
-            raise DeclarationError(
-                f"{function.__name__}: annotate {parameter} as Annotated[DataFrame, Reads(TABLE)]"
-            )
-        if isinstance(inputs[0], Reads):
-            found[parameter] = inputs[0]
-        elif isinstance(inputs[0], Published):
-            there[parameter] = inputs[0]
-        elif isinstance(inputs[0], Answers):
-            asks[parameter] = inputs[0]
-        else:
-            whole[parameter] = inputs[0]
-    with_days = [one.table.name for one in found.values()]
-    others: list[WithoutDays] = [*whole.values(), *(of.lookup for of in asks.values())]
-    names = [*with_days, *(one.name for one in others)]
-    if {*with_days} <= {SELF.name} or len(set(names)) < len(names):
-        raise DeclarationError(
-            f"{function.__name__}: it needs inputs with days besides itself, each table once: "
-            f"{names}"
-        )
-    if SELF.name in with_days:
-        _check_state(function.__name__, found)
-    _check_days(function.__name__, found, there)
-    return made
-
-
-def _check_state(name: str, reads: Mapping[str, Reads]) -> None:
-    """Refuse what a table that is made of its own day before cannot be made of."""
-    for parameter, one in reads.items():
-        if one.table is SELF and one.reach != PREVIOUS_DAY:
-            raise DeclarationError(
-                f"{name}: {parameter} has days that are being made; of itself, a table reads the "
-                "day before: Reads(SELF, PREVIOUS_DAY)"
-            )
-        if one.table is not SELF and not one.of_the_day:
-            raise DeclarationError(
-                f"{name}: {parameter} reaches for other days than the day itself; a table that is "
-                "made of its own day before has them in its state"
-            )
-
-
-def _check_days(name: str, reads: Mapping[str, Reads], there: Mapping[str, Published]) -> None:
-    """Refuse what no day can be made of."""
-    for parameter, one in reads.items():
-        log = isinstance(one.table, SourceTable) and one.table.role is Role.LOG
-        if one.as_known and (not log or one.reach.after):
-            raise DeclarationError(
-                f"{name}: {parameter} is as it was known on a day: of the raw log of a source, "
-                "and of days that end with the day itself, as last_days(n) has them"
-            )
-    reaches = {one.table.name: one.reach for one in reads.values()}
-    for parameter, told in there.items():
-        if told.table is SELF or reaches.setdefault(told.table.name, told.reach) != told.reach:
-            raise DeclarationError(
-                f"{name}: {parameter} tells which days of {told.table.name} are published: of "
-                "another table, and with the reach that it is read with"
             )

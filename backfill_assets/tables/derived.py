@@ -11,6 +11,12 @@ from pyspark.sql import DataFrame
 from backfill_assets.calendar.cadences import Cadence
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY, WEEK, Reach
+from backfill_assets.tables.arguments import (
+    Argument,
+    is_text,
+    optional,
+    refuse_arguments,
+)
 from backfill_assets.tables.lookups import Answers
 from backfill_assets.tables.references import Unpartitioned, WithoutDays
 from backfill_assets.tables.table import (
@@ -105,7 +111,19 @@ def conserves(parameter: str, column: str | None, total: str) -> Conserved:
         parameter: the name of the input's parameter.
         column: the column to sum; none to count rows.
         total: one of the model's `totals`.
+
+    Raises:
+        DeclarationError: one of them is no name.
     """
+    name = "the name of one"
+    refuse_arguments(
+        "conserves",
+        [
+            Argument("the parameter", parameter, is_text, name),
+            Argument("the column", column, optional(is_text), f"{name}, or None to count rows"),
+            Argument("the total", total, is_text, "the name of one of the model's totals"),
+        ],
+    )
     return Conserved(parameter, column, total)
 
 

@@ -18,12 +18,12 @@ from pandera.pyspark import Field
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY, Known
 from backfill_assets.tables import models
+from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.derived import Derived, Reads
 from backfill_assets.tables.references import WithoutDays
 from backfill_assets.tables.sources import Role, Source, SourceTable
 from backfill_assets.tables.table import (
     RECORDED,
-    DeclarationError,
     Dependency,
     Equation,
     Figure,

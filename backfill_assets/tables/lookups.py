@@ -14,7 +14,7 @@ import pandera.pyspark as pa
 import pyspark.sql.types as T
 from pyspark.sql import DataFrame
 
-from backfill_assets.tables.table import DeclarationError
+from backfill_assets.tables.arguments import DeclarationError
 
 #: The column that says when an answer came.
 ANSWERED_AT = "answered_at"

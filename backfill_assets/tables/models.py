@@ -9,7 +9,8 @@ import pandera.pyspark as pa
 import pyspark.sql.types as T
 from pandera.pyspark import Field
 
-from backfill_assets.tables.columns import nullable
+from backfill_assets.tables.columns import Bounds, nullable, nullable_bounds
+from backfill_assets.tables.model_metadata import metadata_of
 from backfill_assets.tables.skews import SKEW
 
 #: A column of a model: its type, and its `Field`.
@@ -51,11 +52,12 @@ def fields(lines: type[pa.DataFrameModel], *, bounded: bool = True) -> dict[str,
 
 
 def _copied(column: Any, bounded: bool) -> Any:
-    if column.nullable:
-        warn, error = column.metadata["null_warn"], column.metadata["null_error"]
-        return nullable(warn if bounded else 1.0, error if bounded else 1.0, column.description)
-    least = [check.statistics["min_value"] for check in column.checks]
-    return Field(description=column.description, ge=least[0] if least else None)
+    bounds = nullable_bounds(column) if bounded else Bounds(1.0, 1.0)
+    rates = {"null_warn": bounds.warn, "null_error": bounds.error}
+    nulls: Any = {"nullable": True, "metadata": rates} if column.nullable else {}
+    copied = Field(description=column.description, **nulls)
+    copied.checks = [*column.checks]
+    return copied
 
 
 def day(description: str) -> Column:
@@ -109,7 +111,7 @@ def staged(
         **fields(lines),
         "log_date": day("Log day of the version that won."),
     }
-    watched = {SKEW: (lines.Config.metadata or {}).get(SKEW, {})}
+    watched = {SKEW: metadata_of(lines).get(SKEW, {})}
     metadata = {"partition": "event_date", "key": key, "totals": totals, "merge": True, **watched}
     doc = f"{source}: each key once on its event day, in the greatest version that came in time."
     return model("Staged", doc, columns, metadata)

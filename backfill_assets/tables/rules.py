@@ -1,4 +1,4 @@
-"""What must hold of a table's rows: bounds of columns, rules of a row, and what rows may not be.
+"""What must hold of a table's rows: rules of a row, totals, and which rows may not be there.
 
 A rule of a row is a SQL condition, which Delta keeps as a CHECK constraint and the audit counts.
 What no single row tells is a function over a frame: it gives the rows that may not be there.
@@ -13,16 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyspark.sql.types as T
 from pyspark.sql import DataFrame
 
+from backfill_assets.tables.arguments import Argument, is_text, refuse_arguments
+from backfill_assets.tables.column_checks import conditions
+
 if TYPE_CHECKING:
     from backfill_assets.tables.table import Table
-
-#: Of a pandera check, the operator in SQL and the name of the value that it compares with.
-_OPERATORS = {
-    "greater_than": (">", "min_value"),
-    "greater_than_or_equal_to": (">=", "min_value"),
-    "less_than": ("<", "max_value"),
-    "less_than_or_equal_to": ("<=", "max_value"),
-}
 
 
 class Rule(NamedTuple):
@@ -67,36 +62,24 @@ def forbids(name: str, find: Callable[[DataFrame], DataFrame], description: str)
         find: a pure function of the rows that are about to be published, of all days of the run;
             it gives the offending ones, with the partition column and the columns of the key.
         description: what must hold, in a sentence.
+
+    Raises:
+        DeclarationError: the name is none, or there is no function.
     """
+    refuse_arguments(
+        "forbids",
+        [
+            Argument("the name", name, is_text, "a name"),
+            Argument("find", find, callable, "a function of a DataFrame"),
+            Argument("the description", description, is_text, "a sentence"),
+        ],
+    )
     return Forbidden(name, find, description)
 
 
 def rules_in(metadata: Mapping[str, Any]) -> dict[str, Rule]:
     """The rules of a row that a model's metadata has, by name."""
     return {name: Rule(*rule) for name, rule in metadata.get("rules", {}).items()}
-
-
-def bounds_of(name: str, column: Any) -> dict[str, str]:
-    """The bounds of a pandera column as SQL conditions, by constraint name."""
-    found = {}
-    for check in column.checks:
-        sign, value = _OPERATORS[check.name]
-        rule = f"{name} {sign} {check.statistics[value]}"
-        # What is neither true nor false does not hold.
-        rule = f"{name} IS NULL OR {rule}" if column.nullable else rule
-        found[f"{name}_{check.name}"] = rule
-    return found
-
-
-def wrong_bounds(columns: Mapping[str, Any]) -> list[str]:
-    """What of a model's columns is checked otherwise than by bounds, one sentence each."""
-    return [
-        f"{name} has the check {check.name}, and columns have bounds only (gt, ge, lt, le): "
-        'write it as one of "rules" in the metadata'
-        for name, column in columns.items()
-        for check in column.checks
-        if check.name not in _OPERATORS
-    ]
 
 
 def wrong_totals(columns: Mapping[str, Any], totals: Sequence[str]) -> list[str]:
@@ -119,7 +102,7 @@ def wrong_totals(columns: Mapping[str, Any], totals: Sequence[str]) -> list[str]
 
 def wrong_names(table: Table) -> list[str]:
     """What no rule and no check can be named, one sentence each."""
-    bounds = {n for name, column in table.columns.items() for n in bounds_of(name, column)}
+    bounds = {n for name, column in table.columns.items() for n in conditions(name, column)}
     others = {"row_count", "nulls", "conservation", "unique_key", *table.notices}
     return [
         f"a {kind} cannot be named {name!r}: a name has letters, digits and _, and is that of one"

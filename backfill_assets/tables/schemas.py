@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import pyspark.sql.types as T
 from pandera.pyspark import Field
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+
+from backfill_assets.tables.arguments import Argument, is_date, refuse_arguments
+from backfill_assets.tables.columns import bounds_arguments
 
 #: Whole numbers, the narrower first.
 _WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
@@ -51,7 +55,12 @@ def added(
         description: what the column means. The gap is told after it.
         warn: a day with a larger share of nulls (0 to 1) is published with a warning.
         error: a day with a larger share of nulls is not published.
+
+    Raises:
+        DeclarationError: `since` is no date, or a share is none.
     """
+    since_date = Argument("since", since, is_date, "a date, as date(2025, 3, 20)")
+    refuse_arguments("added", [since_date, *bounds_arguments(warn, error, description)])
     gap = Gap(since, default)
     return Field(
         nullable=True,
@@ -87,11 +96,27 @@ def wrong_schema(metadata: Mapping[str, Any], columns: Mapping[str, Any]) -> lis
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         said.append(f'"{_VERSION}" is {version!r}, not a whole number of 1 or more')
     for name, column in columns.items():
+        default = gap.default if (gap := gap_of(column)) else None
+        if isinstance(default, str) and not _is_written(default, column.dtype.type):
+            kind = column.dtype.type.simpleString()
+            said.append(f"{name} is added with the default {default!r}, which is no {kind}")
         if (old := renamed_from(column)) is not None and (not isinstance(old, str) or old == name):
             said.append(f'"{_RENAMED}" of {name} is {old!r}, not the name that it had before')
         elif old in columns:
             said.append(f'"{_RENAMED}" of {name} is {old!r}, which the model still has')
     return said
+
+
+def _is_written(text: str, kind: T.DataType) -> bool:
+    """Whether a text is a value of a type, as a cast takes it; also where that is not known."""
+    try:
+        if isinstance(kind, T.NumericType):
+            Decimal(text)
+        elif isinstance(kind, T.DateType):
+            date.fromisoformat(text)
+    except (ArithmeticError, ValueError):
+        return False
+    return True
 
 
 def with_defaults(frame: DataFrame, partition: str, columns: Mapping[str, Any]) -> DataFrame:

@@ -22,16 +22,27 @@ from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import SAME_DAY, last_days
 from backfill_assets.settings import Settings
 from backfill_assets.tables import models
-from backfill_assets.tables.skews import wrong_skews
-from backfill_assets.tables.table import (
-    RECORDED,
+from backfill_assets.tables.arguments import (
+    Argument,
     DeclarationError,
-    Dependency,
-    Equation,
-    Figure,
-    Inputs,
-    Table,
+    is_bool,
+    is_date,
+    is_name,
+    is_text,
+    is_whole,
+    optional,
+    refuse_arguments,
+    sequence,
 )
+from backfill_assets.tables.model_metadata import (
+    closest,
+    is_model,
+    metadata_of,
+    wrong_line_metadata,
+    wrong_model,
+)
+from backfill_assets.tables.skews import wrong_skews
+from backfill_assets.tables.table import RECORDED, Dependency, Equation, Figure, Inputs, Table
 
 #: What the raw log and the tables of a source have besides the source's own columns.
 OWN_COLUMNS = ("log_date", "arrival_date", "event_date", "source_file")
@@ -67,6 +78,24 @@ _NAMES = {
     Role.LATENESS: "{}_lateness",
     Role.PAGE: "{}_lateness_dashboard",
 }
+
+
+def _other(kind: T.DataType) -> str:
+    """What to do about the type of a field that none may have."""
+    if isinstance(kind, T.FractionalType):
+        return (
+            ": sums of it depend on the order of the rows. Make it a DECIMAL, as "
+            "T.DecimalType(18, 2)"
+        )
+    if isinstance(kind, T.IntegralType):
+        return ": make it T.LongType"
+    return ""
+
+
+def _is_named(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(role, Role) and is_name(name) for role, name in value.items()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,26 +196,45 @@ class Source:
         if not self.declared_in:
             caller = sys._getframe(2).f_globals.get("__name__", "")
             object.__setattr__(self, "declared_in", caller)
+        refuse_arguments(f"source {self.name}", self._arguments())
+        if wrong := [
+            *wrong_model(self.lines),
+            *wrong_line_metadata(metadata_of(self.lines)),
+        ]:
+            raise DeclarationError(f"source {self.name}: {'; '.join(wrong)}")
         object.__setattr__(self, "key", tuple(self.key))
         self._check()
+
+    def _arguments(self) -> list[Argument]:
+        name = "the name of a field of the lines"
+        lateness = '"correct" or "drop"'
+        return [
+            Argument("name", self.name, is_name, "letters, digits and _, as folders have them"),
+            Argument("lines", self.lines, is_model, "a class of pandera.pyspark.DataFrameModel"),
+            Argument("key", self.key, sequence(is_text, 1), 'fields, as ["order_id"]'),
+            Argument("event_time", self.event_time, is_text, name),
+            Argument("version_time", self.version_time, is_text, name),
+            Argument("amount", self.amount, optional(is_text), f"{name}, or leave it out"),
+            Argument("start", self.start, optional(is_date), "a date, as date(2025, 3, 20)"),
+            Argument("window_days", self.window_days, optional(is_whole), "a whole number of days"),
+            Argument(
+                "late_lines", self.late_lines, lambda x: x in (None, "correct", "drop"), lateness
+            ),
+            Argument("hourly", self.hourly, is_bool, "True or False"),
+            Argument("named", self.named, _is_named, 'names by role, as {Role.STAGED: "visits"}'),
+        ]
 
     def _check(self) -> None:
         def refuse(why: str) -> DeclarationError:
             return DeclarationError(f"source {self.name}: {why}")
 
-        if not self.name.isidentifier():
-            raise refuse("its name is that of a folder and of tables: letters, digits and _")
-        # Spark does not tell upper from lower case.
-        spelled = [name.lower() for name in self.types]
         for name, kind in self.types.items():
             if name.lower() in OWN_COLUMNS or name.startswith("_") or not name.isidentifier():
                 raise refuse(f"a field cannot be named {name}")
-            if spelled.count(name.lower()) > 1:
-                raise refuse(f"two fields are named {name}")
             if not isinstance(kind, FIELD_TYPES):
-                raise refuse(f"{name} is {kind.simpleString()}, which no field may be")
-        if not self.key:
-            raise refuse("it needs a key")
+                raise refuse(
+                    f"{name} is {kind.simpleString()}, which no field may be{_other(kind)}"
+                )
         of_type: list[tuple[str, type[T.DataType]]] = [
             (self.event_time, T.TimestampType),
             (self.version_time, T.TimestampType),
@@ -194,7 +242,7 @@ class Source:
         ]
         for name in (*self.key, *(name for name, _ in of_type)):
             if name not in self.types:
-                raise refuse(f"its lines have no field {name}")
+                raise refuse(f"its lines have no field {name}{closest(name, self.types)}")
             if name != self.amount and name in self.may_be_null:
                 raise refuse(f"{name} may not be null")
         for name, wanted in of_type:

@@ -24,18 +24,14 @@ from backfill_assets.calendar.cadences import Cadence
 from backfill_assets.calendar.partitions import unpacked
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.calendar.reach import Known, Reach
-from backfill_assets.tables.columns import Bounds
+from backfill_assets.tables.arguments import DeclarationError
+from backfill_assets.tables.column_checks import conditions
+from backfill_assets.tables.columns import Bounds, nullable_bounds
 from backfill_assets.tables.drifts import notices_of
+from backfill_assets.tables.model_metadata import key_of, metadata_of, wrong_metadata, wrong_model
 from backfill_assets.tables.partitioning import wrong_partition
 from backfill_assets.tables.references import WithoutDays
-from backfill_assets.tables.rules import (
-    Forbidden,
-    Rule,
-    bounds_of,
-    rules_in,
-    wrong_bounds,
-    wrong_totals,
-)
+from backfill_assets.tables.rules import Forbidden, Rule, rules_in, wrong_totals
 from backfill_assets.tables.schemas import (
     in_columns,
     schema_version,
@@ -46,10 +42,6 @@ from backfill_assets.tables.schemas import (
 if TYPE_CHECKING:
     from backfill_assets.delta.ledgers import Ledger
     from backfill_assets.delta.records import Record
-
-
-class DeclarationError(TypeError):
-    """A declared table or source is not possible; the message names it and what is wrong."""
 
 
 class SchemaError(ValueError):
@@ -149,7 +141,8 @@ class Table:
 
     Raises:
         DeclarationError: the model has no one DATE column that the table can be partitioned by, a
-            check of a column that is no bound, or a total that is no DECIMAL or whole number.
+            check of a column or a name in the metadata that means nothing, or a total that is no
+            DECIMAL or whole number.
     """
 
     name: str
@@ -170,17 +163,16 @@ class Table:
     schema_version: int = field(init=False)
 
     def __post_init__(self) -> None:
-        metadata: Mapping[str, Any] = self.model.Config.metadata or {}
-        columns = self.columns
-        if wrong := [
+        metadata = metadata_of(self.model)
+        wrong = wrong_model(self.model) or wrong_metadata(self.model, metadata)
+        if wrong := wrong or [
             *wrong_partition(self.model, metadata),
-            *wrong_bounds(columns),
-            *wrong_schema(metadata, columns),
-            *wrong_totals(columns, metadata.get("totals", ())),
+            *wrong_schema(metadata, self.columns),
+            *wrong_totals(self.columns, metadata.get("totals", ())),
         ]:
             raise DeclarationError(f"{self.name}: {'; '.join(wrong)}")
         object.__setattr__(self, "partition", metadata["partition"])
-        object.__setattr__(self, "key", tuple(metadata.get("key", ())))
+        object.__setattr__(self, "key", tuple(key_of(self.model, metadata)))
         object.__setattr__(self, "totals", tuple(metadata.get("totals", ())))
         object.__setattr__(self, "notices", notices_of(metadata))
         object.__setattr__(self, "rules", rules_in(metadata))
@@ -241,7 +233,7 @@ class Table:
     def nullable(self) -> Mapping[str, Bounds]:
         """The null-rate bounds of the columns that may be null."""
         return {
-            name: Bounds(column.metadata["null_warn"], column.metadata["null_error"])
+            name: nullable_bounds(column)
             for name, column in self.columns.items()
             if column.nullable
         }
@@ -249,7 +241,7 @@ class Table:
     @property
     def constraints(self) -> Mapping[str, str]:
         """What must hold for each row, as SQL by name, for Delta CHECK constraints."""
-        bounds = [bounds_of(name, column) for name, column in self.columns.items()]
+        bounds = [conditions(name, column) for name, column in self.columns.items()]
         rules = {name: rule.condition for name, rule in self.rules.items()}
         return {name: rule for of in [*bounds, rules] for name, rule in of.items()}
 
@@ -280,7 +272,7 @@ class Table:
                         nullable=bool(column.nullable),
                         unique=False,
                         other=[
-                            *bounds_of(name, column).values(),
+                            *conditions(name, column).values(),
                             *(["partition column"] if name == self.partition else []),
                             *(["part of the natural key"] if name in self.key else []),
                         ],

@@ -299,6 +299,8 @@ def take_acceptance(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 def take_doctor(shapes: Shapes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Without the folder the other parts are not looked at: all lines have the same keys.
-    monkeypatch.setenv("BACKFILL_ASSETS_START", "20240101")
-    shapes.take("doctor", "doctor")
+    # With a bad setting the other parts are not looked at: all lines have the same keys.
+    with monkeypatch.context() as bad:
+        bad.setenv("BACKFILL_ASSETS_START", "20240101")
+        shapes.take("doctor", "doctor")
+    shapes.take("settings", "settings")

@@ -46,6 +46,7 @@ VALUES = {
     "SPARK_CONF": '{"spark.x": "y"}',
     "JARS": "/jars",
     "TABLES": "my_tables:TABLES",
+    "CHECK_INDEPENDENCE": "false",
 }
 #: Spelled like variables, in modules that compute the name of one.
 OTHER_WORDS = {"TIMESTAMP_MICROS"}

@@ -21,10 +21,10 @@ from backfill_assets.monitoring.states import State, day_states
 from backfill_assets.orders.tables import RAW, REJECTED
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.staleness.finality import final_days
+from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.catalog import declared, tables_of
 from backfill_assets.tables.code_version import running_code
 from backfill_assets.tables.graph import Graph
-from backfill_assets.tables.table import DeclarationError
 from backfill_assets_tests.invented_logs import days, ledger, ledgers, record
 from backfill_assets_tests.own_tables import my_tables
 from backfill_assets_tests.pipeline import EVERYTHING, START, Pipeline, day, order, undo, verify

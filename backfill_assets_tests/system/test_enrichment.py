@@ -30,9 +30,9 @@ from backfill_assets.lookups import asking
 from backfill_assets.lookups.kept import forget
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.staleness.backlog import backlog
+from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.known import current
-from backfill_assets.tables.table import DeclarationError
 from backfill_assets_tests.pages import documented
 from backfill_assets_tests.pipeline import (
     EVERYTHING,
@@ -284,8 +284,9 @@ def test_live_runs_have_the_reserve_and_backfills_leave_it(pipeline, server):
     said = pipeline.failure(pipeline.run(1, 5, [SCORED], fails=True))
     published = {row["run_date"] for row in pipeline.rows(SCORED)}
     assert len(server.asked) == 10
-    # In the order of the requests: three days have all of their three orders.
-    assert published == {day(1), day(2), day(3)}
+    # In the order of the requests, but for those that are under way at once: of ten, nine are of
+    # the first three days, unless one of the fourth day overtakes them.
+    assert {day(1), day(2)} <= published <= {day(1), day(2), day(3)}
     assert "scores: 3 of 3 requests have no answer: not asked: the quota is used up until" in said
     pipeline.run(1, 5, [SCORED], tags={"dagster/sensor_name": "touched_days"})
     assert {row["run_date"] for row in pipeline.rows(SCORED)} == set(FIVE)

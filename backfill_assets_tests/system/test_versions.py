@@ -31,9 +31,9 @@ from backfill_assets.monitoring.look import situation
 from backfill_assets.monitoring.states import State, day_states
 from backfill_assets.publish.run_tags import REWRITE_TAG
 from backfill_assets.settings import SettingsError, load_settings
+from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets.tables.catalog import fed_tables, tables_of
 from backfill_assets.tables.code_version import SourceFiles
-from backfill_assets.tables.table import DeclarationError
 from backfill_assets_tests import version_tables as first
 from backfill_assets_tests import version_tables_second as second
 from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, planned, undo

@@ -25,7 +25,7 @@ from backfill_assets.monitoring.states import State, day_states
 from backfill_assets.orders.facts import FACT
 from backfill_assets.orders.tables import RAW
 from backfill_assets.settings import load_settings
-from backfill_assets.tables.table import DeclarationError
+from backfill_assets.tables.arguments import DeclarationError
 from backfill_assets_tests.neighbours import Revenue, summed, weekly, weekly_again
 from backfill_assets_tests.pipeline import (
     LAYERS,

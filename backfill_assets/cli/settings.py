@@ -1,0 +1,33 @@
+"""`settings`: what holds for a deployment, and where each setting comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from backfill_assets.cli.output import Output, Status, command
+from backfill_assets.cli.parameters import json_option
+from backfill_assets.env_file import origin
+from backfill_assets.settings import load_settings, variables
+
+
+@command("settings", "settings --json")
+@json_option
+def settings(out: Output, as_json: bool) -> Status:
+    """All settings, with the value of each and where it comes from.
+
+    The `.env` of the current folder is read as Dagster reads it, and wins over the environment.
+    """
+    found = [*_settings()]
+    if as_json:
+        out.json(found)
+        return Status.FINE
+    widths = [max(len(row[column]) for row in found) for column in ("name", "value")]
+    for row in found:
+        out.say(f"{row['name']:{widths[0]}}  {row['value']:{widths[1]}}  {row['origin']}".rstrip())
+    return Status.FINE
+
+
+def _settings() -> Iterator[dict[str, Any]]:
+    for name, value in variables(load_settings()):
+        yield {"name": name, "value": value, "origin": origin(name)}

@@ -1,0 +1,191 @@
+"""What pandera's checks of a column mean: a condition in SQL that each value of it must meet.
+
+The condition is a CHECK constraint of the Delta table, and what the audit counts. Of the lines of a
+source, one that does not meet it is rejected.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Set
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyspark.sql.types as T
+
+#: What a value that is compared with a column of a type must be.
+_VALUES: Mapping[type[T.DataType], tuple[tuple[type, ...], str]] = {
+    T.IntegralType: ((int, float, Decimal), "a number"),
+    T.DecimalType: ((int, float, Decimal), "a number"),
+    T.FractionalType: ((int, float, Decimal), "a number"),
+    T.StringType: ((str,), "a text"),
+    T.DateType: ((date,), "a date"),
+    T.TimestampType: ((datetime,), "a datetime"),
+    T.BooleanType: ((bool,), "true or false"),
+}
+
+
+def _compared(sign: str, value: str) -> Callable[[str, Mapping[str, Any]], str]:
+    return lambda name, of: f"{name} {sign} {_literal(of[value])}"
+
+
+def _in_range(name: str, of: Mapping[str, Any]) -> str:
+    least = ">=" if of.get("include_min", True) else ">"
+    most = "<=" if of.get("include_max", True) else "<"
+    low, high = _literal(of["min_value"]), _literal(of["max_value"])
+    return f"{name} {least} {low} AND {name} {most} {high}"
+
+
+def _among(sign: str, values: str) -> Callable[[str, Mapping[str, Any]], str]:
+    return lambda name, of: f"{name} {sign} ({', '.join(_literals(of[values]))})"
+
+
+def _matches(name: str, of: Mapping[str, Any]) -> str:
+    # As pandera has it, a value begins with a match.
+    return f"{name} RLIKE {_literal(f'^(?:{_pattern(of)})')}"
+
+
+def _length(name: str, of: Mapping[str, Any]) -> str:
+    signs = {"exact_value": "=", "min_value": ">=", "max_value": "<="}
+    return " AND ".join(
+        f"length({name}) {sign} {of[value]}"
+        for value, sign in signs.items()
+        if of.get(value) is not None
+    )
+
+
+#: What a pattern may have in Python alone: Spark's patterns are Java's.
+_OF_PYTHON = re.compile(r"\(\?(?:P[<=>]|\(|#|[aLu]|[imsu]*x)|\\Z")
+#: By name of a check of pandera's, its condition for a column.
+_CONDITIONS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
+    "greater_than": _compared(">", "min_value"),
+    "greater_than_or_equal_to": _compared(">=", "min_value"),
+    "less_than": _compared("<", "max_value"),
+    "less_than_or_equal_to": _compared("<=", "max_value"),
+    "equal_to": _compared("=", "value"),
+    "not_equal_to": _compared("<>", "value"),
+    "in_range": _in_range,
+    "isin": _among("IN", "allowed_values"),
+    "notin": _among("NOT IN", "forbidden_values"),
+    "str_matches": _matches,
+    "str_contains": lambda name, of: f"{name} RLIKE {_literal(_pattern(of))}",
+    "str_startswith": lambda name, of: f"startswith({name}, {_literal(of['string'])})",
+    "str_endswith": lambda name, of: f"endswith({name}, {_literal(of['string'])})",
+    "str_length": _length,
+}
+#: How a declaration writes them.
+ALLOWED = (
+    "gt, ge, lt, le, eq, ne, in_range, isin, notin, str_matches, str_contains, str_startswith, "
+    "str_endswith and str_length"
+)
+
+
+def conditions(name: str, column: Any) -> dict[str, str]:
+    """The checks of a pandera column as SQL conditions, by the name of the constraint."""
+    # What is neither true nor false does not hold.
+    null = f"{name} IS NULL OR " if column.nullable else ""
+    return {
+        f"{name}_{check.name}": f"{null}{_CONDITIONS[check.name](name, check.statistics)}"
+        for check in column.checks
+    }
+
+
+def wrong_checks(columns: Mapping[str, Any]) -> list[str]:
+    """Which checks of a model's columns mean nothing here, one sentence each."""
+    return [
+        sentence
+        for name, column in columns.items()
+        for check in column.checks
+        for sentence in _wrong(name, column.dtype.type, check)
+    ]
+
+
+def _wrong(name: str, kind: T.DataType, check: Any) -> Iterable[str]:
+    if check.name not in _CONDITIONS:
+        yield (
+            f"{name} has the check {check.name}, and a column has {ALLOWED}: write it as one of "
+            '"rules" in the metadata'
+        )
+        return
+    if getattr(check, "raise_warning", False):
+        yield f"{name} has raise_warning, and a row that breaks a check is no warning: leave it out"
+    statistics = check.statistics
+    if check.name.startswith("str_"):
+        if not isinstance(kind, T.StringType):
+            yield f"{name} has the check {check.name}, and is {kind.simpleString()}, not a string"
+        if problem := _wrong_text(statistics):
+            yield f"{name} has the check {check.name} with {problem}"
+        return
+    if not _values(statistics):
+        yield f"{name} has the check {check.name} of no value"
+    for value in _values(statistics):
+        if wrong := wrong_value(kind, value):
+            yield f"{name} has the check {check.name} with {value!r}: {wrong}"
+
+
+def wrong_value(kind: T.DataType, value: Any) -> str:
+    """Why a column of a type cannot have a value; empty if it can."""
+    types, allowed = next(
+        (allowed for of, allowed in _VALUES.items() if isinstance(kind, of)), ((), "")
+    )
+    if not allowed:
+        return f"the column is {kind.simpleString()}, for which no value can be given"
+    # A bool is no number here, and a moment no date.
+    fits = isinstance(value, types) and (bool in types or not isinstance(value, bool))
+    fits = fits and (datetime in types or not isinstance(value, datetime))
+    finite = not isinstance(value, float | Decimal) or math.isfinite(value)
+    return "" if fits and finite else f"the column is {kind.simpleString()}: give {allowed}"
+
+
+def _values(statistics: Mapping[str, Any]) -> list[Any]:
+    """What a check compares with."""
+    several = [of for name, of in statistics.items() if name.endswith("_values")]
+    single = ("min_value", "max_value", "value")
+    return [x for of in several for x in of] + [statistics[n] for n in single if n in statistics]
+
+
+def _pattern(statistics: Mapping[str, Any]) -> str:
+    pattern = statistics["pattern"]
+    return str(pattern.pattern if isinstance(pattern, re.Pattern) else pattern)
+
+
+def _wrong_text(statistics: Mapping[str, Any]) -> str:
+    """What a check of texts compares with that it cannot; empty if it can."""
+    if "string" in statistics and not isinstance(statistics["string"], str):
+        return f"{statistics['string']!r}: give a text"
+    if lengths := [
+        n for name, n in statistics.items() if name.endswith("_value") and n is not None
+    ]:
+        wrong = [n for n in lengths if type(n) is not int or n < 0]
+        return f"{wrong[0]!r}: give a whole number of characters" if wrong else ""
+    if "pattern" not in statistics:
+        return ""
+    given = statistics["pattern"]
+    if isinstance(given, re.Pattern) and given.flags & ~re.UNICODE:
+        return f"the flags of {given.pattern!r}: write them into the pattern, as (?i)"
+    if found := _OF_PYTHON.search(_pattern(statistics)):
+        return f"{found[0]!r} in a pattern, which Java reads otherwise than Python: leave it out"
+    return ""
+
+
+def _literals(values: Iterable[Any]) -> list[str]:
+    """Values as SQL has them: those of a set in one order."""
+    found = map(_literal, values)
+    return sorted(found) if isinstance(values, Set) else [*found]
+
+
+def _literal(value: Any) -> str:
+    """A value as Spark's SQL has it."""
+    if isinstance(value, str):
+        escaped = str.__str__(value).replace("\\", "\\\\").replace("'", "\\'")
+        return f"'{escaped}'"
+    if isinstance(value, datetime):
+        moment = value.astimezone(UTC) if value.tzinfo else value
+        return f"TIMESTAMP'{moment.replace(tzinfo=None)}+00:00'"
+    if isinstance(value, date):
+        return f"DATE'{value}'"
+    if isinstance(value, float | Decimal):
+        return f"{Decimal(str(value)):f}"
+    return str(value)

@@ -1,0 +1,165 @@
+"""Pandera's checks of columns: what they mean in SQL, of lines and of tables."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import ClassVar
+
+import pandera.pyspark as pa
+import pyspark.sql.types as T
+import pytest
+from deltalake import DeltaTable
+from pandera.pyspark import Field
+from pyspark.sql import functions as F
+
+from backfill_assets import Source, nullable
+from backfill_assets.assets.lines import read_versions
+from backfill_assets.landing.text import lines_schema
+from backfill_assets.tables.column_checks import conditions
+from backfill_assets.tables.table import Table
+
+#: By check: the type of the column, what is declared, values that pass, values that do not.
+CHECKS = {
+    "gt": (T.LongType, {"gt": 0}, [1], [0, -1]),
+    "ge": (T.LongType, {"ge": 0}, [0], [-1]),
+    "lt": (T.DecimalType(8, 2), {"lt": Decimal("1.50")}, [Decimal("1.49")], [Decimal("1.50")]),
+    "le": (T.DateType, {"le": date(2024, 1, 5)}, [date(2024, 1, 5)], [date(2024, 1, 6)]),
+    "moment": (
+        T.TimestampType,
+        {"ge": datetime(2024, 1, 5, 12, tzinfo=UTC)},
+        [datetime(2024, 1, 5, 12, tzinfo=UTC)],
+        [datetime(2024, 1, 5, 11, 59, tzinfo=UTC)],
+    ),
+    "eq": (T.BooleanType, {"eq": True}, [True], [False]),
+    "ne": (T.StringType, {"ne": "it's"}, ["its"], ["it's"]),
+    "in_range": (T.DoubleType, {"in_range": (0, 0.5)}, [0.0, 0.5], [0.51, float("nan")]),
+    "open range": (T.LongType, {"in_range": (0, 9, False, False)}, [1, 8], [0, 9]),
+    "isin": (T.StringType, {"isin": ["a", "b\\n", "c'd"]}, ["a", "b\\n", "c'd"], ["b", ""]),
+    "notin": (T.LongType, {"notin": [7, 8]}, [6], [7, 8]),
+    "str_matches": (T.StringType, {"str_matches": r"a\d|b"}, ["a1", "bx"], ["xb", "a"]),
+    "anchored": (T.StringType, {"str_matches": r"^a\d$"}, ["a1"], ["a12", "xa1"]),
+    "str_contains": (T.StringType, {"str_contains": r"\d"}, ["x1"], ["x"]),
+    "str_startswith": (T.StringType, {"str_startswith": "%_'"}, ["%_'x"], ["%x", ""]),
+    "str_endswith": (T.StringType, {"str_endswith": "\\"}, ["x\\"], ["\\x"]),
+    "str_length": (T.StringType, {"str_length": (1, 2)}, ["ä", "ab"], ["", "abc"]),
+    "exact": (T.StringType, {"str_length": 2}, ["ab"], ["a", "abc"]),
+}
+
+
+def column(kind, field) -> pa.DataFrameModel:
+    body = {"__annotations__": {"x": kind}, "x": field, "__module__": __name__}
+    return type("Checked", (pa.DataFrameModel,), body).to_schema().columns["x"]
+
+
+def test_each_check_holds_for_what_it_says(spark):
+    # One query for all: a column for each value, a row.
+    columns, expected = {}, {}
+    for name, (kind, declared, passes, breaks) in CHECKS.items():
+        (condition,) = conditions("x", column(kind, Field(**declared))).values()
+        data_type = kind if isinstance(kind, T.DataType) else kind()
+        for n, value in enumerate([*passes, *breaks]):
+            label = f"{name}_{n}"
+            expected[label] = value in passes
+            columns[label] = (condition, F.lit(value).cast(data_type))
+    frame = spark.range(1)
+    for label, (condition, value) in columns.items():
+        frame = frame.withColumn("x", value).withColumn(label, F.expr(condition)).drop("x")
+    assert frame.select(*columns).first().asDict() == expected
+
+
+def test_a_column_that_may_be_null(spark):
+    any_share = column(T.StringType, Field(isin=["a"], nullable=True))
+    (condition,) = conditions("x", any_share).values()
+    frame = spark.createDataFrame([("a",), (None,), ("b",)], "x string")
+    assert frame.where(condition).count() == 2
+
+
+class Reading(pa.DataFrameModel):
+    """A line with checks of all kinds."""
+
+    meter_id: T.StringType = Field(str_startswith="m", str_length=(2, 8))
+    read_at: T.TimestampType = Field()
+    sent_at: T.TimestampType = Field()
+    kwh: T.DecimalType(12, 3) = Field(gt=0, lt=100)
+    state: T.StringType = Field(isin=["on", "off"], nullable=True)
+    phase: T.LongType = nullable(1.0, 1.0, "Phase.")
+
+
+READINGS = Source(
+    "readings", Reading, key=["meter_id"], event_time="read_at", version_time="sent_at"
+)
+GOOD = {
+    "meter_id": "m1",
+    "read_at": "2024-01-05T10:00:00Z",
+    "sent_at": "2024-01-05T10:00:00Z",
+    "kwh": "1.5",
+    "state": "on",
+    "phase": None,
+}
+LINES = [
+    ({}, None),
+    ({"state": None}, None),
+    ({"kwh": "0.001"}, None),
+    ({"kwh": "0"}, "bad kwh"),
+    ({"kwh": "100"}, "bad kwh"),
+    ({"meter_id": "x1"}, "bad meter_id"),
+    ({"meter_id": "m"}, "bad meter_id"),
+    ({"state": "broken"}, "bad state"),
+]
+
+
+def test_a_line_that_breaks_a_check_is_rejected(spark):
+    lines = [
+        (date(2024, 1, 5), str(n), "text", *({**GOOD, **change}[f] for f in READINGS.fields), None)
+        for n, (change, _) in enumerate(LINES)
+    ]
+    frame = spark.createDataFrame(lines, lines_schema(READINGS))
+    reasons = {
+        row["source_file"]: row["_reason"]
+        for row in read_versions(frame, READINGS, "UTC").collect()
+    }
+    assert [reasons[str(n)] for n in range(len(LINES))] == [reason for _, reason in LINES]
+
+
+def test_the_tables_of_a_source_have_its_checks():
+    for table in (READINGS.raw, READINGS.staged, READINGS.late):
+        assert table.constraints["kwh_greater_than"] == "kwh > 0"
+        assert table.constraints["state_isin"] == "state IS NULL OR state IN ('on', 'off')"
+
+
+class Energy(pa.DataFrameModel):
+    """Energy of a meter."""
+
+    run_date: T.DateType = Field()
+    meter_id: T.StringType = Field(str_matches=r"m\d+", str_startswith="m")
+    state: T.StringType = Field(isin=["it's on", "off"])
+
+    class Config:
+        """Pandera's own word for a key."""
+
+        strict = True
+        unique = "meter_id"
+        metadata: ClassVar = {"partition": "run_date"}
+
+
+def test_a_table_has_the_key_that_pandera_calls_unique():
+    assert Table("energy", Energy).key == ("meter_id",)
+
+
+def test_delta_holds_the_checks_as_constraints(spark, tmp_path):
+    """Whoever writes to the table later is refused as the audit would."""
+    url, table = str(tmp_path / "energy"), Table("energy", Energy)
+    spark.createDataFrame([], table.struct).write.format("delta").save(url)
+    for name, rule in table.constraints.items():
+        spark.sql(f"ALTER TABLE delta.`{url}` ADD CONSTRAINT {name} CHECK ({rule})")
+
+    def append(meter: str, state: str) -> None:
+        row = (date(2024, 1, 5), meter, state)
+        spark.createDataFrame([row], table.struct).write.format("delta").mode("append").save(url)
+
+    append("m17", "it's on")
+    for meter, state in (("m17", "on"), ("x17", "off"), ("mm", "off")):
+        with pytest.raises(Exception, match="CHECK constraint"):
+            append(meter, state)
+    assert DeltaTable(url).to_pyarrow_table().num_rows == 1

@@ -1,0 +1,43 @@
+"""What a run says of a function that fails: a sentence with what, why, where and what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
+
+TABLES = "backfill_assets_tests.failing_tables:TABLES"
+#: By table, what its failure says.
+FAILURES = {
+    "unknown_column": (
+        "its function failed: [UNRESOLVED_COLUMN",
+        "Did you mean",
+        "failing_tables.py, line",
+    ),
+    "key_error": ("its function failed: KeyError: 'least'", "failing_tables.py, line"),
+    "failing_udf": ("its rows cannot be computed", "ZeroDivisionError"),
+    "wrong_cast": ("its rows cannot be computed", "[CAST_INVALID_INPUT]", "'many'"),
+    "nothing": ("its function gives None, and no DataFrame",),
+}
+
+
+@pytest.fixture(scope="module")
+def pipeline(engine, spark, tmp_path_factory) -> Pipeline:
+    pipeline = Pipeline(engine, tmp_path_factory.mktemp("failing"), tables=TABLES)
+    for n in (1, 2):
+        pipeline.land(n, [order(f"{n}", n)])
+    pipeline.run(1, 2, LAYERS)
+    return pipeline
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_function_that_fails(pipeline, name):
+    text = pipeline.failure(pipeline.run(1, 2, [name], fails=True))
+    assert text.startswith(f"{name} [{day(1)}...{day(2)}]: ")
+    for part in FAILURES[name]:
+        assert part in text
+    assert "Nothing was written" in text
+    assert "launch these days again" in text
+    assert len(text.splitlines()) == 1, "no plan, and no stack"
+    assert read_ledgers(pipeline.settings)[name].version is None

@@ -1,0 +1,105 @@
+"""Functions that mix the days of a range are refused before anything is published."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from backfill_assets.backfills.comparison import Match
+from backfill_assets.calendar.partitions import Window
+from backfill_assets.delta.ledgers import Ledger
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.delta.records import Details
+from backfill_assets.publish.candidates import Built
+from backfill_assets.publish.independence import (
+    DependentDaysError,
+    is_known,
+    refuse_dependent_days,
+)
+from backfill_assets_tests.dependent_tables import by_day
+from backfill_assets_tests.invented_logs import record
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order, verify
+
+TABLES = "backfill_assets_tests.dependent_tables:TABLES"
+GOOD = "by_day"
+
+
+@pytest.fixture(scope="module")
+def pipeline(engine, spark, tmp_path_factory) -> Pipeline:
+    pipeline = Pipeline(engine, tmp_path_factory.mktemp("dependent"), tables=TABLES)
+    for n in (1, 2, 3):
+        pipeline.land(n, [order(f"{n}-{i}", n, f"{n}.00", f"c{i}") for i in range(4)])
+    pipeline.run(1, 3, LAYERS)
+    return pipeline
+
+
+def ledger(pipeline: Pipeline, name: str) -> Ledger:
+    return read_ledgers(pipeline.settings)[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "n"), [("by_range", 1), ("since_the_day_before", 2), ("spend_so_far", 1)]
+)
+def test_a_function_that_mixes_days_publishes_nothing(pipeline, name, n):
+    result = pipeline.run(1, 3, [name], fails=True)
+    text = pipeline.failure(result)
+    assert f"{name} [{day(1)}...{day(3)}]: refused, the table is as it was" in text
+    assert f"gives other rows for {day(n)} alone (4 row(s)) than within" in text
+    assert "Does it group, join and order by for_day?" in text
+    assert ledger(pipeline, name).version is None
+
+
+def test_a_day_by_itself_is_what_it_is(pipeline):
+    pipeline.run(1, 1, ["by_range"])
+    # It has been published, and the next range is looked at all the same.
+    assert not pipeline.run(2, 3, ["by_range"], fails=True).success
+
+
+def test_known_code_is_not_looked_at_again(pipeline, monkeypatch):
+    pipeline.run(1, 3, [GOOD])
+    found = ledger(pipeline, GOOD)
+    (record,) = found.records
+    assert is_known(found, record.code_version)
+    assert not is_known(found, "other")
+    monkeypatch.setattr(
+        "backfill_assets.publish.computing.refuse_dependent_days",
+        lambda *_: pytest.fail("it is known"),
+    )
+    pipeline.run(1, 3, [GOOD], tags={"backfill_assets/rewrite": "true"})
+
+
+def test_it_can_be_switched_off(engine, pipeline):
+    lax = Pipeline(engine, pipeline.root, tables=TABLES, check_independence=False)
+    lax.run(1, 3, ["since_the_day_before"])
+    assert ledger(lax, "since_the_day_before").published
+
+
+def test_a_range_of_which_one_day_passed_is_looked_at(spark):
+    rows = spark.createDataFrame([(day(1), "c", 3, 0.5)], by_day.struct)
+    other = spark.createDataFrame([(day(1), "c", 1, 0.25)], by_day.struct)
+    days = Window(day(1), day(4))
+
+    def look(window: Window, frame: DataFrame) -> None:
+        refuse_dependent_days(by_day, rows, window, {day(1): 1}, lambda _: Built(frame, {}))
+
+    with pytest.raises(DependentDaysError, match=f"other rows for {day(1)} alone"):
+        look(days, other)
+    look(days, rows.withColumn("share", F.lit(0.75)))  # sums of floats depend on the order
+    look(Window(day(1), day(2)), other)  # no range
+
+
+def test_verification_compares_each_day_alone(pipeline, engine):
+    pipeline.run(1, 1, ["spend_so_far"])
+    pipeline.run(2, 2, ["by_range"])
+    found = verify(pipeline.settings, engine, Window(day(1), day(4)), ["by_range"])
+    assert {one.day: one.outcome for one in found if one.day == day(2)} == {day(2): Match.MATCHES}
+
+
+def test_what_was_carried_is_no_proof():
+    from_a_run = record(1, (day(1), day(2)))
+    assert is_known(Ledger(by_day, records=[from_a_run]), "code")
+    for details in (Details(undoes="x"), Details(as_of={"1": []}), Details(kind="canary")):
+        carried = msgspec.structs.replace(from_a_run, details=details)
+        assert not is_known(Ledger(by_day, records=[carried]), "code")
