@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from backfill_assets.engine.environment import choose_api
 from backfill_assets.engine.garbage import collect_rarely
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ __all__ = [
 
 
 collect_rarely()
+choose_api()
 
 
 def __getattr__(name: str) -> object:

@@ -306,9 +306,10 @@ def load_settings(**overrides: Any) -> Settings:
 def variables(settings: Settings) -> Iterator[tuple[str, str]]:
     """The environment variable of each setting, with its value as a message may show it."""
     for field, value in settings:
-        shown = value if isinstance(value, str) else json.dumps(value, default=str)
+        mapping = isinstance(value, Mapping)
+        shown = json.dumps(value) if mapping else "" if value is None else str(value)
         secret = is_secret(field) or is_secret(shown) or (field == "spark_conf" and value)
-        yield _variable(field), "(hidden)" if secret else shown
+        yield _variable(field), "(hidden)" if secret and shown else shown
 
 
 def _variable(field: str) -> str:

@@ -141,6 +141,7 @@ MISTAKES = {
         "read_at: T.TimestampType = Field(gt=date(2020, 1, 1), ",
         "read_at has the check greater_than with .*: give a da",
     ),
+    "letters": (STATE, 'state: T.StringType = Field(isin="icu")', "with 'icu': give a list of val"),
     "no value": (KWH, kwh("isin=[]"), "kwh has the check isin of no value"),
     "no text": (STATE, "state: T.StringType = Field(str_startswith=5)", "with 5: give a text"),
     "flags": (

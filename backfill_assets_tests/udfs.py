@@ -5,14 +5,15 @@ from __future__ import annotations
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyspark.sql.types as T
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-doubled = F.udf(lambda n: 2 * n, "long")
-doubled_by_arrow = F.udf(lambda n: 2 * n, "long", useArrow=True)
+doubled = F.udf(lambda n: 2 * n, T.LongType())
+doubled_by_arrow = F.udf(lambda n: 2 * n, T.LongType(), useArrow=True)
 
 
-@F.pandas_udf("long")
+@F.pandas_udf(T.LongType())
 def doubled_by_pandas(numbers: pd.Series) -> pd.Series:
     """Of a module, by pandas."""
     return 2 * numbers

@@ -22,6 +22,7 @@ _FILES = {
     "README.md": "README.md.j2",
     "workspace.yaml": "workspace.yaml",
     "dagster.yaml": "dagster.yaml",
+    "{name}/sources.py": "sources.py.j2",
     "{name}/tables.py": "tables.py.j2",
     "{name}/sample.py": "sample.py.j2",
     "tests/test_tables.py": "test_tables.py.j2",

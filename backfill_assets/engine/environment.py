@@ -66,10 +66,23 @@ def jvm_environment(master: str) -> dict[str, str]:
     if local:
         environment["PYSPARK_PYTHON"] = sys.executable
         environment["SPARK_LOCAL_IP"] = "127.0.0.1"
+        # A worker imports the module of a UDF from where this process looks for a project's, too.
+        places = [str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(places)
     if sys.platform == "linux":
         # By its locale a JVM takes and gives names of files.
         environment["LC_ALL"] = _UTF_8
     return environment
+
+
+def choose_api() -> None:
+    """Let PySpark make columns and UDFs for a Connect server, if the environment names one.
+
+    PySpark chooses when a UDF is made. Modules that declare tables are imported before there is a
+    session, and it would choose the other.
+    """
+    if os.environ.get("SPARK_REMOTE"):
+        os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # so does Spark's own builder
 
 
 def ignored_variables(master: str) -> list[str]:

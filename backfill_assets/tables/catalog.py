@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from pandera.errors import SchemaInitError
+from pyspark.errors import PySparkException
 
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.env_file import in_file
@@ -29,7 +30,14 @@ from backfill_assets.tables.table import Table
 #: What a declaration raises while its module is imported, besides `DeclarationError`.
 _MISTAKES = (
     *(ImportError, AttributeError, NameError, TypeError, ValueError, LookupError),
-    *(ArithmeticError, NotImplementedError, SyntaxError, SchemaInitError, re.error),
+    *(
+        ArithmeticError,
+        NotImplementedError,
+        SyntaxError,
+        SchemaInitError,
+        re.error,
+        PySparkException,
+    ),
 )
 
 

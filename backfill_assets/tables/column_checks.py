@@ -118,6 +118,12 @@ def _wrong(name: str, kind: T.DataType, check: Any) -> Iterable[str]:
         if problem := _wrong_text(statistics):
             yield f"{name} has the check {check.name} with {problem}"
         return
+    texts = [
+        of for name, of in statistics.items() if name.endswith("_values") and isinstance(of, str)
+    ]
+    if texts:
+        yield f"{name} has the check {check.name} with {texts[0]!r}: give a list of values"
+        return
     if not _values(statistics):
         yield f"{name} has the check {check.name} of no value"
     for value in _values(statistics):

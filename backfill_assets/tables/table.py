@@ -292,6 +292,16 @@ class Table:
             SchemaError: a column is missing, unknown or of another type. Found from the schema
                 alone; no Spark job runs.
         """
+        lacking = [name for name in self.columns if name not in frame.columns]
+        unknown = [name for name in frame.columns if name not in self.columns]
+        if lacking or unknown:
+            # Pandera's own words have a row of the data in them.
+            said = {"lacks": lacking, "has besides": unknown}
+            problems = [f"{verb} {', '.join(names)}" for verb, names in said.items() if names]
+            raise SchemaError(
+                f"{self.name}: the frame {' and '.join(problems)}; its columns are "
+                f"{', '.join(self.columns)}. Nothing was written; the table is as it was."
+            )
         with config_context(validation_depth=ValidationDepth.SCHEMA_ONLY):
             # Of a column in place of a decimal pandera asserts that it is one; so types come first.
             wrong = self._wrong_types(frame)
