@@ -10,8 +10,9 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -287,7 +288,7 @@ def load_settings(**overrides: Any) -> Settings:
     if unknown := sorted(given - known):
         raise SettingsError(
             f"bad settings: {', '.join(name + in_file(name) for name in unknown)}: no such "
-            "setting; there are "
+            f"setting{_meant(unknown[0], known)}; there are "
             f"{', '.join(sorted(known))} and SPARK_REMOTE"
         )
     try:
@@ -327,8 +328,27 @@ def _explain(problems: list[Any], overrides: Mapping[str, Any]) -> str:
         else:
             place = "".join(f"[{key}]" for key in within)
             value = _shown(problem["input"], field + place)
-            lines.append(f"{name}{place}={value}{in_file(name)}: {rule}")
+            lines.append(f"{name}{place}={value}{in_file(name)}: {rule}{_bounds(field)}")
     return "bad settings: " + "; ".join(lines)
+
+
+def _meant(name: str, known: Collection[str]) -> str:
+    """The setting that a misspelt one is most like, as a question."""
+    close = get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _bounds(field: str) -> str:
+    """The least and the most that a setting may be, if it is a number with such."""
+    found = Settings.model_fields.get(field)
+    said = {"ge": "at least", "gt": "more than", "le": "at most"}
+    bounds = [
+        f"{word} {getattr(of, name)}"
+        for of in (found.metadata if found else ())
+        for name, word in said.items()
+        if getattr(of, name, None) is not None
+    ]
+    return f" ({', '.join(bounds)})" if bounds else ""
 
 
 def _shown(value: object, place: str = "") -> str:

@@ -55,6 +55,7 @@ def test_defaults(monkeypatch, tmp_path):
 
 GOOD = [
     ("BACKFILL_ASSETS_ABSENT_DAYS", "3", "absent_days", 3),
+    ("BACKFILL_ASSETS_CHECK_INDEPENDENCE", "false", "check_independence", False),
     ("BACKFILL_ASSETS_REJECTED_WARN", "0.01", "rejected_warn", 0.01),
     ("BACKFILL_ASSETS_REJECTED_ALERT", "0.1", "rejected_alert", 0.1),
     ("BACKFILL_ASSETS_REJECTED_HOLD", "1", "rejected_hold", 1.0),
@@ -144,7 +145,7 @@ def test_every_variable_has_a_good_value_here():
         ("BACKFILL_ASSETS_PARTITIONS_PER_RUN", "1.5", "valid integer"),
         ("BACKFILL_ASSETS_WINDOW_DAYS", "-1", "greater than or equal to 0"),
         ("BACKFILL_ASSETS_WINDOW_DAYS", "367", "less than or equal to 366"),
-        ("BACKFILL_ASSETS_WINDOW_DAYS", "seven", "valid integer"),
+        ("BACKFILL_ASSETS_WINDOW_DAYS", "seven", "as an integer (at least 0, at most 366)"),
         ("BACKFILL_ASSETS_LAG_DAYS", "0", "greater than or equal to 1"),
         ("BACKFILL_ASSETS_LATE_LINES", "keep", "'correct' or 'drop'"),
         ("BACKFILL_ASSETS_REPROCESS", "all", "'touched' or 'window'"),
@@ -231,7 +232,9 @@ def test_an_unknown_variable_is_refused(monkeypatch):
     monkeypatch.setenv("BACKFILL_ASSETS_WINDOWDAYS", "3")
     with pytest.raises(SettingsError) as caught:
         load_settings()
-    assert "BACKFILL_ASSETS_WINDOWDAYS: no such setting" in str(caught.value)
+    said = str(caught.value)
+    assert "BACKFILL_ASSETS_WINDOWDAYS: no such setting" in said
+    assert "(did you mean BACKFILL_ASSETS_WINDOW_DAYS?)" in said
     assert "BACKFILL_ASSETS_WINDOW_DAYS" in str(caught.value)
     monkeypatch.setenv("BACKFILL_ASSETS_WINDOWDAYS", "")
     assert load_settings().window_days == 7
@@ -287,6 +290,7 @@ def test_digest_knows_only_what_decides_the_rows():
         "keep_runs_days": 5,
         "keep_plans_days": 5,
         "absent_days": 3,
+        "check_independence": False,
         "max_line": 1 << 20,
         "max_expanded": 1 << 30,
         "max_control": 1 << 12,

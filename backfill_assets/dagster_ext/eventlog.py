@@ -203,6 +203,7 @@ def _home(what: str) -> Path:
     home = os.environ.get("DAGSTER_HOME")
     if not home:
         raise dg.DagsterInvariantViolationError(
-            f"The {what} needs DAGSTER_HOME, or a base_dir in dagster.yaml."
+            f"The {what} that dagster.yaml names needs DAGSTER_HOME, or a base_dir there: export "
+            "DAGSTER_HOME=$PWD/.dagster. In a folder without a dagster.yaml, no history is kept."
         )
     return Path(home)
