@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import msgspec
 import pytest
 from pyspark.sql import DataFrame
@@ -82,7 +84,9 @@ def test_a_range_of_which_one_day_passed_is_looked_at(spark):
     days = Window(day(1), day(4))
 
     def look(window: Window, frame: DataFrame) -> None:
-        refuse_dependent_days(by_day, rows, window, {day(1): 1}, lambda _: Built(frame, {}))
+        refuse_dependent_days(
+            by_day, rows, window, {day(1): 1}, lambda _: nullcontext(Built(frame, {}))
+        )
 
     with pytest.raises(DependentDaysError, match=f"other rows for {day(1)} alone"):
         look(days, other)

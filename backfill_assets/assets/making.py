@@ -1,7 +1,7 @@
 """The asset of a table that is made of others: it reads their snapshots, and computes its days."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
@@ -127,12 +127,14 @@ def _planned(
     def build(days: Window) -> Built:
         # What was computed before is published by now, or was given up.
         kept.close()
-        return alone(days)
-
-    def alone(days: Window) -> Built:
         cache = kept.enter_context(caching())
         built = make(Read(tables, references, asking), cache, days)
         return _with_references(built, references, held, days)
+
+    @contextmanager
+    def alone(days: Window) -> Iterator[Built]:
+        with caching() as cache:
+            yield make(Read(tables, references, asking), cache, days)
 
     def after(day: date, content: str) -> str:
         own = {(table.name, day - DAY): content}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any
@@ -138,6 +139,10 @@ class Built:
     files: DataFiles = field(default_factory=dict)
 
 
+#: Computes days, and keeps their rows as long as they are looked at.
+Alone = Callable[[Window], AbstractContextManager[Built]]
+
+
 @dataclass(frozen=True)
 class Plan:
     """How some days are made from the inputs as they are now; nothing is computed yet.
@@ -150,8 +155,8 @@ class Plan:
         recorded_anew: days that the commit is to cover although nothing in them has changed.
         after: of a table that carries state, the fingerprint of a day if the day before holds this
             content; none of other tables.
-        alone: computes days beside those that were built last, to be compared with them; none of
-            a table whose days are not to be.
+        alone: computes days beside those that were built last, to be compared with them, and
+            forgets them; none of a table whose days are not to be.
     """
 
     fingerprints: Mapping[date, str]
@@ -160,7 +165,7 @@ class Plan:
     news: Mapping[date, str] = field(default_factory=dict)
     recorded_anew: Container[date] = ()
     after: Callable[[date, str], str] | None = None
-    alone: Callable[[Window], Built] | None = None
+    alone: Alone | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ held against a day or two of it that are computed alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import ExitStack
 from datetime import date
 from functools import reduce
 
@@ -18,7 +19,7 @@ from pyspark.sql import functions as F
 from backfill_assets.calendar.partitions import Days, Window
 from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.records import Record
-from backfill_assets.publish.candidates import Built
+from backfill_assets.publish.candidates import Alone
 from backfill_assets.quality.audit import RefusedError, digest_sums
 from backfill_assets.tables.table import Table
 
@@ -49,7 +50,7 @@ def refuse_dependent_days(
     frame: DataFrame,
     days: Window,
     rows: Mapping[date, int],
-    alone: Callable[[Window], Built],
+    alone: Alone,
     *,
     chained: bool = False,
 ) -> None:
@@ -74,15 +75,16 @@ def refuse_dependent_days(
     if not later or not sample:
         return
     frames = [frame.where(F.col(table.partition).isin(sample)).withColumn(_ALONE, F.lit(False))]
-    for day in sample:
-        built = table.conform(alone(Days.of([day])).frame)
-        frames.append(built.withColumn(_ALONE, F.lit(True)))
     exact = T.StructType([column for column in table.struct if not _is_inexact(column.dataType)])
     sums = digest_sums(exact)
-    grouped = reduce(DataFrame.unionByName, frames).groupBy(table.partition, _ALONE)
+    with ExitStack() as kept:
+        for day in sample:
+            built = table.conform(kept.enter_context(alone(Days.of([day]))).frame)
+            frames.append(built.withColumn(_ALONE, F.lit(True)))
+        grouped = reduce(DataFrame.unionByName, frames).groupBy(table.partition, _ALONE)
+        found = grouped.agg(*[column.alias(name) for name, column in sums.items()]).collect()
     digests = {
-        (row[table.partition], row[_ALONE]): tuple(row[name] for name in sums)
-        for row in grouped.agg(*[column.alias(name) for name, column in sums.items()]).collect()
+        (row[table.partition], row[_ALONE]): tuple(row[name] for name in sums) for row in found
     }
     for day in sample:
         within, by_itself = digests.get((day, False)), digests.get((day, True))
