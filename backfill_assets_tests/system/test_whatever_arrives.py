@@ -85,12 +85,12 @@ def test_only_the_days_that_changed_are_computed(pipeline, monkeypatch):
     built: dict[str, list[Window]] = {}
     compute = publisher.compute
 
-    def seen(table, plan, wanted, *more):
+    def seen(table, plan, wanted, *more, **known):
         def build(days: Window):
             built.setdefault(table.name, []).append(days)
             return plan.build(days)
 
-        return compute(table, replace(plan, build=build), wanted, *more)
+        return compute(table, replace(plan, build=build), wanted, *more, **known)
 
     monkeypatch.setattr(publisher, "compute", seen)
     pipeline.land(1, [order("new", 1)], "more.jsonl")
