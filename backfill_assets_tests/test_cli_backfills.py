@@ -133,7 +133,7 @@ def test_plans_of_another_version(instance, capsys):
         ("{}", "plan: Field required"),
         ("not JSON", "Invalid JSON"),
         ({"stage": 7}, "there is no stage 7"),
-        ({"plan": {"parameters": {"days": "one day"}}}, "Invalid isoformat string"),
+        ({"plan": {"parameters": {"days": "one day"}}}, "'one day' is no range of days"),
     ],
 )
 def test_a_plan_in_whatever_form_is_a_sentence(instance, said, why):

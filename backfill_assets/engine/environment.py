@@ -94,7 +94,8 @@ def ignored_variables(master: str) -> list[str]:
     passed_on = jvm_environment(master)
     set_here = os.environ.items() - {_OF_PANDERA}
     names = {name for name, value in set_here if passed_on.get(name) != value}
-    return sorted(names - {"SPARK_REMOTE", "LC_ALL"} - _OF_A_SESSION)
+    # Of PYTHONPATH all is passed on, and more.
+    return sorted(names - {"SPARK_REMOTE", "LC_ALL", "PYTHONPATH"} - _OF_A_SESSION)
 
 
 @contextmanager

@@ -204,7 +204,7 @@ def test_a_declaration_that_is_not_possible_is_refused(function, checks, said):
         ("TWICE", "two tables are named raw_orders"),
         ("ORDERLESS", "an input of customer_spend_7d, must come before it"),
         ("WHOLE", "orders_whole reads raw_orders whole, which has days: use Reads"),
-        ("PLACE", "is neither a table nor a source"),
+        ("PLACE", "it is .*: give a list, as PLACE = "),
         ("NOWHERE", "has no attribute 'NOWHERE'"),
     ],
 )
