@@ -375,7 +375,7 @@ def test_parse_reads_what_str_spells(start, length):
     assert Window.parse(str(window)) == window
 
 
-@pytest.mark.parametrize("text", ["", "...", "2024-01-01..2024-01-02", "2024-02-30", "1...2"])
+@pytest.mark.parametrize("text", ["", "...", "2024-01-01....2024-01-02", "2024-02-30", "1...2"])
 def test_parse_refuses_what_is_no_window(text):
     with pytest.raises(ValueError):
         Window.parse(text)

@@ -85,10 +85,11 @@ def test_what_files_name_is_there(path):
 
 
 def test_the_scaffold_imports_what_is_public():
-    text = (PACKAGE / "scaffold/tables.py.j2").read_text()
+    texts = [(PACKAGE / f"scaffold/{name}.py.j2").read_text() for name in ("sources", "tables")]
     imported = {
         alias.name
-        for node in ast.walk(ast.parse(text))
+        for text in texts
+        for node in ast.walk(ast.parse(text.replace("{{ name }}", "shop")))
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("backfill_assets")
         for alias in node.names
     }
