@@ -53,19 +53,17 @@ def column(kind, field) -> pa.DataFrameModel:
 
 
 def test_each_check_holds_for_what_it_says(spark):
-    # One query for all: a column for each value, a row.
-    columns, expected = {}, {}
-    for name, (kind, declared, passes, breaks) in CHECKS.items():
-        (condition,) = conditions("x", column(kind, Field(**declared))).values()
+    # One query for all: a column for each value.
+    values, rules, expected = [], [], {}
+    for check, (kind, declared, passes, breaks) in CHECKS.items():
         data_type = kind if isinstance(kind, T.DataType) else kind()
         for n, value in enumerate([*passes, *breaks]):
-            label = f"{name}_{n}"
-            expected[label] = value in passes
-            columns[label] = (condition, F.lit(value).cast(data_type))
-    frame = spark.range(1)
-    for label, (condition, value) in columns.items():
-        frame = frame.withColumn("x", value).withColumn(label, F.expr(condition)).drop("x")
-    assert frame.select(*columns).first().asDict() == expected
+            name = f"{check.replace(' ', '_')}_{n}"
+            (condition,) = conditions(name, column(kind, Field(**declared))).values()
+            values.append(F.lit(value).cast(data_type).alias(name))
+            rules.append(F.expr(condition).alias(name))
+            expected[name] = value in passes
+    assert spark.range(1).select(*values).select(*rules).first().asDict() == expected
 
 
 def test_a_column_that_may_be_null(spark):
