@@ -309,8 +309,7 @@ def variables(settings: Settings) -> Iterator[tuple[str, str]]:
     for field, value in settings:
         mapping = isinstance(value, Mapping)
         shown = json.dumps(value) if mapping else "" if value is None else str(value)
-        secret = is_secret(field) or is_secret(shown) or (field == "spark_conf" and value)
-        yield _variable(field), "(hidden)" if secret and shown else shown
+        yield _variable(field), "(hidden)" if value and _is_hidden(shown, field) else shown
 
 
 def _variable(field: str) -> str:
@@ -356,5 +355,8 @@ def _shown(value: object, place: str = "") -> str:
 
     What a setting of Spark's may hold nobody knows.
     """
-    secret = place.startswith("spark_conf") or is_secret(place) or is_secret(str(value))
-    return "(hidden)" if secret else repr(value)
+    return "(hidden)" if _is_hidden(str(value), place) else repr(value)
+
+
+def _is_hidden(value: str, place: str) -> bool:
+    return place.startswith("spark_conf") or is_secret(place) or is_secret(value)

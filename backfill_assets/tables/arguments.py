@@ -60,15 +60,6 @@ class Argument(NamedTuple):
     allowed: str
 
 
-def wrong_arguments(arguments: Iterable[Argument]) -> list[str]:
-    """Which arguments are none that are allowed, one sentence each."""
-    return [
-        f"{name} is {shown(value)}: give {allowed}"
-        for name, value, fits, allowed in arguments
-        if not fits(value)
-    ]
-
-
 def refuse_arguments(name: str, arguments: Iterable[Argument]) -> None:
     """Refuse arguments that are none that are allowed.
 
@@ -79,7 +70,12 @@ def refuse_arguments(name: str, arguments: Iterable[Argument]) -> None:
     Raises:
         DeclarationError: naming each that is none, and what is allowed.
     """
-    if wrong := wrong_arguments(arguments):
+    wrong = [
+        f"{argument} is {shown(value)}: give {allowed}"
+        for argument, value, fits, allowed in arguments
+        if not fits(value)
+    ]
+    if wrong:
         raise DeclarationError(f"{name}: {'; '.join(wrong)}")
 
 
