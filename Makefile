@@ -143,6 +143,7 @@ lock: $(VENV)/.installed-dev ## remake the lock files from the pins in pyproject
 	@$(LOCK) $(ARGS) --group build -o requirements-build.lock >/dev/null
 	@$(LOCK) $(ARGS) pyproject.toml -o requirements.lock >/dev/null
 	@$(LOCK) $(ARGS) pyproject.toml --extra dev --group lock -c requirements.lock \
+		-c requirements-build.lock \
 		-o requirements-dev.lock >/dev/null
 	@$(LOCK) $(ARGS) pyproject.toml --extra docs -c requirements.lock \
 		-c requirements-dev.lock -o requirements-docs.lock >/dev/null

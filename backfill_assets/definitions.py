@@ -10,8 +10,9 @@ from typing import Any
 import dagster as dg
 
 from backfill_assets.assets import dashboard, derived, known, lateness, raw, staging
+from backfill_assets.assets.run_size import report_long_range
 from backfill_assets.backfills import jobs, target_jobs
-from backfill_assets.calendar.cadences import Cadence
+from backfill_assets.calendar.policy import Policy
 from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.engine.spark import Engine
 from backfill_assets.monitoring import automation, housekeeping
@@ -48,6 +49,7 @@ def build_defs(
         SettingsError: naming the variable, the value and what is allowed.
     """
     settings = settings or load_settings()
+    report_long_range(settings.partitions_per_run)
     running = running_code(settings)
     given = resources or {}
     engine = given.get("engine") or Engine.of(settings)
@@ -102,8 +104,9 @@ def _told(settings: Settings, spec: dg.AssetSpec) -> dg.AssetSpec:
         spec = spec.replace_attributes(description=said).merge_attributes(
             tags={RETIRED_TAG: str(table.retired)}
         )
-    elif policy := automation.freshness(settings, table.cadence if table else Cadence.DAILY):
-        spec = spec.replace_attributes(freshness_policy=policy)
+    else:
+        policy = graph_for(settings).policy_of(table.name) if table else Policy.of(settings)
+        spec = spec.replace_attributes(freshness_policy=automation.freshness(settings, policy))
     if isinstance(table, Derived) and len(versions_in(tables_of(settings), table.first)) > 1:
         spec = spec.merge_attributes(
             tags={VERSIONS_TAG: table.first, VERSION_TAG: str(table.version)}

@@ -51,7 +51,8 @@ class Settings(BaseSettings):
         start: first day of all partitions.
         end: first day after the last partition (exclusive); none means up to yesterday.
         timezone: IANA name of the zone whose calendar days are the business days.
-        partitions_per_run: at most that many days a run; none means a whole range in one run.
+        partitions_per_run: at most so many days a run; a range that `dagster asset materialize` or
+            `dg launch` is given is one run, however long it is.
         window_days: the reprocessing window W: a line logged up to W days after the day it
             happened still changes that day; later ones come too late.
         lag_days: a day is first published so many days after it by the schedule and the sensor.
@@ -100,7 +101,7 @@ class Settings(BaseSettings):
     start: date = date(2024, 1, 1)
     end: date | None = None
     timezone: str = "UTC"
-    partitions_per_run: int | None = Field(default=None, ge=1)
+    partitions_per_run: int = Field(default=31, ge=1)
     window_days: int = Field(default=7, ge=0, le=366)
     lag_days: int = Field(default=1, ge=1, le=366)
     late_lines: Literal["correct", "drop"] = "correct"

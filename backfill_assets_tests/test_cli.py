@@ -670,8 +670,23 @@ def test_progress(monkeypatch, capsys):
     assert said.splitlines() == [
         "  read_orders ... published raw_orders 2 days, raw_orders_rejected 1 day; "
         "3 checks evaluated, 1 did not pass",
+        "    raw_orders conservation: x",
         "  stage_orders ... published nothing; 0 checks evaluated",
     ]
+
+
+def test_progress_says_once_what_a_check_finds_on_many_days(monkeypatch, capsys):
+    finding = "*read_orders - ASSET_CHECK_EVALUATION - Asset check 'late' on 'late_orders' did not "
+    text = log(
+        *BEGINNING,
+        *(f"{finding}pass. Description: '{n} line(s) of \\_a\\_ came late'" for n in (3, 5)),
+        *("*read_orders - STEP_SUCCESS - Finished", "*RUN_SUCCESS - Finished execution of run."),
+    )
+    assert progress(monkeypatch, capsys, text) == (
+        0,
+        "  read_orders ... 2 checks evaluated, 2 did not pass\n"
+        "    late_orders late: 3 line(s) of _a_ came late (and 1 more)\n",
+    )
 
 
 def test_progress_of_steps_that_run_at_the_same_time(monkeypatch, capsys):

@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
 from html.parser import HTMLParser
@@ -308,9 +308,27 @@ def test_light_and_dark_have_contrast():
 
 def test_a_source_without_amounts_has_no_money():
     settings = load_settings(window_days=7, ui_url=UI)
-    text = Reader(dashboard.page(table(24), VISITS, settings, 2)).text
+    rows = table(24, amount_by_delay=[Decimal(0)] * 4)
+    text = Reader(dashboard.page(rows, VISITS, settings, 2)).text
     assert "amounts that add up" not in text
+    assert "money" not in text.lower()
     assert "How late do the lines of visits arrive?" in text
+
+
+def test_lateness_counts_from_when_lines_usually_arrive():
+    rows = delayed(40, older=True)
+    next_day = [found | {"delays": [delay + 1 for delay in found["delays"]]} for found in rows]
+    source = replace(ORDER_LINES, arrives_after=1)
+    settings = load_settings(window_days=7, ui_url=UI)
+    text = Reader(dashboard.page(pa.Table.from_pylist(next_day), source, settings, 2)).text
+    own = Reader(drawn(pa.Table.from_pylist(rows))).text
+    assert "later than 1 day after its event day, when lines of this source usually arrive" in text
+    shares = "The configured window of 7 days catches 99.10 % of the lines"
+    assert shares in own
+    assert shares in text
+    assert "it takes 9 days" in own
+    assert "it takes 9 days" in text
+    assert "logged more than 8 days after its event day" in text
 
 
 def test_the_page_says_its_figures():

@@ -141,7 +141,7 @@ def test_one_partitions_definition(assets):
 
 def test_one_backfill_policy():
     for overrides, policy in (
-        ({}, dg.BackfillPolicy.single_run()),
+        ({}, dg.BackfillPolicy.multi_run(31)),
         ({"partitions_per_run": 4}, dg.BackfillPolicy.multi_run(4)),
     ):
         found = graph(**overrides)

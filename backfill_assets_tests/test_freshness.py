@@ -13,6 +13,7 @@ from dagster._core.definitions.freshness_evaluator import CronFreshnessPolicyEva
 from dagster._core.loader import LoadingContext
 from dagster._core.test_utils import freeze_time
 
+from backfill_assets.calendar.policy import Policy
 from backfill_assets.monitoring.automation import freshness
 from backfill_assets.settings import Settings, load_settings
 
@@ -59,7 +60,9 @@ def first_moment(day: date, zone: ZoneInfo) -> datetime:
 
 def state(settings: Settings, made: datetime, now: datetime) -> str:
     """What Dagster says of a table that was last materialized at a moment."""
-    node = SimpleNamespace(key=KEY, freshness_policy_or_from_metadata=freshness(settings))
+    node = SimpleNamespace(
+        key=KEY, freshness_policy_or_from_metadata=freshness(settings, Policy.of(settings))
+    )
     with dg.DagsterInstance.ephemeral() as instance:
         with freeze_time(made):
             instance.report_runless_asset_event(dg.AssetMaterialization(KEY))
@@ -89,5 +92,6 @@ def test_a_zone_that_never_puts_its_clocks_back_loses_no_minute():
 
 
 def test_a_deadline_at_the_end_of_the_day_is_a_policy_that_dagster_takes():
-    policy = freshness(load_settings(timezone="Europe/Berlin", deadline="23:59"))
+    settings = load_settings(timezone="Europe/Berlin", deadline="23:59")
+    policy = freshness(settings, Policy.of(settings))
     assert policy.lower_bound_delta == DAY

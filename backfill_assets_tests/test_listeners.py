@@ -128,3 +128,13 @@ def test_a_server_of_somebody_else_that_the_user_chose_is_taken(monkeypatch):
     assert channel_of("sc://localhost:15003")._interceptors == []
     assert channel_of("sc://spark.example.org:15002")._interceptors == []
     assert len(channel_of("sc://localhost:15002")._interceptors) == 1
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
+def test_a_token_is_shown_on_this_machine_without_tls(host):
+    channel = channel_of(f"sc://{host}:15002/;token=secret")
+    assert channel.endpoint == "localhost:15002"
+
+
+def test_another_machine_is_called_by_its_own_name():
+    assert channel_of("sc://127.0.0.1.example:15002").endpoint == "127.0.0.1.example:15002"

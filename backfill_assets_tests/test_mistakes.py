@@ -108,6 +108,11 @@ MISTAKES = {
         'late_lines="ignore"',
         'late_lines is .*: give "correct" or "drop"',
     ),
+    "arrives_after": (
+        'amount="kwh"',
+        "arrives_after=-1",
+        "arrives_after is -1: give a whole number of days",
+    ),
     "hourly": ('amount="kwh"', 'hourly="yes"', "hourly is 'yes': give True or False"),
     "named": ('amount="kwh"', 'named={"raw": "x"}', "named is .*: give names by role"),
     "a double": (

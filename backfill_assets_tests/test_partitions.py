@@ -16,7 +16,6 @@ from backfill_assets.calendar.partitions import (
     Days,
     Window,
     any_of,
-    backfill_policy,
     windows,
 )
 from backfill_assets.settings import load_settings
@@ -123,11 +122,6 @@ def test_days_are_days_of_the_business_zone():
     window = found.time_window_for_partition_key("2024-03-10")  # the clock goes forward
     assert window.start.timestamp() == datetime(2024, 3, 10, 5, tzinfo=timezone.utc).timestamp()
     assert window.end.timestamp() == datetime(2024, 3, 11, 4, tzinfo=timezone.utc).timestamp()
-
-
-def test_backfill_policy():
-    assert backfill_policy(load_settings()) == dg.BackfillPolicy.single_run()
-    assert backfill_policy(load_settings(partitions_per_run=5)) == dg.BackfillPolicy.multi_run(5)
 
 
 @pytest.mark.parametrize("of", [{3}, {3, 9, 10, 11, 12}, {6}, {4, 6}, set(), {5, 7, 8, 9, 10}])

@@ -22,7 +22,7 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.logs import load_log
 from backfill_assets.delta.records import Details, ExternalCommit, Published, Record
 from backfill_assets.orders.facts import FACT
-from backfill_assets.publish.run_tags import launched_by
+from backfill_assets.publish.run_tags import NIGHT_VARIABLE, launched_by
 from backfill_assets_tests.invented_logs import NIGHTLY, days, record, said_of
 from backfill_assets_tests.pipeline import START, day
 from backfill_assets_tests.written_logs import (
@@ -326,6 +326,13 @@ def test_launched_by(tags, by):
     assert record(1, days(1), by=launched_by(tags)).by_person is (by == "person")
 
 
+def test_launched_by_the_command_for_nights(monkeypatch):
+    monkeypatch.setenv(NIGHT_VARIABLE, "1")
+    assert launched_by({}) == "command night"
+    assert launched_by({"dagster/schedule_name": "nightly"}) == "schedule nightly"
+    assert not record(1, days(1), by=launched_by({})).by_person
+
+
 # --- days as ranges -------------------------------------------------------------------------------
 
 
@@ -384,8 +391,6 @@ def test_parse_refuses_what_is_no_window(text):
 @pytest.mark.parametrize(
     ("length", "most", "lengths"),
     [
-        (1, None, [1]),
-        (10, None, [10]),
         (1, 1, [1]),
         (3, 1, [1, 1, 1]),
         (10, 3, [3, 3, 3, 1]),

@@ -34,7 +34,7 @@ def test_defaults(monkeypatch, tmp_path):
     assert settings.end is None
     assert settings.timezone == "UTC"
     assert settings.zone == ZoneInfo("UTC")
-    assert settings.partitions_per_run is None
+    assert settings.partitions_per_run == 31
     assert settings.window_days == 7
     assert settings.lag_days == 1
     assert settings.late_lines == "correct"

@@ -16,7 +16,7 @@ from backfill_assets.tables.sources import Source
 def build(settings: Settings, source: Source) -> dg.AssetsDefinition:
     """The page of a source, which has no days of its own."""
     name, lateness = source.page, source.lateness
-    window_days = source.policy(settings).window_days
+    window_days = source.policy(settings).window_days - source.arrives_after
 
     @dg.multi_asset(
         name=f"draw_{name}",
@@ -63,7 +63,7 @@ def build(settings: Settings, source: Source) -> dg.AssetsDefinition:
                 "path": dg.MetadataValue.url(path)
                 if "://" in path
                 else dg.MetadataValue.path(path),
-                **key_figures(rows.to_pylist(), window_days),
+                **key_figures(rows.to_pylist(), window_days, source.arrives_after),
                 f"delta version {lateness.name}": log.version(),
             }
         )

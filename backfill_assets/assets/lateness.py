@@ -36,7 +36,7 @@ def lateness_figures(
         rejected: the rejected lines of the window's arrival days.
         source: of the lines.
         window: the log days to measure.
-        window_days: the reprocessing window W.
+        window_days: the reprocessing window, in log days.
     """
     logged = raw.where(window.predicate("log_date"))
     unread = rejected.groupBy(F.col("arrival_date").alias("log_date")).agg(
@@ -76,7 +76,7 @@ def _by_delay(logged: DataFrame, source: Source, window_days: int) -> DataFrame:
 
     By delay first, which leaves few rows: with it the event day of each count is known.
     """
-    late, beyond = F.col("delay") >= 1, F.col("delay") > window_days
+    late, beyond = F.col("delay") > source.arrives_after, F.col("delay") > window_days
     entry = F.struct("delay", "count", "money")
     return (
         logged.groupBy("log_date", _delay().alias("delay"))
@@ -106,14 +106,15 @@ def _by_delay(logged: DataFrame, source: Source, window_days: int) -> DataFrame:
 
 
 def _percentiles(logged: DataFrame, source: Source) -> DataFrame:
-    """By log day with late lines: how late they are."""
+    """By log day with late lines: how late they are; in days from when they were expected."""
     latest = F.greatest(source.event_time, source.version_time)
     micros = F.unix_micros(latest) - F.unix_micros(source.event_time)
     # In integers: a double cannot hold the microseconds between far apart times.
     minutes = F.call_function("div", micros, F.lit(60_000_000))
-    delays = {"days": _delay(), "minutes": minutes}
+    days = _delay() - source.arrives_after
+    delays = {"days": days, "minutes": minutes}
     return (
-        logged.where(_delay() >= 1)
+        logged.where(days >= 1)
         .withColumns(delays)
         .groupBy("log_date")
         .agg(
@@ -169,14 +170,14 @@ def expectations(
         rejected: as for `lateness_figures`.
         source: of the lines.
         window: the log days to measure.
-        window_days: the reprocessing window W.
+        window_days: the reprocessing window, in log days.
         unknown: days whose log has never been published, so that keys known by it are not.
     """
     logged = raw.where(window.predicate("log_date"))
     both = logged.select(
         "log_date",
         F.lit(1).alias("lines"),
-        (F.col("event_date") < F.col("log_date")).cast("int").alias("late"),
+        (_delay() > source.arrives_after).cast("int").alias("late"),
         (~in_time(window_days)).cast("int").alias("beyond"),
         F.lit(0).alias("rejected"),
     ).unionAll(rejected.select("arrival_date", F.lit(0), F.lit(0), F.lit(0), F.lit(1)))
@@ -203,10 +204,14 @@ def expectations(
     return found
 
 
-def numbers(row: Mapping[str, Any]) -> dict[str, int | float]:
+def numbers(row: Mapping[str, Any], arrives_after: int = 0) -> dict[str, int | float]:
     """One day's figures for the UI, which plots numbers and nothing else; shares are 0 to 1.
 
     A figure that a day has not (a share of no lines, a delay of no late line) is left out.
+
+    Args:
+        row: of `models.ArrivalLateness`.
+        arrives_after: after so many days the source's lines usually arrive; windows begin then.
     """
     lines = row["lines"]
     said: dict[str, int | float] = {
@@ -221,7 +226,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, int | float]:
         said["late share"] = row["late_lines"] / lines
         said["beyond window share"] = row["beyond_lines"] / lines
         for w in COMPARED:
-            said[f"caught by W={w}"] = lines_within(row, w) / lines
+            said[f"caught by W={w}"] = lines_within(row, arrives_after + w) / lines
     for unit in ("days", "minutes"):
         for name in ("p50", "p95", "max"):
             delay = row[f"delay_{unit}_{name}"]
@@ -277,7 +282,7 @@ def build(settings: Settings, code: Code, source: Source) -> dg.AssetsDefinition
             frame,
             expectations(rows, raw, rejected, source, days, window_days, unknown),
             scattered=True,
-            numbers={day: numbers(row) for day, row in rows.items()},
+            numbers={day: numbers(row, source.arrives_after) for day, row in rows.items()},
         )
 
     name = f"measure_{table.name}"

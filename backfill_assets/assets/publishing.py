@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from backfill_assets.calendar.partitions import backfill_policy
+from backfill_assets.assets.run_size import backfill_policy
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.dagster_ext.events import (
     SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION as EVENTS_ARE_OURS,
@@ -48,7 +48,7 @@ def delta_assets(
         deps=[of.name for table in tables for of in table.references],
         check_specs=check_specs(tables, partitions_def),
         partitions_def=partitions_def,
-        backfill_policy=backfill_policy(settings),
+        backfill_policy=backfill_policy(settings.partitions_per_run),
         # Only where there is something to choose: a check alone cannot be run, it is the audit.
         can_subset=len(tables) > 1,
         pool=pool,

@@ -12,7 +12,7 @@ from backfill_assets.calendar.partitions import DAY, Window
 TOLERANCE = 1.3
 
 
-def even_stages(days: Window, work: Workload, most: int | None) -> list[Window]:
+def even_stages(days: Window, work: Workload, most: int) -> list[Window]:
     """Stages of about the same work; one stage where Dagster's own cut into runs is even enough.
 
     It is if no run has more work than `TOLERANCE` times that of a run of average days, or if other
@@ -22,10 +22,10 @@ def even_stages(days: Window, work: Workload, most: int | None) -> list[Window]:
     Args:
         days: the days to cut.
         work: how much work they are.
-        most: at most so many days a run; none for all in one run.
+        most: at most so many days a run.
     """
     runs = [work.of(run, again=False) for run in days.split(most)]
-    if most is None or len(runs) == 1:
+    if len(runs) == 1:
         return [days]
     # The days before a stage that follow from it are to fit in the same run.
     longest = most - work.lead if 2 * work.lead <= most else most

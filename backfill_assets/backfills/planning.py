@@ -211,7 +211,7 @@ def _landed(
     }
 
 
-def _cut(parameters: Parameters, load: Workload, most: int | None) -> tuple[tuple[Stage, ...], int]:
+def _cut(parameters: Parameters, load: Workload, most: int) -> tuple[tuple[Stage, ...], int]:
     """The stages, and how many runs of at most so many days they have."""
     stages = list(parameters.stages(partial(even_stages, work=load, most=most)))
     runs = sum(len(of.split(most)) for _, of in stages)

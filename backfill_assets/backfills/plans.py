@@ -80,7 +80,7 @@ class Parameters(BaseModel, frozen=True):
         if self.chunk_days == "auto":
             chunks = even(window) if even else [window]
         else:
-            chunks = window.split(self.chunk_days)
+            chunks = window.split(self.chunk_days or len(window))
         for n, chunk in enumerate(chunks, 1):
             yield (f"{n:03d}" if len(chunks) > 1 else "rest"), chunk
 

@@ -23,7 +23,6 @@ from backfill_assets.backfills.target_days import (
     refuse_migrated,
 )
 from backfill_assets.calendar.partitions import Window, packed, spelled, unpacked
-from backfill_assets.calendar.policy import Policy
 from backfill_assets.dagster_ext.internals import BaseAssetGraph
 from backfill_assets.delta import targets
 from backfill_assets.delta.evolution import differences
@@ -31,13 +30,12 @@ from backfill_assets.delta.ledgers import Ledger
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.delta.records import CANARY, PERSON, SWITCH_OVER
 from backfill_assets.delta.targets import Target, TargetError
-from backfill_assets.delta.versions import keep_versions
 from backfill_assets.publish.adoption import Adopted, adopt, adopted_before
 from backfill_assets.publish.candidates import Done
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.run_tags import REASON_TAG
 from backfill_assets.settings import Settings
-from backfill_assets.staleness.backlog import backlog
+from backfill_assets.staleness.settled import keep_settled_versions
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.table import Table
@@ -132,10 +130,8 @@ def _end(settings: Settings, target: Target) -> None:
         return now.model_copy(update={"switching": False}) if mine else now
 
     targets.change(settings, target.name, ended)
-    ledgers, policy = read_ledgers(settings), Policy.of(settings)
-    today = datetime.now(settings.zone).date()
-    if not target.canary and not any(backlog(ledgers, policy, today).open.values()):
-        keep_versions(settings.warehouse, ledgers)
+    if not target.canary:
+        keep_settled_versions(settings, datetime.now(settings.zone).date())
 
 
 def _refuse_other_tables(settings: Settings, target: Target) -> None:

@@ -20,10 +20,14 @@ from backfill_assets.staleness.supposed import SwitchedOver
 from backfill_assets.tables.catalog import fed_tables, graph_for, tables_of
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.derived import carries_state
+from backfill_assets.tables.known import Current
+from backfill_assets.tables.table import Table
 
 
 def tables_for(settings: Settings, chosen: Sequence[str]) -> tuple[str, ...]:
     """The tables of a target: those that are chosen, and all that follow from them.
+
+    What is known now of a table (`current`) is made by the same function, so it belongs to it.
 
     Args:
         settings: the deployment's settings.
@@ -43,10 +47,15 @@ def tables_for(settings: Settings, chosen: Sequence[str]) -> tuple[str, ...]:
             f"{', '.join(landed)} is what has landed, and there is nothing to build of it beside "
             "production: choose the tables that are made of it"
         )
-    wanted = chosen or [name for name in graph.tables if name not in graph.landed]
-    return tuple(
-        name for name in graph.tables if name in wanted or graph.upstream(name) & {*wanted}
-    )
+    wanted = {*(chosen or graph.tables.keys() - {*graph.landed})}
+
+    def follows(name: str, table: Table) -> bool:
+        same = isinstance(table, Current) and table.of.name in wanted
+        return same or bool(graph.upstream(name) & wanted)
+
+    while more := {n for n, table in graph.tables.items() if follows(n, table)} - wanted:
+        wanted |= more
+    return tuple(name for name in graph.tables if name in wanted)
 
 
 def days_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterator, Mapping
-from datetime import date
+from datetime import date, datetime
 
 import dagster as dg
 
@@ -17,6 +17,7 @@ from backfill_assets.delta.targets import Target, TargetError
 from backfill_assets.publish.candidates import Done
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.settings import Settings
+from backfill_assets.staleness.settled import keep_settled_versions
 from backfill_assets.tables.table import Table
 
 #: The job that switches over.
@@ -129,12 +130,14 @@ def _rest(settings: Settings, target: Target) -> None:
 
 
 def _end(settings: Settings, target: Target) -> None:
-    """Take note of what is left of the target in production.
+    """Take note of what production still has of the target, and of versions that belong together.
 
     A switch-over that had not ended is undone as a whole, so it is over.
     """
-    left = {"undoing": "", "switching": False, "canary": _stands(settings, target)}
+    left = {"undoing": "", "switching": False, "canary": stands(settings, target)}
     targets.change(settings, target.name, lambda of: of.model_copy(update=left))
+    if not left["canary"]:
+        keep_settled_versions(settings, datetime.now(settings.zone).date())
 
 
 def is_mixed(settings: Settings) -> bool:
@@ -144,7 +147,7 @@ def is_mixed(settings: Settings) -> bool:
     made the rest as the target has it, or all of them anew: then it is not mixed any more.
     """
     return any(
-        of.switching or of.undoing or (of.canary and _stands(settings, of) and _lacks(settings, of))
+        of.switching or of.undoing or (of.canary and stands(settings, of) and _lacks(settings, of))
         for of in targets.readable(settings)
     )
 
@@ -158,7 +161,7 @@ def _lacks(settings: Settings, target: Target) -> bool:
     return any(adopted.changed(adopted.days, now) for adopted, now in found)
 
 
-def _stands(settings: Settings, target: Target) -> bool:
+def stands(settings: Settings, target: Target) -> bool:
     """Whether production has any day as the target made it."""
     ledgers = read_ledgers(settings)
     for name in target.tables:

@@ -24,6 +24,7 @@ def lines_within(row: Mapping[str, Any], window_days: int) -> int:
 
     Args:
         row: of `models.ArrivalLateness`.
-        window_days: the length of the window, whichever was configured when the row was made.
+        window_days: the length of the window from the event day on, whichever was configured when
+            the row was made.
     """
     return within(dict(zip(row["delays"], row["lines_by_delay"], strict=True)), window_days)

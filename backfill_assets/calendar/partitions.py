@@ -6,10 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from datetime import date, timedelta
 
-import dagster as dg
-
 from backfill_assets.calendar.days import read_days
-from backfill_assets.settings import Settings
 
 DAY = timedelta(days=1)
 
@@ -59,9 +56,9 @@ class Window:
         """This window and so many days more on either side."""
         return Window(self.start - before * DAY, self.end + after * DAY)
 
-    def split(self, most: int | None) -> list[Window]:
+    def split(self, most: int) -> list[Window]:
         """Windows of at most so many days that make up this one."""
-        step = (most or len(self) or 1) * DAY
+        step = most * DAY
         starts = [self.start]
         while starts[-1] + step < self.end:
             starts.append(starts[-1] + step)
@@ -156,10 +153,3 @@ def days_of_run(tags: Mapping[str, str]) -> Window | None:
 def any_of(found: Iterable[Window], column: str, *, of: str = "") -> str:
     """`Window.predicate` for the days of several windows."""
     return " OR ".join(f"({window.predicate(column, of=of)})" for window in found)
-
-
-def backfill_policy(settings: Settings) -> dg.BackfillPolicy:
-    """How many days one run takes; the same for every asset, or ranges could not be shared."""
-    if settings.partitions_per_run is None:
-        return dg.BackfillPolicy.single_run()
-    return dg.BackfillPolicy.multi_run(settings.partitions_per_run)

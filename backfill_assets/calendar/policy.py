@@ -29,6 +29,8 @@ class Policy:
             are counted and in no total (`drop`).
         only_touched: whether a scheduled run rebuilds just the days that new lines change
             (`touched`); otherwise all that they may change (`window`).
+        arrives_after: the usual number of days from an event to its log day. It is part of the
+            window, and tables by event day are first published so many days later.
         absent_days: a folder is waited for until one of so many days later was loaded; then its
             day counts as one on which nothing came.
         cadence: how far apart the partitions are that `logged` and `due` give.
@@ -41,6 +43,7 @@ class Policy:
     corrects: bool
     only_touched: bool
     absent_days: int = 30
+    arrives_after: int = 0
     cadence: Cadence = Cadence.DAILY
 
     @classmethod
@@ -93,4 +96,5 @@ def widest(policies: Sequence[Policy]) -> Policy:
         start=max(policy.start for policy in policies),
         window_days=max(policy.window_days for policy in policies),
         corrects=all(policy.corrects for policy in policies),
+        arrives_after=max(policy.arrives_after for policy in policies),
     )

@@ -38,9 +38,10 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
 
     from backfill_assets.backfills.stages import lacking_daemons
     from backfill_assets.monitoring.night import Night, busy, run_night
+    from backfill_assets.staleness.settled import keep_settled_versions
 
-    nights = Night(settings)
-    today = as_of or datetime.now(settings.zone).date()
+    now = datetime.now(settings.zone).date()
+    nights, today = Night(settings, now), as_of or now
     with _home_or_none() as folder, dg.DagsterInstance.from_config(folder) as instance:
         look = partial(busy, instance, nights.tables, daemon=not lacking_daemons(instance))
         for log, said in nights.silences(today).items():
@@ -49,20 +50,18 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
         if not run:
             _print_commands(out, nights, today, *nights.wave(today, look(), list))
             return Status.FINE
-        return _reported(
-            out, today, run_night(nights, today, look, partial(_run_one, out, nights, folder))
-        )
+        result = run_night(nights, today, look, partial(_run_one, out, nights, folder))
+        if not look():
+            keep_settled_versions(settings, now)
+        return _reported(out, today, result)
 
 
 def _print_commands(
     out: Output, nights: Night, today: date, kind: str, requests: Sequence[Request]
 ) -> None:
-    from backfill_assets.monitoring.night import UNLIMITED
-
     out.say(_outlook(today, kind, requests))
-    given = [f"{k}={v}" for k, v in UNLIMITED.items()] if nights.settings.partitions_per_run else []
     for request in requests:
-        out.say(shlex.join(given + nights.command(request)))
+        out.say(shlex.join(nights.command(request)))
 
 
 def _outlook(today: date, kind: str, requests: Sequence[Request]) -> str:
@@ -106,14 +105,15 @@ def _home_or_none() -> Iterator[str]:
 def _run_one(out: Output, nights: Night, folder: str, kind: str, request: Request) -> bool:
     """Run a request as a process of its own; whether it succeeded."""
     from backfill_assets.cli.progress import condense
-    from backfill_assets.monitoring.night import LOAD, UNLIMITED
+    from backfill_assets.monitoring.night import LOAD
+    from backfill_assets.publish.run_tags import NIGHT_VARIABLE
 
     doing = "Loading" if kind == LOAD else "Building"
     out.note(f"{doing} {', '.join(request.tables)} for {request.window} ...")
     dagster, *arguments = nights.command(request)
     with subprocess.Popen(
         [str(Path(sys.executable).with_name(dagster)), *arguments],
-        env={**os.environ, **UNLIMITED, "DAGSTER_HOME": folder},
+        env={**os.environ, NIGHT_VARIABLE: "1", "DAGSTER_HOME": folder},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

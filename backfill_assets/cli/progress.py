@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from backfill_assets.cli.output import Output, Status
@@ -14,6 +14,8 @@ _ASSET = re.compile(r"Materialized value (\w+)\.")
 #: What the IO manager logs of a table, if there is something that it need not do.
 _IDENTICAL = re.compile(r" - (\w+) - (\w+) \[[-.\d]+\]: (?:.*, )?(\d+) days? identical")
 _SKIPPED = re.compile(r"Dependencies for step (\w+) (?:failed|were not executed)")
+#: A check that did not pass, and the first line of what it says.
+_FINDING = re.compile(r"Asset check '(\w+)' on '(\w+)' did not pass\.(?: Description: '(.*))?")
 _FAILURE = "dagster._core.definitions.events.Failure: "
 #: Errors that say themselves what is wrong and what to do; their stack trace would hide that.
 _OURS = (_FAILURE, "backfill_assets.")
@@ -49,7 +51,19 @@ class _Step:
     days: Counter[str] = field(default_factory=Counter)
     identical: Counter[str] = field(default_factory=Counter)
     checks: int = 0
-    failed: int = 0
+    findings: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def failed(self) -> int:
+        """How many checks did not pass."""
+        return sum(map(len, self.findings.values()))
+
+    @property
+    def reasons(self) -> Iterator[str]:
+        """For each check that did not pass what it said first, and how often it did not."""
+        for name, texts in self.findings.items():
+            more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
+            yield f"{name}: {texts[0]}{more}"
 
     def counts(self, name: str) -> str:
         """The same in words, of the step of that name."""
@@ -100,7 +114,10 @@ class _Condensed:
         elif kind == "ASSET_CHECK_EVALUATION":
             step = self.running[name]
             step.checks += 1
-            step.failed += " did not pass" in line
+            if found := _FINDING.search(line):
+                # Backslashes are for Dagster's pages.
+                text = re.sub(r"\\(\W|_)", r"\1", (found[3] or "").rstrip("\n").removesuffix("'"))
+                step.findings[f"{found[2]} {found[1]}"].append(text)
         elif kind in ("STEP_SUCCESS", "STEP_FAILURE"):
             self.step_failed = kind == "STEP_FAILURE"
             self.ended(name, "FAILED; " if self.step_failed else "")
@@ -109,7 +126,11 @@ class _Condensed:
 
     def ended(self, name: str, how: str) -> None:
         """Say what a step has done. Steps run at the same time: each has its line when it ends."""
-        self.say(f"  {name} ... {how}{self.running.pop(name, _Step()).counts(name)}")
+        step = self.running.pop(name, _Step())
+        self.say(f"  {name} ... {how}{step.counts(name)}")
+        # A step that failed says itself which days, and why.
+        for reason in () if how else step.reasons:
+            self.say(f"    {reason}")
 
     def end(self) -> Status:
         """Say how the run ended."""

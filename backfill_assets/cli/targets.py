@@ -144,7 +144,7 @@ def targets(out: Output, as_json: bool) -> None:
     from backfill_assets.delta import targets as known
 
     settings = load_settings()
-    lines = [_line(settings, name) for name in known.names(settings)]
+    lines = [line_for(settings, name) for name in known.names(settings)]
     if as_json:
         out.json(lines)
         return
@@ -163,7 +163,8 @@ def targets(out: Output, as_json: bool) -> None:
     out.grid(grid)
 
 
-def _line(settings: Settings, name: str) -> dict[str, Any]:
+def line_for(settings: Settings, name: str) -> dict[str, Any]:
+    """What `targets` says of a target, by the names of its columns."""
     from backfill_assets.delta import targets as known
 
     try:
@@ -176,7 +177,7 @@ def _line(settings: Settings, name: str) -> dict[str, Any]:
         "made": f"{datetime.fromtimestamp(target.made).astimezone():%Y-%m-%d %H:%M}",
         "days": ", ".join(target.asked),
         "tables": ", ".join(target.tables),
-        "state": _state(target),
+        "state": _state(settings, target),
         "comparison": _comparison(target),
         "reason": target.reason,
         "paths": {of: target.url(settings, of) for of in target.tables},
@@ -192,7 +193,9 @@ def _comparison(target: Target) -> str:
     return said if target.required is None else f"{said} (required {target.required})".rstrip()
 
 
-def _state(target: Target) -> str:
+def _state(settings: Settings, target: Target) -> str:
+    from backfill_assets.backfills.target_undo import stands
+
     state = "built beside production"
     if target.dropping:
         state = "being dropped"
@@ -202,6 +205,8 @@ def _state(target: Target) -> str:
         state = f"switch-over {target.switch_id} has not ended"
     elif target.switches:
         state = f"switched over: {target.switch_id}"
+        if not stands(settings, target):
+            state += ", and production has no day of it now"
     return state
 
 

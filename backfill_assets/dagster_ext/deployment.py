@@ -34,8 +34,6 @@ from backfill_assets.settings import PREFIX, Settings
 _TICK = 0.5
 #: What Dagster and the runs find in their environment, unless the user has decided.
 _DEFAULTS = {
-    # Days in a run: all runs share one engine, and its memory.
-    f"{PREFIX}PARTITIONS_PER_RUN": "31",
     # Without it, Dagster gives a backfill up if its daemon looks while the code server is down.
     "DAGSTER_BACKFILL_RETRY_DEFINITION_CHANGED_ERROR": "1",
 }

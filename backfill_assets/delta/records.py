@@ -132,7 +132,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         version: the table's version that it made.
         run_id: the Dagster run.
         backfill_id: the Dagster backfill that the run belongs to, if any.
-        launched_by: `schedule <name>`, `sensor <name>`, or `person`.
+        launched_by: `schedule <name>`, `sensor <name>`, `command night`, or `person`.
         code_version: of the code that computed it, as far as that makes the table.
         config_digest: of the settings that decide what is in the table.
         inputs: the version of each table that it was computed from.

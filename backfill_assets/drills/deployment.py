@@ -172,7 +172,7 @@ class Deployment:
             for name, value in self.variables.items()
             if name.startswith(PREFIX)
         }
-        return load_settings(**{**own, "partitions_per_run": None, **others})
+        return load_settings(**{**own, **others})
 
     def write_environment(self) -> None:
         """Write the file that the player's shell is to source.

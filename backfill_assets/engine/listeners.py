@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Where Linux tells of sockets.
 _SOCKETS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+#: The ways to write this machine that are not `localhost`.
+_LOOPBACK = re.compile(r"^sc://(127\.0\.0\.1|\[::1\])(?=[:/]|$)")
 #: In the environment of what the engine's deployment starts: where the engine is.
 OWN_ENGINE = "BACKFILL_ENGINE"
 
@@ -64,7 +66,8 @@ def channel_of(url: str) -> DefaultChannelBuilder:
     """
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
-    channel = DefaultChannelBuilder(url)
+    # Spark's client shows a token without TLS to `localhost` by that name alone.
+    channel = DefaultChannelBuilder(_LOOPBACK.sub("sc://localhost", url))
     if channel.endpoint == os.environ.get(OWN_ENGINE):
         port = int(channel.endpoint.rpartition(":")[2])
         channel.add_interceptor(_OnlyOurs(port))

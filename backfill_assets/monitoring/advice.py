@@ -25,7 +25,7 @@ class Arrived:
     Attributes:
         needed: so many log days an event day needs, itself the first.
         days: the event days, ascending.
-        lines: of these event days, by delay in days.
+        lines: of these event days, by delay in days from when the source's lines usually arrive.
         cents: the amounts of these lines without their signs, in cents: a refund that is late does
             not make up for a sale that is.
     """
@@ -36,7 +36,7 @@ class Arrived:
     cents: Mapping[int, int]
 
 
-def arrived(rows: Rows, window_days: int) -> Arrived:
+def arrived(rows: Rows, window_days: int, arrives_after: int = 0) -> Arrived:
     """The lines by which windows are judged: only of event days that had the chance to be late.
 
     A log that begins with a day holds nothing late on it, and of the last days more is to come:
@@ -47,8 +47,9 @@ def arrived(rows: Rows, window_days: int) -> Arrived:
     Args:
         rows: of `models.ArrivalLateness`.
         window_days: the reprocessing window W, which is compared as well.
+        arrives_after: after so many days the source's lines usually arrive; windows begin then.
     """
-    longest = max(COMPARED[-1], window_days)
+    longest = arrives_after + max(COMPARED[-1], window_days)
     measured = {row["log_date"] for row in rows}
     span = [n * DAY for n in range(longest + 1)]
     days = [day for day in sorted(measured) if all(day + later in measured for later in span)]
@@ -58,18 +59,21 @@ def arrived(rows: Rows, window_days: int) -> Arrived:
         for delay, count, amount in parts:
             # A delay may reach back to before all days.
             if delay <= row["log_date"].toordinal() and row["log_date"] - delay * DAY in wanted:
-                lines[delay] += count
-                cents[delay] += int(amount * 100)
+                late = max(0, delay - arrives_after)
+                lines[late] += count
+                cents[late] += int(amount * 100)
     return Arrived(longest + 1, days, lines, cents)
 
 
-def key_figures(rows: Rows, window_days: int) -> dict[str, int | float | str]:
-    """The page's figures, as metadata."""
+def key_figures(
+    rows: Rows, window_days: int, arrives_after: int = 0
+) -> dict[str, int | float | str]:
+    """The page's figures, as metadata; see `arrived`."""
     lines = sum(row["lines"] for row in rows)
     said: dict[str, int | float | str] = {"days": len(rows), "lines": lines}
     if lines:
         said["late share"] = sum(row["late_lines"] for row in rows) / lines
-    known = arrived(rows, window_days)
+    known = arrived(rows, window_days, arrives_after)
     said["event days compared"] = len(known.days)
     for of, what in ((known.lines, ""), (known.cents, " of the money")):
         for per_mille, name in ((990, "99 %"), (999, "99.9 %")):

@@ -16,6 +16,7 @@ from dagster import AssetKey
 
 from backfill_assets.calendar.cadences import Cadence
 from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.policy import Policy
 from backfill_assets.dagster_ext.retries import launch_lost_retries
 from backfill_assets.monitoring import alerts
 from backfill_assets.monitoring.day_checks import check_of_days, sensor_of_days
@@ -83,18 +84,22 @@ def _jobs(look: Look) -> Iterator[Any]:
             )
 
 
-def freshness(settings: Settings, cadence: Cadence = Cadence.DAILY) -> dg.FreshnessPolicy | None:
+def freshness(settings: Settings, policy: Policy) -> dg.FreshnessPolicy | None:
     """Dagster's own freshness: something was materialized between midnight and the deadline.
 
     Of a table by week, on the weekday on which a week is first published. It looks at the last
     materialization, whichever day that was of: the check `days` looks at every day. None for a
     calendar with an end, after which nothing is ever fresh.
+
+    Args:
+        settings: the deadline and the business time zone.
+        policy: that of the table, or of the deployment for what has no days.
     """
     if settings.end is not None:
         return None
     deadline = time.fromisoformat(settings.deadline)
     # With a lag of 1 that is Monday, which cron calls 1.
-    weekday = settings.lag_days % 7 if cadence is Cadence.WEEKLY else "*"
+    weekday = policy.lag_days % 7 if policy.cadence is Cadence.WEEKLY else "*"
     return dg.FreshnessPolicy.cron(
         deadline_cron=f"{deadline.minute} {deadline.hour} * * {weekday}",
         lower_bound_delta=_since_midnight(deadline, settings.zone),

@@ -138,9 +138,9 @@ def _zoom(lowest: float) -> tuple[float, float]:
     return 0, 20
 
 
-def late_chart(rows: Rows, window_days: int) -> Chart:
+def late_chart(rows: Rows, window_days: int, arrives_after: int) -> Chart:
     """The late lines of each log day, those beyond the window on top."""
-    beyond = [row["lines"] - lines_within(row, window_days) for row in rows]
+    beyond = [row["lines"] - lines_within(row, arrives_after + window_days) for row in rows]
     inside = [row["late_lines"] - n for row, n in zip(rows, beyond, strict=True)]
     marks = [
         ("bar sky", f"late, within the window of {many(window_days, 'day')}", inside),

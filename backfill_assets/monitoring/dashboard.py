@@ -49,8 +49,9 @@ def page(table: pa.Table, source: Source, settings: Settings, version: int) -> s
         version: of the table that the rows are from.
     """
     rows = sorted(table.to_pylist(), key=lambda row: row["log_date"])
-    window_days = source.policy(settings).window_days
-    known = arrived(rows, window_days)
+    # As people are told it: from the day on which the lines of an event day usually arrive.
+    window_days = source.policy(settings).window_days - source.arrives_after
+    known = arrived(rows, window_days, source.arrives_after)
     drawn = rows[-DRAWN:]
     return _PAGES.get_template("lateness.html.j2").render(
         assets=f"{settings.ui_url}/assets",
@@ -60,7 +61,7 @@ def page(table: pa.Table, source: Source, settings: Settings, version: int) -> s
         window_days=window_days,
         first=rows[0]["log_date"],
         last=rows[-1]["log_date"],
-        totals=_totals(rows, window_days),
+        totals=_totals(rows, source.arrives_after + window_days),
         known=known,
         lines=_caught(known.lines, window_days),
         money=_caught(known.cents, window_days),
@@ -69,7 +70,7 @@ def page(table: pa.Table, source: Source, settings: Settings, version: int) -> s
         spread=SPREAD,
         drawn=len(drawn),
         windows=windows_chart(known, window_days) if any(known.lines.values()) else None,
-        late=late_chart(drawn, window_days),
+        late=late_chart(drawn, window_days, source.arrives_after),
         delays=delays_chart(drawn, window_days),
         superseded=counts_chart(drawn, "superseded", "superseded versions", "blue"),
         rejected=counts_chart(drawn, "rejected", "rejected lines", "orange"),

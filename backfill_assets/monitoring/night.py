@@ -34,7 +34,7 @@ from backfill_assets.monitoring.run_requests import (
     rebuild_requests,
 )
 from backfill_assets.publish.reasons import why
-from backfill_assets.settings import PREFIX, Settings
+from backfill_assets.settings import Settings
 from backfill_assets.staleness.arrivals import Arrivals, arrivals, silence
 from backfill_assets.staleness.backlog import Backlog, backlog
 from backfill_assets.staleness.finality import final_days
@@ -54,10 +54,17 @@ Fresh = Callable[[Sequence[Request]], list[Request]]
 
 
 class Night:
-    """What there is to do as of a business day."""
+    """What there is to do as of a business day.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        settings: the deployment's settings.
+        now: the business day by the clock, if another may be asked for: a table that is retired by
+            now has no asset that a run could make, whatever day is asked for.
+    """
+
+    def __init__(self, settings: Settings, now: date = date.min) -> None:
         self.settings = settings
+        self._now = now
         self.policy = Policy.of(settings)
         self._code = running_code(settings)
         self._configs = config_digests(settings)
@@ -66,7 +73,10 @@ class Night:
 
     def fed(self, today: date) -> Mapping[str, Table]:
         """The tables that are fed on a business day, by name: those that are not retired."""
-        return self._graph.fed(today).tables
+        return self._fed(today).tables
+
+    def _fed(self, today: date) -> Graph:
+        return self._graph.fed(max(today, self._now))
 
     def of(self, moment: datetime) -> date:
         """The day on which the night before a moment began its work."""
@@ -77,7 +87,7 @@ class Night:
     def loads(self, today: date) -> list[Request]:
         """The runs that load what has landed, in ascending order of their days."""
         ledgers, found = self._landed(today)
-        graph = self._graph.fed(today)
+        graph = self._fed(today)
 
         @cache
         def same(log: str) -> set[date]:
@@ -123,7 +133,7 @@ class Night:
             return []
         may = bridge(ledgers, behind, self.policy, self._code, self._configs)
         per_run = self.settings.partitions_per_run
-        return rebuild_requests(behind, self._graph.fed(today), per_run, busy, may)
+        return rebuild_requests(behind, self._fed(today), per_run, busy, may)
 
     def command(self, request: Request) -> list[str]:
         """Dagster's own command for a request's run."""
@@ -236,10 +246,6 @@ def assets_of(request: Request, tables: Mapping[str, Table]) -> list[str]:
         tables: all tables, by name.
     """
     return [*request.tables, *(page for name in request.tables for page in tables[name].pages)]
-
-
-#: Dagster's command takes a range only where a run may; a request is cut to the limit already.
-UNLIMITED = {f"{PREFIX}PARTITIONS_PER_RUN": ""}
 
 
 @dataclass

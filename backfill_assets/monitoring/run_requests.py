@@ -45,7 +45,7 @@ def _no_bridge(_table: str, _day: date) -> bool:
 
 
 def load_requests(
-    found: Mapping[str, Arrivals], graph: Graph, per_run: int | None, bridge: Bridge = _no_bridge
+    found: Mapping[str, Arrivals], graph: Graph, per_run: int, bridge: Bridge = _no_bridge
 ) -> list[Request]:
     """The runs that load what has landed, with all that follows a raw log by log day.
 
@@ -62,7 +62,7 @@ def load_requests(
 def rebuild_requests(
     behind: Backlog,
     graph: Graph,
-    per_run: int | None,
+    per_run: int,
     busy: Mapping[str, Container[str]] | None = None,
     bridge: Bridge = _no_bridge,
 ) -> list[Request]:
@@ -168,7 +168,7 @@ def _widest(
 
 
 def _requests(
-    groups: Mapping[tuple[str, ...], Mapping[date, str]], per_run: int | None, bridge: Bridge
+    groups: Mapping[tuple[str, ...], Mapping[date, str]], per_run: int, bridge: Bridge
 ) -> list[Request]:
     found = []
     for tables, days in groups.items():
@@ -193,11 +193,11 @@ def _bridged(days: Iterable[date], tables: Sequence[str], bridge: Bridge) -> lis
     return found
 
 
-def _cut(days: Sequence[date], most: int | None) -> list[Window]:
+def _cut(days: Sequence[date], most: int) -> list[Window]:
     """The fewest windows of at most so many days that hold these, which are in order."""
     found: list[Window] = []
     for day in days:
-        if found and (most is None or len(Window(found[-1].start, day)) < most):
+        if found and len(Window(found[-1].start, day)) < most:
             found[-1] = Window(found[-1].start, day + DAY)
         else:
             found.append(Window(day, day + DAY))

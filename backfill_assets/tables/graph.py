@@ -84,13 +84,14 @@ class Graph:
     @cached_property
     def _policies(self) -> Mapping[str, Policy]:
         own = {log: source.under(self.policy) for log, source in self.sources.items()}
-        return {
-            name: replace(
-                widest([own[log] for log in sorted(logs)] or [self.policy]),
-                cadence=self.tables[name].cadence,
-            )
-            for name, logs in self._logs.items()
-        }
+        policies = {}
+        for name, logs in self._logs.items():
+            policy = widest([own[log] for log in sorted(logs)] or [self.policy])
+            # A log day is over when it is; an event day is empty until its lines have arrived.
+            lag_days = policy.lag_days + policy.arrives_after * (name in self.by_event_day)
+            cadence = self.tables[name].cadence
+            policies[name] = replace(policy, lag_days=lag_days, cadence=cadence)
+        return policies
 
     def loaded_with(self, log: str) -> tuple[str, ...]:
         """The tables that one run loads with a raw log: what lands, and what is made by log day.

@@ -141,7 +141,9 @@ class ArrivalLateness(pa.DataFrameModel):
     log_date: T.DateType = Field(description="Log day.")
     lines: T.LongType = Field(ge=0, description="Lines logged on this day.")
     late_lines: T.LongType = Field(
-        ge=0, description="Those of them that tell of an earlier day (delay of a day or more)."
+        ge=0,
+        description="Those of them that came a day or more after they were to: after their event "
+        "day, or as many days later as the source says (`arrives_after`).",
     )
     late_amount: T.DecimalType(28, 2) = Field(description="Sum of the late lines' amounts.")  # type: ignore[valid-type]
     beyond_lines: T.LongType = Field(ge=0, description="Late lines beyond the window.")
@@ -156,9 +158,11 @@ class ArrivalLateness(pa.DataFrameModel):
     rejected_lines: T.LongType = Field(
         ge=0, description="Lines of this arrival day that could not be read."
     )
-    delay_days_p50: T.LongType = nullable(1.0, 1.0, "Median delay of the late lines, in days.")
+    delay_days_p50: T.LongType = nullable(
+        1.0, 1.0, "Median of how late the late lines are, in days."
+    )
     delay_days_p95: T.LongType = nullable(1.0, 1.0, "95th percentile of it, in days.")
-    delay_days_max: T.LongType = nullable(1.0, 1.0, "Longest delay of the late lines, in days.")
+    delay_days_max: T.LongType = nullable(1.0, 1.0, "Longest of it, in days.")
     delay_minutes_p50: T.LongType = nullable(
         1.0, 1.0, "Median of version time less event time of the late lines, in minutes."
     )

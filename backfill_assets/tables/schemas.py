@@ -47,10 +47,12 @@ class Gap:
 def added(
     default: Any, since: date, description: str, *, warn: float = 1.0, error: float = 1.0
 ) -> Any:
-    """A column that the source has since a day; on the days before it holds a default.
+    """A column that the source has since a day; on the days before, a default takes a null's place.
+
+    A value that the table's function gives on the days before is kept.
 
     Args:
-        default: what it holds on the days before; none for null.
+        default: what a null is on the days before; none if it stays null.
         since: the first day of the table with values of the source.
         description: what the column means. The gap is told after it.
         warn: a day with a larger share of nulls (0 to 1) is published with a warning.

@@ -170,6 +170,10 @@ class Source:
         window_days: its reprocessing window; the deployment's, if not given.
         late_lines: what becomes of its late lines, `correct` or `drop`; as the deployment says, if
             not given.
+        arrives_after: the usual number of days from the event day of a line to the folder that it
+            arrives in, such as 1 where the file of a day comes the next day. Lateness and the
+            reprocessing window count from then. The tables by event day are first published so many
+            days later.
         hourly: whether its files lie in folders `hour=00` to `hour=23` within those of the days.
             A day that lacks some is published with a warning that names them.
         named: names of its assets, by role, where they differ from what follows from `name`.
@@ -188,6 +192,7 @@ class Source:
     start: date | None = None
     window_days: int | None = None
     late_lines: Literal["correct", "drop"] | None = None
+    arrives_after: int = 0
     hourly: bool = False
     named: Mapping[Role, str] = field(default_factory=dict)
     declared_in: str = field(default="", compare=False)
@@ -220,6 +225,7 @@ class Source:
             Argument(
                 "late_lines", self.late_lines, lambda x: x in (None, "correct", "drop"), lateness
             ),
+            Argument("arrives_after", self.arrives_after, is_whole, "a whole number of days"),
             Argument("hourly", self.hourly, is_bool, "True or False"),
             Argument("named", self.named, _is_named, 'names by role, as {Role.STAGED: "visits"}'),
         ]
@@ -341,8 +347,13 @@ class Source:
         return {name: value for name, value in given.items() if value is not None}
 
     def under(self, policy: Policy) -> Policy:
-        """The late-data policy of the source, where the deployment has this one."""
-        changes = self.overrides
+        """The late-data policy of the source, where the deployment has this one.
+
+        Its window is in log days, so it begins with the days that all lines take.
+        """
+        changes = {"window_days": policy.window_days, **self.overrides}
+        changes["window_days"] += self.arrives_after
+        changes["arrives_after"] = self.arrives_after
         if late_lines := changes.pop("late_lines", None):
             changes["corrects"] = late_lines == "correct"
         return replace(policy, **changes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from math import ceil
@@ -64,11 +65,17 @@ def generated() -> list[dict]:
     return lines
 
 
-def expected(lines: list[dict], rejected: list[date], log_day: date, window_days: int) -> dict:
-    """One row of the table, worked out line by line."""
+def expected(
+    lines: list[dict],
+    rejected: list[date],
+    log_day: date,
+    window_days: int,
+    arrives_after: int = 0,
+) -> dict:
+    """One row of the table, worked out line by line; the window is in log days."""
     own = [x for x in lines if x["log_date"] == log_day]
     delays = [(x["log_date"] - x["event_date"]).days for x in own]
-    late = [x for x, delay in zip(own, delays, strict=True) if delay >= 1]
+    late = [x for x, delay in zip(own, delays, strict=True) if delay > arrives_after]
     beyond = [x for x, delay in zip(own, delays, strict=True) if delay > window_days]
     before = Window(log_day - window_days * DAY, log_day)
     known = {x["order_id"] for x in lines if x["log_date"] in before}
@@ -87,7 +94,7 @@ def expected(lines: list[dict], rejected: list[date], log_day: date, window_days
         "rejected_lines": Counter(rejected)[log_day],
         **by_delay((x["amount"], delay) for x, delay in zip(own, delays, strict=True)),
     }
-    days = sorted(delay for delay in delays if delay >= 1)
+    days = sorted(delay - arrives_after for delay in delays if delay > arrives_after)
     minutes = sorted(
         (max(x["order_ts"], x["ingestion_ts"]) - x["order_ts"]) // timedelta(minutes=1)
         for x in late
@@ -107,7 +114,9 @@ def frames(spark, lines: list[dict], rejected: list[date]):
     )
 
 
-def measured(spark, lines, rejected, window: Window, window_days: int) -> list[dict]:
+def measured(
+    spark, lines, rejected, window: Window, window_days: int, source=ORDER_LINES
+) -> list[dict]:
     """What the transform makes of the days that a run over this window reads."""
     read = window.widened(before=window_days)
     found = lateness.lateness_figures(
@@ -116,7 +125,7 @@ def measured(spark, lines, rejected, window: Window, window_days: int) -> list[d
             [x for x in lines if x["log_date"] in read],
             [d for d in rejected if d in window],
         ),
-        ORDER_LINES,
+        source,
         window,
         window_days,
     )
@@ -156,12 +165,14 @@ def test_lines_as_a_reader_would_count_them(spark):
     }
 
 
-@pytest.mark.parametrize("window_days", [0, 2, 7, 20])
-def test_every_day_is_what_plain_python_says(spark, window_days):
-    lines = generated()
+@pytest.mark.parametrize(
+    ("window_days", "arrives_after"), [(0, 0), (2, 0), (7, 0), (20, 0), (1, 1), (5, 2)]
+)
+def test_every_day_is_what_plain_python_says(spark, window_days, arrives_after):
+    lines, source = generated(), replace(ORDER_LINES, arrives_after=arrives_after)
     rejected = [day(11), day(11), day(13), day(20)]
-    found = measured(spark, lines, rejected, WEEK, window_days)
-    assert found == [expected(lines, rejected, d, window_days) for d in WEEK]
+    found = measured(spark, lines, rejected, WEEK, window_days, source)
+    assert found == [expected(lines, rejected, d, window_days, arrives_after) for d in WEEK]
     assert sum(row["superseded_lines"] for row in found) > 0
 
 

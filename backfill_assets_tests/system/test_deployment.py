@@ -32,7 +32,6 @@ from backfill_assets_tests.killing import alive, kill, processes, wait_for
 from backfill_assets_tests.places import BIN, PROJECT, dagster_yaml
 
 TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
-PER_RUN = "BACKFILL_ASSETS_PARTITIONS_PER_RUN"
 RETRIED = "DAGSTER_BACKFILL_RETRY_DEFINITION_CHANGED_ERROR"
 
 #: What both fakes begin with: a line in the diary, by which the tests know who lived when.
@@ -415,7 +414,6 @@ def supervised(monkeypatch, tmp_path) -> list[tuple]:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     monkeypatch.delenv("no_grpc_proxy", raising=False)
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
-    monkeypatch.delenv(PER_RUN, raising=False)
     return found
 
 
@@ -443,18 +441,10 @@ def test_dagster_gets_an_engine_and_a_code_server(supervised, listening, monkeyp
     assert code._environment == environment
     assert environment["SPARK_REMOTE"] == engine.url
     assert environment[TOKEN] == engine.token
-    assert environment[PER_RUN] == "31"
     assert environment[RETRIED] == "1"
     assert environment["no_grpc_proxy"] == "localhost"
     commands = [*ui.command, *daemon.command, *engine._command, *code._command]
     assert engine.token not in " ".join([*commands, engine.url])
-
-
-@pytest.mark.parametrize(("users", "found"), [("5", "5"), ("", "31")])
-def test_the_users_days_in_a_run(supervised, listening, monkeypatch, users, found):
-    monkeypatch.setenv(PER_RUN, users)
-    deploy(load_settings(), listening, print)
-    assert supervised[0][1][PER_RUN] == found
 
 
 def ui(listening) -> list[str]:
@@ -471,7 +461,7 @@ def test_the_users_engine_is_used(supervised, listening, monkeypatch):
     ((_, environment, (code,), _),) = supervised
     assert code._environment == environment
     links = {"BACKFILL_ASSETS_UI_URL": f"http://127.0.0.1:{command[-1]}"}
-    assert environment == {**os.environ, PER_RUN: "31", RETRIED: "1", **links}
+    assert environment == {**os.environ, RETRIED: "1", **links}
 
 
 def test_without_a_home_nothing_starts(supervised, listening, monkeypatch, capsys):
@@ -606,7 +596,6 @@ def test_the_real_thing(home, tmp_path):
         variables = Path(f"/proc/{one(home, 'dagster._daemon')}/environ").read_bytes().split(b"\0")
         environment = dict(text.decode().split("=", 1) for text in variables if text)
         token = environment[TOKEN]
-        assert environment[PER_RUN] == "31"
 
         def client(**changed: str) -> str:
             done = subprocess.run(

@@ -16,16 +16,18 @@ from deltalake import write_deltalake
 
 from backfill_assets.backfills import undertakings
 from backfill_assets.backfills.plans import Parameters
-from backfill_assets.backfills.target_days import behind
+from backfill_assets.backfills.target_days import behind, tables_for
 from backfill_assets.backfills.target_undo import is_mixed
 from backfill_assets.calendar.policy import Policy
+from backfill_assets.cli.targets import line_for
 from backfill_assets.delta import commits, forks, target_forks, target_log, targets
 from backfill_assets.delta.forks import ForkError
 from backfill_assets.delta.maintenance import maintain
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.delta.targets import Target, TargetError
 from backfill_assets.delta.versions import versions_that_belong_together
-from backfill_assets.orders.facts import FACT
+from backfill_assets.orders.facts import CORRECTIONS, CURRENT, FACT
+from backfill_assets.orders.tables import STAGED
 from backfill_assets.publish.candidates import Outcome
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.settings import load_settings
@@ -123,9 +125,23 @@ def test_a_target_from_end_to_end(production, new, spark):
     # Nothing is due, neither by what the days are made of nor by the new code.
     assert not behind(after.settings, after.repository.asset_graph, target, after.code)
     assert not {SCORES, RANKS, STATE} & late(after).keys()
+    assert state_of(after, "v2") == "switched over: v2-1"
     undo(after, "v2")
     assert seen(production) == {n: n for n in range(1, 7)}
     assert production.digests() == before
+    assert state_of(after, "v2") == "switched over: v2-1, and production has no day of it now"
+
+
+def state_of(pipeline: Pipeline, name: str) -> str:
+    """What the command `targets` says of a target's state."""
+    return line_for(pipeline.settings, name)["state"]
+
+
+def test_what_is_known_now_of_a_table_belongs_to_it():
+    settings = load_settings()
+    assert tables_for(settings, [FACT.name]) == (FACT.name, CURRENT.name, CORRECTIONS.name)
+    assert CURRENT.name in tables_for(settings, [STAGED.name])
+    assert FACT.name not in tables_for(settings, [CURRENT.name])
 
 
 def test_a_day_that_does_not_pass_ends_the_build(production, new, spark):
@@ -713,6 +729,18 @@ def test_versions_are_not_kept_in_the_middle_of_a_backfill(production):
     production.instance.delete_dynamic_partition(undertakings.OPEN, "one")
     after = kept()
     assert after["raw_orders"] == before["raw_orders"] + 1
+
+
+def test_versions_are_kept_when_a_switch_over_or_its_undo_has_ended(production, new):
+    after, folder = new(), production.settings.warehouse
+    production.run(1, 6, ("fact_daily_orders_current", "fact_order_corrections"))
+    production.run(1, 6, ("arrival_lateness",))
+    shadow(after, f"{day(1)}...{day(6)}")
+    for end in (switch, lambda pipeline: undo(pipeline, "v2")):
+        end(after)
+        ledgers = read_ledgers(production.settings)
+        now = {name: ledger.version for name, ledger in ledgers.items()}
+        assert versions_that_belong_together(folder) == now
 
 
 @pytest.mark.slow

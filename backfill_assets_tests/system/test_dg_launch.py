@@ -1,0 +1,50 @@
+"""`dg launch`, by which Dagster supersedes `dagster asset materialize`, makes a range in one run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+from backfill_assets.delta.reading import read_ledgers
+from backfill_assets.orders.facts import FACT
+from backfill_assets_tests import conftest
+from backfill_assets_tests.pipeline import LAYERS, Pipeline, day, order
+from backfill_assets_tests.places import BIN, dagster_yaml
+
+
+def test_a_range_that_is_longer_than_a_run_elsewhere(engine, tmp_path):
+    pipeline = Pipeline(engine, tmp_path)
+    for n in (1, 2, 3):
+        pipeline.land(n, [order(f"o{n}", n)])
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "dagster.yaml").write_text(dagster_yaml().read_text())
+    settings = pipeline.settings
+    done = subprocess.run(
+        [
+            *(BIN / "dg", "launch", "-m", "backfill_assets.definitions"),
+            *("--assets", ",".join(LAYERS), "--partition-range", f"{day(1)}...{day(3)}"),
+        ],
+        env={
+            **os.environ,
+            "DAGSTER_HOME": str(home),
+            "BACKFILL_ASSETS_LANDING": settings.landing,
+            "BACKFILL_ASSETS_WAREHOUSE": settings.warehouse,
+            "BACKFILL_ASSETS_END": str(settings.end),
+            "BACKFILL_ASSETS_PARTITIONS_PER_RUN": "2",
+            "BACKFILL_ASSETS_SPARK_CONF": json.dumps(
+                {**conftest.SMALL, "spark.master": "local[2]"}
+            ),
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"One run makes all 3 days of {day(1)}...{day(3)}, more than the 2 of" in done.stderr
+    assert done.stderr.count("One run makes") == 1
+    ledger = read_ledgers(settings)[FACT.name]
+    assert ledger.published == {day(n) for n in (1, 2, 3)}
+    assert {record.launched_by for record in ledger.records} == {"person"}

@@ -1,0 +1,77 @@
+"""A source whose lines arrive the next day: no day is published empty, and nothing is late."""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+
+import pytest
+
+from backfill_assets.calendar.partitions import DAY
+from backfill_assets.monitoring.look import Look
+from backfill_assets.monitoring.states import day_states
+from backfill_assets.tables.catalog import tables_of
+from backfill_assets_tests.next_day_tables import READINGS, consumption
+from backfill_assets_tests.pipeline import Pipeline, day
+
+
+@pytest.fixture
+def meters(engine, spark, tmp_path) -> Pipeline:
+    (tmp_path / "landing" / "readings").mkdir(parents=True)
+    tables = "backfill_assets_tests.next_day_tables:TABLES"
+    return Pipeline(engine, tmp_path, land=False, tables=tables)
+
+
+def send(meters: Pipeline, folder_n: int, event_n: int, meter_ids: str) -> None:
+    """Readings of a day in the folder of another."""
+    folder = meters.landing / "readings" / f"arrival_date={day(folder_n)}"
+    folder.mkdir(exist_ok=True)
+    lines = [
+        {
+            "meter_id": meter,
+            "at": f"{day(event_n)}T12:00:00Z",
+            "sent_at": f"{day(folder_n)}T01:00:00Z",
+            "kwh": "0.250",
+        }
+        for meter in meter_ids
+    ]
+    path = folder / f"{event_n}-{meter_ids}.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def published(meters: Pipeline) -> dict[date, int]:
+    """By day, from how many meters there are readings in the table that readers use."""
+    if not (meters.warehouse / consumption.name).exists():
+        return {}
+    rows = meters.rows(consumption.name)
+    return {d: sum(row["run_date"] == d for row in rows) for d in {row["run_date"] for row in rows}}
+
+
+def test_each_night_publishes_the_day_that_has_arrived(meters):
+    for n in range(1, 6):
+        if n > 1:
+            send(meters, n, n - 1, "abc")
+        else:
+            (meters.landing / "readings" / f"arrival_date={day(1)}").mkdir()
+        meters.night(day(n) + DAY)
+        assert published(meters) == {day(d): 3 for d in range(1, n)}
+        situation = Look(meters.settings, lambda: meters.now).situation(meters.instance)
+        bad = {
+            name: states
+            for name in tables_of(meters.settings)
+            if (states := [s for s in day_states(name, situation).values() if not s.good])
+        }
+        assert not bad
+    lateness = sorted(meters.rows(READINGS.lateness.name), key=lambda row: row["log_date"])
+    assert [(row["lines"], row["late_lines"]) for row in lateness] == [(0, 0)] + [(3, 0)] * 4
+
+    # A line in the window, which begins when lines usually arrive, and one beyond it.
+    send(meters, 6, 5, "abc")
+    send(meters, 6, 4, "d")
+    send(meters, 6, 3, "d")
+    meters.night(day(7))
+    assert published(meters) == {day(1): 3, day(2): 3, day(3): 3, day(4): 4, day(5): 3}
+    assert [row["event_date"] for row in meters.rows(READINGS.late.name)] == [day(3)]
+    (row,) = (row for row in meters.rows(READINGS.lateness.name) if row["log_date"] == day(6))
+    assert (row["late_lines"], row["beyond_lines"]) == (2, 1)
+    assert row["delay_days_max"] == 2
