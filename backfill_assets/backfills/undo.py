@@ -75,11 +75,9 @@ def take_back(
             what others wrote as well, its old files are gone, or what was there would not pass the
             audit. Found before anything is written, unless another run comes in between.
     """
-    asked = _Asked(io, settings, name, days)
+    asked = _Asked(settings, name, days)
     found = asked.extents()
-    if problems := [
-        text for table in asked.tables.values() for text in asked.problems(table, found)
-    ]:
+    if problems := asked.problems(found):
         raise UndoRefusedError(
             f"{name} was not undone, and nothing was written: " + "; ".join(problems)
         )
@@ -92,9 +90,39 @@ def take_back(
         extent = asked.extents()[table.name]
         if todo := {**extent.unchanged, **extent.changes}:
             record = io.record(table, run_id, tags)
-            candidate = Candidate(table, _Undo(asked, table).plan)
+            candidate = Candidate(table, _Undo(io, asked, table).plan)
             hull = Window(min(todo), max(todo) + DAY)
             yield table, io.publish(candidate, hull, record, rewrite=extent.changes)
+
+
+def outlook(
+    settings: Settings, name: str, days: Container[date] | None = None
+) -> tuple[dict[str, Extent], list[str]]:
+    """What `take_back` would do now, by table, and why it would refuse. Nothing is written.
+
+    Args:
+        settings: the deployment's settings.
+        name: the backfill, as `footprints.belongs` takes it.
+        days: only these of those that it wrote, and what was made of them; all if not given.
+    """
+    asked = _Asked(settings, name, days)
+    found = asked.extents()
+    return found, asked.problems(found)
+
+
+def written_by(settings: Settings, run_id: str) -> dict[str, set[date]]:
+    """By table, the days that the commits of a run wrote or withdrew; no table without such.
+
+    Args:
+        settings: say where the tables are.
+        run_id: of the run.
+    """
+    found = {}
+    for name, ledger in read_ledgers(settings).items():
+        commits = [record for record in ledger.records if record.run_id == run_id]
+        if days := {day for record in commits for day in (*record.days, *record.withdrawn)}:
+            found[name] = days
+    return found
 
 
 def undone(ledgers: Ledgers, name: str) -> dict[str, dict[date, Record]]:
@@ -114,10 +142,8 @@ def undone(ledgers: Ledgers, name: str) -> dict[str, dict[date, Record]]:
 class _Asked:
     """What a person asks to be undone."""
 
-    def __init__(
-        self, io: DeltaIOManager, settings: Settings, name: str, days: Container[date] | None
-    ) -> None:
-        self.io, self.settings, self.name, self.days = io, settings, name, days
+    def __init__(self, settings: Settings, name: str, days: Container[date] | None) -> None:
+        self.settings, self.name, self.days = settings, name, days
         self.tables = tables_of(settings)
         self._known: tuple[dict[str, int | None], dict[str, Extent]] = ({}, {})
 
@@ -130,10 +156,12 @@ class _Asked:
             self._known = versions, found
         return self._known[1]
 
-    def problems(self, table: Table, found: Mapping[str, Extent]) -> list[str]:
-        """Why days of a table cannot be put back, each with their names."""
-        extent = found[table.name]
-        problems = list(extent.problems)
+    def problems(self, found: Mapping[str, Extent]) -> list[str]:
+        """Why days cannot be put back, each with their names, by what the undo is about."""
+        return [text for name, extent in found.items() for text in self._problems(name, extent)]
+
+    def _problems(self, name: str, extent: Extent) -> list[str]:
+        table, url, problems = self.tables[name], self.settings.table(name), [*extent.problems]
         for version, of in _by_version(extent.changes).items():
             try:
                 # Only a table of a third schema may be two steps away from an old version.
@@ -141,7 +169,7 @@ class _Asked:
                 if table.schema_version - schema > 1:
                     problems.append(_other_columns(table, of, version, schema))
                     continue
-                lost = _as_of(self.io.url(table), table, version, of).lost
+                lost = _as_of(url, table, version, of).lost
             except (DeltaError, OSError) as error:
                 problems.append(f"{table.name} cannot be read as of version {version} ({error})")
                 continue
@@ -155,7 +183,7 @@ class _Asked:
 
     def _schema(self, table: Table, version: int) -> int:
         """The version of a table's schema as of a version of the table."""
-        return version_of(metadata_of(delta_log(self.io.url(table), version).load()))
+        return version_of(metadata_of(delta_log(self.settings.table(table.name), version).load()))
 
 
 def _other_columns(table: Table, days: Iterable[date], version: int, schema: int) -> str:
@@ -230,6 +258,7 @@ def _replacements(ledger: Ledger, day: date, change: Change) -> list[Record]:
 class _Undo:
     """How one table is put back."""
 
+    io: DeltaIOManager
     asked: _Asked
     table: Table
 
@@ -243,10 +272,10 @@ class _Undo:
         Raises:
             UndoRefusedError: another run has written one of the days meanwhile.
         """
-        io, table = self.asked.io, self.table
+        io, table = self.io, self.table
         url, ledger = io.url(table), io.ledger(table)
         found = self.asked.extents()
-        if problems := self.asked.problems(table, found):
+        if problems := self.asked.problems({table.name: found[table.name]}):
             raise UndoRefusedError(
                 f"{table.name} was not undone: {'; '.join(problems)}. Tables that were put "
                 "back before it stay so; when the days are free, ask again for the rest."
@@ -355,7 +384,7 @@ class _Undo:
         Raises:
             UndoRefusedError: they give others.
         """
-        io, table = self.asked.io, self.table
+        io, table = self.io, self.table
         found = {v.day: v.measured.digest for v in verdicts if v.day in changes}
         recorded = {
             day: published.digest
@@ -389,7 +418,7 @@ class _Undo:
 
     def _columns(self, version: int) -> dict[str, str]:
         """The columns of the table as of a version, with their types."""
-        struct = metadata_of(delta_log(self.asked.io.url(self.table), version).load()).struct
+        struct = metadata_of(delta_log(self.io.url(self.table), version).load()).struct
         return {column.name: column.dataType.simpleString() for column in struct}
 
     def _on_hold(self, ledger: Ledger, days: Iterable[date]) -> dict[date, str]:
@@ -406,7 +435,7 @@ class _Undo:
         }
 
     def _rows(self, version: int, days: Collection[date]) -> DataFrame:
-        io = self.asked.io
+        io = self.io
         spark, url = io.engine.spark_session, io.url(self.table)
         return rows_as_of(spark, url, self.table, version, days)
 

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from backfill_assets.cli.output import CannotRunError, Output, Status, command
-from backfill_assets.cli.parameters import Partitions, instance, nearest
+from backfill_assets.cli.parameters import Partitions, instance, json_option, nearest
 from backfill_assets.cli.plans import final_days_of, graph, parameters, plan_anew, show_plan
 from backfill_assets.cli.targets import build_target, target_option
 from backfill_assets.settings import Settings, load_settings
@@ -37,9 +37,16 @@ _LOOK_EVERY = 2  # seconds
 @parameters
 @target_option
 @click.option("--yes", is_flag=True, help="Rewrite final days without asking.")
+@json_option
 @click.pass_context
 def backfill(
-    ctx: click.Context, out: Output, what: str, target: str, yes: bool, **given: Any
+    ctx: click.Context,
+    out: Output,
+    what: str,
+    target: str,
+    yes: bool,
+    as_json: bool,
+    **given: Any,
 ) -> Status:
     """Launch a plan, or days, in stages, and watch it.
 
@@ -47,7 +54,10 @@ def backfill(
     on if this command is stopped. It ends with 1 if a stage did not pass. With --target, this
     command itself builds the days beside production.
     """
+    out.quiet |= as_json
     if target:
+        if as_json:
+            raise click.UsageError("--json cannot be given with --target")
         return build_target(out, _days(ctx, what), target, given)
     settings = load_settings()
     # An id may be that of a run, whose characters may all be digits.
@@ -61,7 +71,17 @@ def backfill(
         _confirm_final(made, yes)
         it = _launched(settings, dagster, made)
         out.note(f"Launched {_ui_url(settings, dagster)}/runs/b/{it.backfill_id}")
-        it = _watched(out, dagster, it)
+        it = _watched(out, dagster, it, quiet=as_json)
+    if as_json:
+        out.json(
+            {
+                "plan": made.id,
+                "backfill": it.backfill_id,
+                "complete": it.complete,
+                "ended": it.ended,
+                "seconds": round(it.took, 1),
+            }
+        )
     out.note(f"Took     {timedelta(seconds=round(it.took))}")
     out.note(f"Next     backfill-assets reconcile {made.id}, or backfill-assets undo {made.id}")
     return Status.FINE if it.complete else Status.FINDING
@@ -86,7 +106,7 @@ def _refuse_options(ctx: click.Context, what: str) -> None:
         param.opts[0]
         for param in ctx.command.params
         if isinstance(param, click.Option)
-        and param.name not in ("yes", None)
+        and param.name not in ("yes", "as_json", None)
         and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
         and param.expose_value
     ]
@@ -135,8 +155,10 @@ def _launched(settings: Settings, dagster: dg.DagsterInstance, made: BackfillPla
     return jobs.launch(settings, graph(settings), dagster, code, made.id)
 
 
-def _watched(out: Output, dagster: dg.DagsterInstance, it: Undertaking) -> Undertaking:
-    """Tell how it comes along, until it has ended."""
+def _watched(
+    out: Output, dagster: dg.DagsterInstance, it: Undertaking, *, quiet: bool
+) -> Undertaking:
+    """Tell how it comes along, and unless quiet how it ended, until it has."""
     from backfill_assets.backfills import stages, undertakings
 
     id_, said = it.plan.id, ""
@@ -147,7 +169,7 @@ def _watched(out: Output, dagster: dg.DagsterInstance, it: Undertaking) -> Under
             it = undertakings.find(dagster, id_)
             if (now := stages.progress(dagster, it)) != said:
                 said = now
-                (out.say if it.ended else out.note)(f"{time.strftime('%X')}  {said}")
+                (out.say if it.ended and not quiet else out.note)(f"{time.strftime('%X')}  {said}")
             if not it.ended and (lacking := stages.lacking_daemons(dagster)):
                 raise CannotRunError(
                     f"the {' and the '.join(lacking)} daemon fell silent, so backfill {id_} stands "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +13,8 @@ from backfill_assets.cli.parameters import Partitions, instance, json_option, ne
 from backfill_assets.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from datetime import date
+
     import dagster as dg
 
     from backfill_assets.backfills.accounts import Account
@@ -88,6 +90,7 @@ def _show_account(out: Output, found: Account, summary: bool) -> None:
 
 
 @command(
+    "undo aecrkdop --plan",
     "undo aecrkdop --reason 'wrong file'",
     "undo aecrkdop --partitions 2024-01-12...2024-01-14",
 )
@@ -99,18 +102,91 @@ def _show_account(out: Output, found: Account, summary: bool) -> None:
     help="Only these days, FIRST...LAST or one, with what is made of them.",
 )
 @click.option("--reason", default="", help="Why, for the record.")
-def undo(out: Output, backfill: str, partitions: Window | None, reason: str) -> None:
+@click.option("--plan", is_flag=True, help="Show the tables and days. Nothing is put back.")
+@json_option
+def undo(
+    out: Output, backfill: str, partitions: Window | None, reason: str, plan: bool, as_json: bool
+) -> Status:
     """Put back what a backfill wrote, and what was made of it.
 
-    BACKFILL is the id of a backfill or of a stage of it, or the first 8 characters of a run's.
+    BACKFILL is the id of a backfill or of a stage of it, or the first 8 characters of a run's. With
+    --plan it ends with 1 if an undo would be refused.
     """
+    from backfill_assets.backfills.undo import written_by
+
     settings = load_settings()
     with instance() as dagster:
         refuse_unknown(settings, dagster, backfill)
+        if plan:
+            return _plan_undo(out, settings, dagster, backfill, partitions, as_json)
         said = {"backfill": backfill, "days": str(partitions or ""), "reason": reason}
         level = "DEBUG" if out.verbose else "CRITICAL"
         run_id = run_job(dagster, "undo", "put_back", said, level)
+    tables = {name: _ranges(name, days) for name, days in written_by(settings, run_id).items()}
+    if as_json:
+        out.json({"run": run_id, "tables": tables})
+        return Status.FINE
     out.say(f"Undone   by run {run_id[:8]}, which can be undone as well")
+    _show_days(out, [(name, "put back", days) for name, days in tables.items()])
+    return Status.FINE
+
+
+def _plan_undo(
+    out: Output,
+    settings: Settings,
+    dagster: dg.DagsterInstance,
+    backfill: str,
+    partitions: Window | None,
+    as_json: bool,
+) -> Status:
+    """Tell what an undo would do."""
+    from backfill_assets.backfills import undertakings
+    from backfill_assets.backfills.undo import outlook
+
+    found, problems = outlook(settings, backfill, partitions)
+    try:
+        undertakings.refuse_under_way(dagster, backfill)
+    except undertakings.BackfillRefusedError as error:
+        problems.append(str(error))
+    parts = {
+        "put back": {name: [*extent.changes] for name, extent in found.items()},
+        "recorded anew": {name: [*extent.unchanged] for name, extent in found.items()},
+        "put back before": {name: [*extent.done] for name, extent in found.items()},
+    }
+    tables = {
+        name: {what: ranges for what, of in parts.items() if (ranges := _ranges(name, of[name]))}
+        for name in found
+    }
+    tables = {name: of for name, of in tables.items() if of}
+    if as_json:
+        out.json({"backfill": backfill, "tables": tables, "problems": problems})
+    else:
+        _show_days(out, [(n, what, days) for n, of in tables.items() for what, days in of.items()])
+        for problem in problems:
+            out.say(f"Refused  {problem}")
+        if not tables:
+            out.say(f"{backfill} has written no such day in any table")
+        elif not problems:
+            out.note(f"Next     backfill-assets undo {backfill}")
+    return Status.FINDING if problems else Status.FINE
+
+
+def _ranges(table: str, days: Iterable[date]) -> list[str]:
+    from backfill_assets.tables.catalog import tables_of
+
+    return [str(window) for window in tables_of(load_settings())[table].cadence.ranges(days)]
+
+
+def _show_days(out: Output, rows: Iterable[tuple[str, str, list[str]]]) -> None:
+    from rich.table import Table as Grid
+
+    grid = Grid(box=None, padding=(0, 2, 0, 0))
+    for heading in ("table", "what becomes of them", "days"):
+        grid.add_column(heading, no_wrap=heading != "days")
+    for name, what, days in rows:
+        grid.add_row(name, what, ", ".join(days))
+    if grid.rows:
+        out.grid(grid)
 
 
 def run_job(

@@ -19,16 +19,19 @@ from backfill_assets.backfills import (
     export_proof,
     exports,
     undertakings,
+    undo,
     verification,
 )
 from backfill_assets.backfills.accept_code import AcceptanceRefusedError, AcceptedCode
 from backfill_assets.backfills.accounts import Account, Certificate
 from backfill_assets.backfills.comparing import Comparison
 from backfill_assets.backfills.comparison import Content, Match, Verified
+from backfill_assets.backfills.dependents import Extent
 from backfill_assets.backfills.plans import BackfillPlan, Calls, Outlook, Parameters, Stage
 from backfill_assets.backfills.reports import Day, Drift, Fingerprint, Report, Sample
 from backfill_assets.backfills.skews import Skew
-from backfill_assets.cli import main, outcomes
+from backfill_assets.backfills.undertakings import Undertaking
+from backfill_assets.cli import launching, main, outcomes
 from backfill_assets.cli import plans as plan_commands
 from backfill_assets.delta import target_log, targets
 from backfill_assets.delta.other_engine import ReadTest
@@ -84,8 +87,19 @@ def deployment(tmp_path, monkeypatch) -> Path:
 def test_json(deployment, monkeypatch, capsys, snapshot):
     monkeypatch.setattr(Engine, "spark_session", property(lambda _: None))
     shapes = Shapes(capsys)
-    for take in (take_tables, take_plans, take_reconcile, take_targets, take_exports, take_imports,
-                 take_verify, take_acceptance, take_doctor):  # fmt: skip
+    for take in (
+        take_tables,
+        take_plans,
+        take_launches,
+        take_undo,
+        take_reconcile,
+        take_targets,
+        take_exports,
+        take_imports,
+        take_verify,
+        take_acceptance,
+        take_doctor,
+    ):
         with pytest.MonkeyPatch.context() as patch:
             take(shapes, deployment, patch)
     text = "\n".join(
@@ -191,6 +205,23 @@ def take_plans(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -
         kept(instance, "bbbbbbbb")
         instance.daemon_cursor_storage.set_cursor_values({key: "{}"})
     shapes.take("plans", "plans")
+
+
+def take_launches(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = Undertaking(plan=filled_plan(), attempt=1, ended="done", complete=True, took=2.5)
+    monkeypatch.setattr(launching, "plan_anew", lambda *_: ended.plan)
+    monkeypatch.setattr(launching, "_launched", lambda *_: ended)
+    shapes.take("backfill", "backfill", DAYS, "--yes")
+
+
+def take_undo(shapes: Shapes, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcomes, "refuse_unknown", lambda *_: None)
+    monkeypatch.setattr(outcomes, "run_job", lambda *_: "0123456789")
+    monkeypatch.setattr(undo, "written_by", lambda *_: {FACT.name: {JAN[0], JAN[1]}})
+    shapes.take("undo", "undo", "aecrkdop")
+    extent = Extent({JAN[0]: Mock()}, {JAN[1]: Mock()}, [JAN[2]], [])
+    monkeypatch.setattr(undo, "outlook", lambda *_: ({FACT.name: extent}, ["a problem"]))
+    shapes.take("undo [--plan]", "undo", "aecrkdop", "--plan")
 
 
 def filled_reports() -> list[Report]:

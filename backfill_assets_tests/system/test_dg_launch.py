@@ -1,4 +1,4 @@
-"""`dg launch`, by which Dagster supersedes `dagster asset materialize`, makes a range in one run."""
+"""`dg launch`, which supersedes `dagster asset materialize`, makes a range in one run."""
 
 from __future__ import annotations
 

@@ -100,8 +100,14 @@ def test_an_undo_can_be_undone(loaded):
     loaded.land(2, [order("x2", 2, "50.00")], "more.jsonl")
     loaded.run(2, assets=LAYERS, tags={"dagster/backfill": "wrongone"})
     wrong = published(loaded)
+    found, problems = undoing.outlook(loaded.settings, "wrongone")
+    assert problems == []
+    changed = {key for key, content in wrong.items() if content != first.get(key)}
+    assert {(name, d) for name, extent in found.items() for d in extent.changes} == changed
     done = undo(loaded, "wrongone")
     assert published(loaded) == first
+    put_back = undoing.written_by(loaded.settings, done.run_id)
+    assert changed <= {(name, d) for name, days in put_back.items() for d in days}
     again = undo(loaded, "wrongone", fails=True)
     assert "wrongone is undone already" in loaded.failure(again)
     undo(loaded, done.run_id[:8])
@@ -116,7 +122,9 @@ def test_what_was_written_since_is_left_alone(loaded):
     right = loaded.run(3)
     held = published(loaded)
     versions = {name: loaded.log(name).version() for name in LAYERS}
+    _, problems = undoing.outlook(loaded.settings, "wrongone")
     refused = loaded.failure(undo(loaded, "wrongone", fails=True))
+    assert problems and all(problem in refused for problem in problems)
     for name in ("raw_orders", "stg_orders", "fact_daily_orders"):
         assert f"{name} [2024-01-03] has been written since, by run {right.run_id[:8]}" in refused
     assert "2024-01-02" not in refused
