@@ -77,7 +77,7 @@ def build_defs(
     by_hand, stages = jobs.build(settings, assets, running)
     of_targets, switch_overs = target_jobs.build(settings, assets, running)
     return dg.Definitions(
-        assets=[*assets, target_jobs.comparisons(settings)],
+        assets=[*assets, *target_jobs.comparisons(settings)],
         asset_checks=automatic.checks,
         jobs=[*automatic.jobs, *by_hand, *of_targets],
         schedules=[*automatic.schedules, housekeeping.build(settings)],

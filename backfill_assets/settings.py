@@ -83,6 +83,9 @@ class Settings(BaseSettings):
             repository; the repository itself is asked first.
         ui_url: where the Dagster UI is: for the links in alerts and on the lateness page, and the
             one name besides those of the machine that it answers to.
+        location: the name of Dagster's code location, by which Dagster keeps its history.
+        owners: of all assets in Dagster's UI, with commas between them: teams as `team:data`,
+            people by e-mail address.
         ui_passwords: the file of those who may use the UI; none asks nobody.
         spark_master: master URL of the embedded session.
         spark_remote: URL of a Spark Connect server, which then replaces the embedded session.
@@ -123,6 +126,8 @@ class Settings(BaseSettings):
     webhook: str | None = None
     git_commit: str | None = None
     ui_url: str = "http://127.0.0.1:3000"
+    location: str = Field(default="backfill_assets.definitions", pattern=r"^[\w.-]+$")
+    owners: str = ""
     ui_passwords: Path | None = None
     spark_master: str = "local[*]"
     spark_remote: str | None = Field(
@@ -174,6 +179,16 @@ class Settings(BaseSettings):
             raise ValueError("must be an http:// or https:// URL")
         return value and value.rstrip("/")
 
+    @field_validator("owners")
+    @classmethod
+    def _owners(cls, value: str) -> str:
+        for owner in filter(None, value.split(",")):
+            if not re.fullmatch(r"team:[\w.-]+|[^@\s:]+@[^@\s:]+\.[^@\s:]+", owner.strip()):
+                raise ValueError(
+                    "must be teams as team:data, or e-mail addresses, with commas between them"
+                )
+        return value
+
     @field_validator("spark_remote")
     @classmethod
     def _connect_url(cls, value: str | None) -> str | None:
@@ -217,6 +232,11 @@ class Settings(BaseSettings):
     def zone(self) -> ZoneInfo:
         """The business time zone."""
         return ZoneInfo(self.timezone)
+
+    @property
+    def asset_owners(self) -> list[str]:
+        """The owners of the assets, as Dagster takes them."""
+        return [owner.strip() for owner in self.owners.split(",") if owner.strip()]
 
     def table(self, asset: str) -> str:
         """Where the table of an asset lives."""

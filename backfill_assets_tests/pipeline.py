@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from pathlib import Path
@@ -191,7 +191,7 @@ class Pipeline:
                 continue
             self.run_keys.add(str(request.run_key))
             launched.append(request)
-            self.repository.get_job(request.job_name or "daily_orders").execute_in_process(
+            self.repository.get_job(request.job_name or "daily").execute_in_process(
                 instance=self.instance,
                 asset_selection=request.asset_selection,
                 tags={
@@ -269,6 +269,15 @@ def verify(
     """What `verification` finds when the days are computed on this engine."""
     defs = build_defs(settings, resources={"engine": engine})
     return verification.verify(settings, defs, window, tables)
+
+
+def outcomes(result: dg.ExecuteInProcessResult) -> Counter[str]:
+    """What a run says became of the days that it materialized, over all tables."""
+    return Counter(
+        str(event.materialization.metadata["outcome"].value)
+        for event in result.get_asset_materialization_events()
+        if "outcome" in event.materialization.metadata
+    )
 
 
 def undo(

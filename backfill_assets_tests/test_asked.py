@@ -47,7 +47,7 @@ def commit(version, of, *, at=NOW, failed=(), **more):
 def tell(instance, run_id, table, n):
     """Dagster is told of a day that was published already."""
     told = AssetObservationData(dg.AssetObservation(table.name, partition=str(day(n))))
-    event = DagsterEvent("ASSET_OBSERVATION", "daily_orders", event_specific_data=told)
+    event = DagsterEvent("ASSET_OBSERVATION", "daily", event_specific_data=told)
     instance.report_dagster_event(event, run_id)
 
 

@@ -725,8 +725,9 @@ def test_progress_of_a_page_has_no_days(monkeypatch, capsys):
 def test_progress_of_days_that_need_not_be_computed(monkeypatch, capsys):
     text = log(
         *BEGINNING,
+        *[RAW] * 21,
         "*read_orders - raw_orders [2024-01-01...2024-01-21]: 20 days identical, 1 day written",
-        RAW,
+        *[REJECTED] * 21,
         "*read_orders - raw_orders_rejected [2024-01-01...2024-01-21]: 21 days identical",
         "*read_orders - STEP_SUCCESS - Finished",
         "*RUN_SUCCESS - Finished execution of run.",

@@ -14,6 +14,7 @@ from dagster._serdes import serialize_value
 from backfill_assets.dagster_ext.executor import one_process_executor
 from backfill_assets.dagster_ext.internals import AssetGraph
 from backfill_assets.definitions import build_defs
+from backfill_assets.delta import targets
 from backfill_assets.orders.tables import TABLES
 from backfill_assets.settings import SettingsError, load_settings
 from backfill_assets.tables.code_version import running_code
@@ -24,6 +25,7 @@ KEYED = KEYLESS | {"unique_key"}
 #: Checks on the asset as a whole, and those that hold no day back.
 WHOLE, NOTICES = {"days", "final_days", "one_code"}, {"late_lines", "rejected_lines"}
 PAGE = "lateness_dashboard"
+FACTS = ("fact_daily_orders", "fact_daily_orders_current", "fact_order_corrections")
 #: By asset: what it reads, its group, its checks.
 EXPECTED = {
     "raw_orders": (set(), "raw", KEYLESS | {"rejected_lines"}),
@@ -35,18 +37,6 @@ EXPECTED = {
     "fact_order_corrections": ({"fact_daily_orders", "fact_daily_orders_current"}, "fact", KEYED),
     "arrival_lateness": ({"raw_orders", "raw_orders_rejected"}, "lateness", KEYED),
     PAGE: ({"arrival_lateness"}, "lateness", set()),
-    # Of the tables that a target may have: what comparisons of it have found.
-    **{
-        f"comparisons/{name}": (set(), "comparisons", set())
-        for name in (
-            "stg_orders",
-            "late_orders",
-            "fact_daily_orders",
-            "fact_daily_orders_current",
-            "fact_order_corrections",
-            "arrival_lateness",
-        )
-    },
 }
 #: By column of staging and fact: the columns that it is made of.
 LINEAGE = {
@@ -91,7 +81,11 @@ def made(found: AssetGraph) -> set[dg.AssetKey]:
 @pytest.fixture(scope="module")
 def assets():
     found = graph(
-        warehouse="/w", start=date(2024, 1, 1), end=date(2024, 2, 1), timezone="Asia/Tokyo"
+        warehouse="/w",
+        start=date(2024, 1, 1),
+        end=date(2024, 2, 1),
+        timezone="Asia/Tokyo",
+        owners="team:data, ann@example.org",
     )
     return {key.to_user_string(): found.get(key) for key in found.get_all_asset_keys()}
 
@@ -166,7 +160,7 @@ def test_the_window_is_the_mapping_of_what_reads_the_log_by_event_day(window_day
 
 def test_what_the_ui_shows(assets):
     for name, asset in assets.items():
-        assert asset.owners == ["team:data-platform"]
+        assert asset.owners == ["team:data", "ann@example.org"]
         assert asset.description
         if name == PAGE or asset.is_external:
             continue
@@ -203,13 +197,28 @@ def test_a_launch_of_log_days_rebuilds_only_what_they_may_change():
         assert sorted(rebuilt.get_partition_keys()) == [f"2024-02-{d:02d}" for d in range(3, 20)]
 
 
+def test_comparisons_are_there_once_there_is_a_target(tmp_path):
+    settings = load_settings(warehouse=str(tmp_path))
+    tables = ("stg_orders", "late_orders", "arrival_lateness", *FACTS)
+
+    def names() -> set[str]:
+        found = build_defs(settings).resolve_asset_graph()
+        keys = {key for key in found.get_all_asset_keys() if key.path[0] == "comparisons"}
+        assert all(found.get(key).is_external for key in keys)
+        return {key.path[1] for key in keys}
+
+    assert names() == set()
+    targets.keep(settings, targets.Target(name="v2", tables=(), asked=(), pins={}))
+    assert names() == {*tables}
+
+
 def test_jobs_schedules_and_sensors():
     repository = build_defs(load_settings(timezone="Europe/Berlin")).get_repository_def()
     by_hand = {"plan_backfill", "backfill", "reconcile", "undo", "maintenance"}
     by_hand |= {"shadow_backfill", "compare_target", "switch_over"}
     assert {job.name for job in repository.get_all_jobs()} == {
         "__ASSET_JOB",
-        "daily_orders",
+        "daily",
         "housekeeping",
         *by_hand,
     }

@@ -90,6 +90,8 @@ GOOD = [
     ("BACKFILL_ASSETS_KEEP_PLANS_DAYS", "1", "keep_plans_days", 1),
     ("BACKFILL_ASSETS_WEBHOOK", "https://chat/hook/", "webhook", "https://chat/hook"),
     ("BACKFILL_ASSETS_GIT_COMMIT", "f6f017c", "git_commit", "f6f017c"),
+    ("BACKFILL_ASSETS_LOCATION", "shop", "location", "shop"),
+    ("BACKFILL_ASSETS_OWNERS", "team:data,a@b.org", "owners", "team:data,a@b.org"),
     ("BACKFILL_ASSETS_UI_PASSWORDS", "/a/../b", "ui_passwords", Path("/b")),
     ("BACKFILL_ASSETS_UI_URL", "http://dagster:3000/", "ui_url", "http://dagster:3000"),
     ("BACKFILL_ASSETS_SPARK_MASTER", "spark://host:7077", "spark_master", "spark://host:7077"),
@@ -140,6 +142,8 @@ def test_every_variable_has_a_good_value_here():
         ("BACKFILL_ASSETS_TIMEZONE", "Mars/Olympus", "must be an IANA time zone"),
         ("BACKFILL_ASSETS_TIMEZONE", "+02:00", "must be an IANA time zone"),
         ("BACKFILL_ASSETS_TIMEZONE", "../etc/passwd", "must be an IANA time zone"),
+        ("BACKFILL_ASSETS_OWNERS", "data", "must be teams as team:data, or e-mail addresses"),
+        ("BACKFILL_ASSETS_LOCATION", "a shop", "pattern"),
         ("BACKFILL_ASSETS_PARTITIONS_PER_RUN", "0", "greater than or equal to 1"),
         ("BACKFILL_ASSETS_PARTITIONS_PER_RUN", "-3", "greater than or equal to 1"),
         ("BACKFILL_ASSETS_PARTITIONS_PER_RUN", "1.5", "valid integer"),
@@ -301,6 +305,8 @@ def test_digest_knows_only_what_decides_the_rows():
         "git_commit": "f6f017c",
         "ui_url": "http://dagster",
         "ui_passwords": "/people",
+        "location": "shop",
+        "owners": "team:data",
     }
     deciding = {"timezone": "Asia/Tokyo", "window_days": 6, "late_lines": "drop"}
     assert {*where_and_how, *deciding} == set(Settings.model_fields)

@@ -27,7 +27,7 @@ def build(settings: Settings, source: Source) -> dg.AssetsDefinition:
                 description="One page, for people, on how late lines arrive and which window "
                 "would catch them; it opens in any browser, without a network.",
                 group_name="lateness",
-                owners=["team:data-platform"],
+                owners=settings.asset_owners,
                 kinds={"html"},
             )
         ],

@@ -88,7 +88,7 @@ def _out(
         description=table.model.__doc__,
         metadata=metadata,
         group_name=group,
-        owners=["team:data-platform"],
+        owners=settings.asset_owners,
         kinds={"pyspark", "deltalake"},
         code_version=code.table_version(table.name) if code else None,
     )

@@ -276,7 +276,7 @@ def _undoing(settings: Settings) -> dg.JobDefinition:
                 io, settings, context.instance, asked, context.run.run_id, tags, days
             ):
                 context.log.info(f"{table.name}: {len(done)} day(s) put back")
-                for told in io.events(context.instance, tags, table, done):
+                for told in io.events(context.instance, table, done):
                     yield from told
         except ValueError as refused:
             raise dg.Failure(str(refused), allow_retries=False) from refused

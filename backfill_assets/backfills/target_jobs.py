@@ -180,7 +180,7 @@ def _switching(settings: Settings, graph: BaseAssetGraph, code: Code) -> dg.JobD
                 io, settings, graph, code, config.target, run.run_id, tags, only
             ):
                 context.log.info(f"{table.name}: {len(done)} day(s) switched over")
-                for told in io.events(context.instance, tags, table, done):
+                for told in io.events(context.instance, table, done):
                     yield from told
         except ValueError as refused:
             raise dg.Failure(str(refused), allow_retries=False) from refused
@@ -222,27 +222,32 @@ def _finishing(settings: Settings, job: dg.JobDefinition) -> dg.SensorDefinition
     return switch_overs
 
 
-def comparisons(settings: Settings) -> dg.AssetsDefinition:
+def comparisons(settings: Settings) -> list[dg.AssetsDefinition]:
     """The assets whose observations are comparisons of targets with production, one for each table.
 
-    Dagster plots numbers of assets that are defined only. Nobody materializes these.
+    Dagster plots numbers of assets that are defined only. Nobody materializes these. None as long
+    as there is no target when the definitions are loaded, or nobody can tell.
 
     Args:
         settings: the deployment's settings.
     """
+    try:
+        if not targets.names(settings):
+            return []
+    except OSError:
+        return []
     landed = graph_for(settings).landed
-    return dg.AssetsDefinition(
-        specs=[
-            dg.AssetSpec(
-                [COMPARISONS, name],
-                group_name=COMPARISONS,
-                owners=["team:data-platform"],
-                description=f"Each comparison of {name}, as a target has it, with production.",
-            )
-            for name in tables_of(settings)
-            if name not in landed
-        ]
-    )
+    specs = [
+        dg.AssetSpec(
+            [COMPARISONS, name],
+            group_name=COMPARISONS,
+            owners=settings.asset_owners,
+            description=f"Each comparison of {name}, as a target has it, with production.",
+        )
+        for name in tables_of(settings)
+        if name not in landed
+    ]
+    return [dg.AssetsDefinition(specs=specs)]
 
 
 def build(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import keyword
+from datetime import datetime, timedelta, timezone
 from importlib.metadata import distribution
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,13 +21,16 @@ _FILES = {
     ".env": "env.j2",
     ".gitignore": "gitignore",
     "README.md": "README.md.j2",
-    "workspace.yaml": "workspace.yaml",
+    "workspace.yaml": "workspace.yaml.j2",
     "dagster.yaml": "dagster.yaml",
     "{name}/sources.py": "sources.py.j2",
     "{name}/tables.py": "tables.py.j2",
     "{name}/sample.py": "sample.py.j2",
     "tests/test_tables.py": "test_tables.py.j2",
 }
+
+
+_SAMPLE_DAYS = 14
 
 
 @command("init shop")
@@ -54,12 +58,20 @@ def init(out: Output, directory: Path) -> Status:
         keep_trailing_newline=True,
         autoescape=False,
     )
+    # The sample's days end yesterday: Dagster's plots begin with the newest.
+    end = datetime.now(timezone.utc).date()
+    values = {
+        "name": name,
+        "requirement": _requirement(),
+        "days": _SAMPLE_DAYS,
+        "start": end - timedelta(days=_SAMPLE_DAYS),
+        "last": end - timedelta(days=1),
+        "end": end,
+    }
     for path, template in _FILES.items():
         file = directory / path.format(name=name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(
-            templates.get_template(template).render(name=name, requirement=_requirement())
-        )
+        file.write_text(templates.get_template(template).render(values))
     (directory / name / "__init__.py").write_text(f'"""The tables of {name}."""\n')
     out.say(f"{directory} is a project now. See it work: make -C {directory} demo")
     return Status.FINE

@@ -72,7 +72,8 @@ class _Step:
                 f"{asset} {n} day{'s' * (n != 1)}" if name != f"{_DRAWS}{asset}" else asset
                 for asset, n in counts.items()
             )
-            for counts in (self.days, self.identical)
+            # Days that stay as they are, are materialized as well.
+            for counts in (self.days - self.identical, self.identical)
         )
         bad = f", {self.failed} did not pass" if self.failed else ""
         said = [f"identical {same}"] if same else []

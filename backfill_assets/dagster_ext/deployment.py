@@ -37,12 +37,11 @@ _DEFAULTS = {
     # Without it, Dagster gives a backfill up if its daemon looks while the code server is down.
     "DAGSTER_BACKFILL_RETRY_DEFINITION_CHANGED_ERROR": "1",
 }
-#: The code location, by the name that it has in workspace.yaml: Dagster's history goes by it.
-_LOCATION = "backfill_assets.definitions"
+_MODULE = "backfill_assets.definitions"
 _CODE_SERVER = "backfill_assets.code_server"
 _WEB_SERVER = "backfill_assets.webserver"
 _CODE = [
-    *("-m", _LOCATION, "--location-name", _LOCATION, "--log-level", "warning"),
+    *("-m", _MODULE, "--log-level", "warning"),
     *("--lazy-load-user-code", "--use-python-environment-entry-point"),
 ]
 
@@ -99,10 +98,11 @@ def deploy(settings: Settings, listening: Sequence[socket.socket], say: Say) -> 
     with tempfile.TemporaryDirectory(prefix="backfill_assets-") as folder:
         address = f"{folder}/code.sock"  # a short path: that of a socket may have 100 characters
         code = [sys.executable, "-m", _CODE_SERVER, "api", "grpc", "-s", address, *_CODE]
+        code += ["--location-name", settings.location]
         servers.append(Server("code server", code, address, environment, say))
         # In a place that nobody cleans up: Dagster reads it again and again.
         workspace = Path(os.environ["DAGSTER_HOME"], "deployment.workspace.yaml").resolve()
-        location = {"grpc_server": {"socket": address, "location_name": _LOCATION}}
+        location = {"grpc_server": {"socket": address, "location_name": settings.location}}
         workspace.write_text(json.dumps({"load_from": [location]}))
         return supervise(_dagster(workspace, listening), environment, servers, say)
 

@@ -25,7 +25,7 @@ __all__ = [
     "stored_together",
 ]
 
-AssetEvent = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
+AssetEvent = dg.AssetMaterialization | dg.AssetCheckEvaluation
 
 
 def stored_together(step: StepExecutionContext, told: Sequence[AssetEvent]) -> list[DagsterEvent]:
@@ -42,8 +42,6 @@ def stored_together(step: StepExecutionContext, told: Sequence[AssetEvent]) -> l
         place = DagsterEventBatchMetadata(batch, one is batched[-1]) if batched else None
         if isinstance(one, dg.AssetMaterialization):
             events.append(DagsterEvent.asset_materialization(step, one, place))
-        elif isinstance(one, dg.AssetObservation):
-            events.append(DagsterEvent.asset_observation(step, one, place))
         elif not checks_too:
             events.append(DagsterEvent.asset_check_evaluation(step, one))
         else:

@@ -34,7 +34,7 @@ from backfill_assets.monitoring.run_requests import Request, handful
 from backfill_assets.settings import Settings
 
 #: The job of the tables of a cadence.
-_JOBS = {Cadence.DAILY: "daily_orders", Cadence.WEEKLY: "weekly"}
+_JOBS = {Cadence.DAILY: "daily", Cadence.WEEKLY: "weekly"}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from backfill_assets.delta.commits import PublishError
 from backfill_assets.engine.task_times import watched
 from backfill_assets.publish.candidates import Candidate, Done, Input, Outcome
 from backfill_assets.publish.chains import AT_ONCE
-from backfill_assets.publish.materializations import days_reported, latest_materializations
+from backfill_assets.publish.materializations import latest_materializations
 from backfill_assets.publish.publisher import Publisher
 from backfill_assets.publish.run_tags import CODE_TAG, REWRITE_TAG, merges, pinned
 from backfill_assets.publish.task_metadata import PLOT, task_metadata
@@ -78,7 +78,7 @@ class DeltaIOManager(Publisher):
             self._failed[run.run_id, obj.table.name] = {**failed}  # other steps read it
             said.update(d.outcome.value for d in done)
             took = task_metadata(tasks.times())
-            for told in self.events(step.instance, run.tags, obj.table, done, took):
+            for told in self.events(step.instance, obj.table, done, took):
                 yield from stored_together(step, told)
         context.log.info(
             f"{obj.table.name} [{window}]: "
@@ -88,16 +88,18 @@ class DeltaIOManager(Publisher):
     def events(
         self,
         instance: dg.DagsterInstance,
-        tags: Mapping[str, str],
         table: Table,
         done: Sequence[Done],
         took: Mapping[str, Any] = MappingProxyType({}),
     ) -> Iterator[list[AssetEvent]]:
         """What Dagster is to be told of the days; a list must be stored before the next.
 
+        A day that stays as it is gets a materialization and evaluations like any other: Dagster
+        expects both of every day of a run, and shows a day that lacks them as failed or missing if
+        the run fails.
+
         Args:
             instance: where it is told.
-            tags: those of the run.
             table: the table.
             done: what the run made of the days.
             took: metadata of the days that were computed, besides what is known of each.
@@ -105,30 +107,16 @@ class DeltaIOManager(Publisher):
         not_computed = (Outcome.IDENTICAL, Outcome.FAILED, Outcome.WITHDRAWN)
         newest = max((one.day for one in done if one.outcome not in not_computed), default=None)
         numbers = {name: of for name, of in took.items() if name != PLOT}
-        known = days_reported(instance, table, done)
-        # The daemon waits for a materialization of every day that it asked for.
-        asked = "dagster/backfill" in tags
-        told: list[AssetEvent] = []
-        reported = []
-        for one in done:
-            if one.outcome in (Outcome.FAILED, Outcome.WITHDRAWN):
-                reported.append(one)
-            elif asked or one.outcome is not Outcome.IDENTICAL or one.day not in known:
-                # The plot is large, and the same for all days of a run: the newest has it.
-                told.append(
-                    self._materialization(table, one, took if one.day == newest else numbers)
-                )
-                reported.append(one)
-            else:
-                metadata = _outcome_metadata(one)
-                told.append(
-                    dg.AssetObservation(table.name, partition=str(one.day), metadata=metadata)
-                )
-        yield told
+        # The plot is large, and the same for all days of a run: the newest has it.
+        yield [
+            self._materialization(table, one, took if one.day == newest else numbers)
+            for one in done
+            if one.outcome not in (Outcome.FAILED, Outcome.WITHDRAWN)
+        ]
         # Afterwards, as an evaluation names the materialization that it speaks of.
-        latest = latest_materializations(instance, table.name, [d.day for d in reported])
+        latest = latest_materializations(instance, table.name, [one.day for one in done])
         found: list[AssetEvent] = []
-        for one in reported:
+        for one in done:
             record = latest.get(one.day)
             target = record and AssetCheckEvaluationTargetMaterializationData(
                 storage_id=record.storage_id, run_id=record.run_id, timestamp=record.timestamp

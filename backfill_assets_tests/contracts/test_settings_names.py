@@ -41,6 +41,8 @@ VALUES = {
     "WEBHOOK": "https://example.org/hook",
     "GIT_COMMIT": "c0ffee",
     "UI_URL": "https://example.org",
+    "LOCATION": "shop",
+    "OWNERS": "team:data",
     "UI_PASSWORDS": "/passwords",
     "SPARK_MASTER": "local[1]",
     "SPARK_CONF": '{"spark.x": "y"}',

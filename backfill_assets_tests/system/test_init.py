@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+import yaml
 
 from backfill_assets.cli import main
 from backfill_assets_tests.conftest import SMALL
@@ -36,11 +39,21 @@ def project(tmp_path_factory):
 
 
 def test_the_demo_and_the_test_of_a_new_project_pass(project):
+    (text,) = re.findall(r"_END=(.*)\n", (project / ".env").read_text())
+    end = date.fromisoformat(text)
+    assert timedelta(0) <= datetime.now(timezone.utc).date() - end <= timedelta(days=1)
     shown = make(project, "demo")
     for table in ("raw_payments", "stg_payments", "account_totals_7d"):
         (cells,) = [cells for line in shown.splitlines() if (cells := line.split())[:1] == [table]]
-        assert cells[1:3] == ["14", "2024-01-01...2024-01-14"]
+        assert cells[1:3] == ["14", f"{end - timedelta(days=14)}...{end - timedelta(days=1)}"]
     assert "1 passed" in make(project, "test")
+
+
+def test_dagster_shows_the_names_of_the_project(project):
+    env = (project / ".env").read_text()
+    assert "BACKFILL_ASSETS_LOCATION=shop\nBACKFILL_ASSETS_OWNERS=team:shop\n" in env
+    (place,) = yaml.safe_load((project / "workspace.yaml").read_text())["load_from"]
+    assert place["python_module"]["location_name"] == "shop"
 
 
 def test_the_instance_is_configured_as_ours(project):
