@@ -14,6 +14,7 @@ from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.code_version import (
     Code,
     SourceFiles,
+    _source_of,
     asset_version,
     git_state,
     running_code,
@@ -131,7 +132,8 @@ def versions() -> Code:
 def test_the_running_code(project):
     code = running_code(load_settings(tables="shop.tables:TABLES"))
     assert (code.version, code.tables) == (versions().version, versions().tables)
-    assert (code.commit, code.dirty) == git_state(None)
+    # The project is in no repository, whatever this package is in.
+    assert (code.commit, code.dirty) == ("", None)
 
 
 #: What changes, by name: the file, the old and the new text, and the tables that are other code.
@@ -343,6 +345,18 @@ def test_uncommitted_code_is_called_so(package):
     commit, dirty = git_state(None, package)
     assert (commit, dirty) == (git(package, "rev-parse", "HEAD"), True)
     assert str(Code("v", commit, dirty)) == f"v (commit {commit[:10]}, with uncommitted changes)"
+
+
+def test_the_commit_is_that_of_the_module_that_declares_the_tables(package, monkeypatch):
+    """Whatever repository this package is installed from."""
+    (package / "tables.py").write_text("TABLES = []\n")
+    git(package, "add", "-A")
+    git(package, "commit", "-m", "tables")
+    (package.parent / "alone.py").write_text("TABLES = []\n")
+    monkeypatch.syspath_prepend(str(package.parent))
+    own, alone = _source_of(f"{package.name}.tables:TABLES"), _source_of("alone:TABLES")
+    assert git_state("of the image", own) == (git(package, "rev-parse", "HEAD"), False)
+    assert git_state("of the image", alone) == ("of the image", None)
 
 
 def test_a_repository_that_is_not_its_own(package):

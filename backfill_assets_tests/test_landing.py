@@ -693,6 +693,11 @@ def test_a_csv_file_without_the_header_of_orders_is_broken(spark, tmp_path: Path
     assert {file.name for file in found.broken} == broken.keys()
     for file, why in found.broken.items():
         assert why.startswith(f"LandingError: {broken[file.name][1]}"), file.name
+        assert len(why) < 400
+    renamed, cut = ((HEADER.replace(b"order_id", b"id").decode()), "x" * 120)
+    said = {file.name: why for file, why in found.broken.items()}
+    assert said["renamed.csv"].endswith(f"with order_id: it is {renamed}")
+    assert f": it is {cut}" in said["long.csv"]
     assert [file.name for file in found.files] == ["whole.csv"]
     # The model, which knows of no width that is too much, says the same.
     for name in broken.keys() - {"wide.csv"}:

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from backfill_assets.assets.asking import Asking
 from backfill_assets.assets.publishing import delta_assets, publish
+from backfill_assets.assets.unpartitioned import observations
 from backfill_assets.calendar.partitions import DAY, Window
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.references import Reference, references_of
@@ -97,6 +98,8 @@ def made_asset(
     def asset(context: dg.AssetExecutionContext, **inputs: Input) -> Iterator:
         asking = Asking.of(context, settings.warehouse)
         asking.prepare(lookups)
+        for observation in observations(table, settings.warehouse):
+            context.log_event(observation)
         with ExitStack() as kept:
             plan = partial(_planned, settings, table, inputs, make, asking, kept)
             yield from publish(context, [Candidate(table, plan)])

@@ -34,6 +34,8 @@ from backfill_assets.settings import PREFIX, Settings
 _TICK = 0.5
 #: What Dagster and the runs find in their environment, unless the user has decided.
 _DEFAULTS = {
+    # Sensors tick every few seconds, and each tick would be two lines.
+    "DAGSTER_DAEMON_LOG_LEVEL": "warning",
     # Without it, Dagster gives a backfill up if its daemon looks while the code server is down.
     "DAGSTER_BACKFILL_RETRY_DEFINITION_CHANGED_ERROR": "1",
 }

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import os
 import socket
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -55,8 +54,11 @@ def serve(workspace: Path, listening: Sequence[int], host: str, port: int) -> No
         contextlib.suppress(KeyboardInterrupt),  # the server has ended as it should by then
     ):
         instance.optimize_for_webserver(*_DATABASE)
+        sockets = [socket.socket(fileno=number) for number in listening]
+        where = sockets[0].getsockname() if sockets else (host, port)
+        text = f"Dagster's UI is at http://{where[0]}:{where[1]}"
         app = create_app_from_workspace_process_context(
-            context, live_data_poll_rate=_POLL_EVERY, lifespan=_lifespan
+            context, live_data_poll_rate=_POLL_EVERY, lifespan=partial(_announced, text)
         )
         config = uvicorn.Config(
             guarded(app, settings),
@@ -64,11 +66,6 @@ def serve(workspace: Path, listening: Sequence[int], host: str, port: int) -> No
             port=port,
             log_level="warning",
             timeout_graceful_shutdown=_PATIENCE,
-        )
-        sockets = [socket.socket(fileno=number) for number in listening]
-        where = sockets[0].getsockname() if sockets else (host, port)
-        logging.getLogger("dagster-webserver").info(
-            f"Serving dagster-webserver on http://{where[0]}:{where[1]} in process {os.getpid()}"
         )
         uvicorn.Server(config).run(sockets or None)
 
@@ -84,7 +81,9 @@ def guarded(app: Starlette, settings: Settings) -> Door:
 
 
 @contextlib.asynccontextmanager
-async def _lifespan(_app: Starlette) -> AsyncIterator[None]:
+async def _announced(text: str, _app: Starlette) -> AsyncIterator[None]:
+    """Print a text when the application takes requests: it is to be the last of a start."""
+    click.echo(text)
     # As Dagster's own: a server that is told to end cancels what waits here.
     with contextlib.suppress(asyncio.CancelledError):
         yield

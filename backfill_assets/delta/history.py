@@ -201,6 +201,8 @@ def _lines(
         return
     if said := commit.days.get(day):
         yield "rows", f"{said.rows:,}, digest {said.digest}, verdict {said.verdict}"
+        for check, (severity, text) in said.findings.items():
+            yield severity, f"{check}: {text}"
     if because := commit.why(day):
         yield "because", because
     yield "run", f"{commit.run_id}, backfill {commit.backfill_id or 'none'}"

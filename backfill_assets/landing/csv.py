@@ -10,6 +10,7 @@ import pyarrow.fs as pafs
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from backfill_assets.escaping import one_line
 from backfill_assets.landing.listing import LandingError
 from backfill_assets.landing.text import BYTE_ORDER_MARK, PROBLEM, TEXT, no_field
 from backfill_assets.tables.sources import Source
@@ -18,6 +19,8 @@ from backfill_assets.tables.sources import Source
 _QUOTED = r'(^|,)"[^"]*+(?:""[^"]*+)*+"(?=,|\z)'
 # Spark's CSV parser fails the whole job on a record with more fields than 20480.
 _MOST_FIELDS = 20_000
+# Characters of a header in a message.
+_SHOWN = 120
 
 
 def header_of(filesystem: pafs.FileSystem, path: str, source: Source) -> str | None:
@@ -66,15 +69,23 @@ def names_of(header: str, source: Source) -> list[str]:
     try:
         names = [name.strip() for name in next(csv.reader([header], strict=True))]
     except csv.Error as error:
-        raise LandingError(f"its first line is not a header: {error}") from None
+        raise LandingError(f"its first line is not a header: {error}{_quoted(header)}") from None
     required = [name for name in source.fields if name not in source.may_be_null]
     if missing := [name for name in required if name not in names]:
-        raise LandingError(f"its first line is not a header with {', '.join(missing)}")
+        raise LandingError(
+            f"its first line is not a header with {', '.join(missing)}{_quoted(header)}"
+        )
     if twice := [name for name in source.fields if names.count(name) > 1]:
-        raise LandingError(f"more than one column is named {', '.join(twice)}")
+        raise LandingError(f"more than one column is named {', '.join(twice)}{_quoted(header)}")
     if len(names) > _MOST_FIELDS:
         raise LandingError(f"its header has {len(names)} columns, more than {_MOST_FIELDS}")
     return names
+
+
+def _quoted(header: str) -> str:
+    """The first line as a message shows it: the beginning, with what cannot be seen spelled out."""
+    text = one_line(header)
+    return f": it is {text[:_SHOWN]}{' ...' if len(text) > _SHOWN else ''}"
 
 
 def csv_records(lines: DataFrame, header: str, source: Source) -> DataFrame:

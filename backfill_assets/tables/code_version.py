@@ -18,6 +18,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def running_code(settings: Settings) -> Code:
         SettingsError: a module that declares a table has no source file.
     """
     versions = table_versions(tables_of(settings))
-    commit, dirty = git_state(settings.git_commit)
+    commit, dirty = git_state(settings.git_commit, _source_of(settings.tables))
     return Code(_version_of_all(versions), commit, dirty, versions)
 
 
@@ -461,15 +462,25 @@ def _lazy_module(module: str, source: str, alias: ast.alias) -> Iterator[str]:
 # --- git ------------------------------------------------------------------------------------------
 
 
-def git_state(given_commit: str | None, package: Path = _PACKAGE) -> tuple[str, bool | None]:
-    """The git commit of this package, empty if unknown; and whether it is changed, None if unknown.
+def _source_of(place: str) -> Path:
+    """The package that declares the tables: its folder, or the file of a module without one."""
+    module = import_module(place.partition(":")[0])
+    source = Path(str(module.__file__))
+    while (source.parent / "__init__.py").is_file():
+        source = source.parent
+    return source
+
+
+def git_state(given_commit: str | None, source: Path) -> tuple[str, bool | None]:
+    """The git commit of some code, empty if unknown; and whether it is changed, None if unknown.
 
     Args:
         given_commit: the commit it was built from, where it is installed without its repository.
-        package: the folder of the package.
+        source: the folder of a package, or the file of a module.
     """
-    # A package that git does not track lies in somebody else's repository, as in a `.venv`.
-    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
+    package, file = (source, "__init__.py") if source.is_dir() else (source.parent, source.name)
+    # Code that git does not track lies in somebody else's repository, as in a `.venv`.
+    if _git(package, "ls-files", "--error-unmatch", file) is None:
         return given_commit or "", None
     commit = (_git(package, "rev-parse", "HEAD") or "").strip()
     changes = _git(package, "status", "--porcelain", "--", ".")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from decimal import Decimal
 
+import dagster as dg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -102,6 +103,17 @@ def test_other_rows_make_open_days_due_and_final_ones_wait_for_a_person(pipeline
     assert behind(pipeline) == Backlog()
     record = read_ledgers(pipeline.settings)[SPEND.name].records[-1]
     assert record.days[day(1)].numbers == {"input version customers": 1}
+    # What Dagster shows of it.
+    key = dg.AssetKey("customers")
+    assert pipeline.repository.asset_graph.get(key).metadata["dagster/uri"] == customers.url
+    (seen,) = pipeline.instance.fetch_observations(key, limit=1).records
+    metadata = seen.asset_observation.metadata
+    assert metadata["delta version"].value == 1
+    columns = metadata["dagster/column_schema"].value.columns
+    assert [(of.name, of.type) for of in columns] == [
+        ("customer_id", "string"),
+        ("country", "string"),
+    ]
 
 
 def test_what_changes_no_row_makes_nothing_due(pipeline, customers):
