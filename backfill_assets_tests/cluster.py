@@ -13,6 +13,7 @@ from pathlib import Path
 from backfill_assets.engine.jars import spark_home
 from backfill_assets.engine.process_groups import Group
 from backfill_assets_tests.killing import alive, wait_for
+from backfill_assets_tests.places import PROJECT
 
 #: Of Spark itself: all of it on loopback, no second door to the master, and little memory.
 _DAEMONS = {
@@ -29,6 +30,8 @@ SMALL = {
     "spark.driver.memory": "2g",
     "spark.executor.memory": "768m",
     "spark.sql.shuffle.partitions": "2",
+    # Executors find the modules of UDFs, as where a project is installed on them.
+    "spark.executorEnv.PYTHONPATH": str(PROJECT),
     "spark.databricks.delta.snapshotPartitions": "1",
 }
 

@@ -19,7 +19,7 @@ from backfill_assets.backfills.stages import lacking_daemons
 from backfill_assets.settings import Settings
 from backfill_assets_tests import conftest, impatient
 from backfill_assets_tests.graphql import ask
-from backfill_assets_tests.killing import kill, processes
+from backfill_assets_tests.killing import kill, processes, wait_for
 from backfill_assets_tests.places import BIN, PROJECT, dagster_yaml, free_port
 
 COMMAND = str(BIN / "backfill-assets")
@@ -27,7 +27,7 @@ _LAUNCH = """mutation ($params: LaunchBackfillParams!) { launchPartitionBackfill
   backfillParams: $params) { __typename ... on LaunchBackfillSuccess { backfillId }
   ... on PythonError { message } } }"""
 _SENSOR = """query ($sensor: SensorSelector!) { sensorOrError(sensorSelector: $sensor) {
-  ... on Sensor { id } } }"""
+  ... on Sensor { id sensorState { ticks(limit: 1) { status } } } } }"""
 _STOP = "mutation ($id: String!) { stopSensor(id: $id) { __typename } }"
 _STATUS = """query ($id: String!) { partitionBackfillOrError(backfillId: $id) {
   ... on PartitionBackfill { status error { message } } } }"""
@@ -107,6 +107,13 @@ class Deployment:
         found = self.ask(_SENSOR, sensor=sensor)
         stopped = self.ask(_STOP, id=found["id"])
         assert stopped["__typename"] == "StopSensorMutationResult", stopped
+
+        def rests() -> bool:
+            """Whether no look that had begun may ask for a run any more."""
+            ticks = self.ask(_SENSOR, sensor=sensor)["sensorState"]["ticks"]
+            return all(tick["status"] != "STARTED" for tick in ticks)
+
+        wait_for(rests)
 
     def launch(self, days: Sequence[str], tables: Sequence[str]) -> str:
         """Launch a backfill of days of tables as the UI does; its id."""

@@ -7,12 +7,13 @@ import re
 import time
 from datetime import date
 from pathlib import Path
+from unittest.mock import Mock
 
 import dagster as dg
 import pytest
 from dagster._daemon.types import DaemonHeartbeat
 
-from backfill_assets.backfills import jobs, undertakings
+from backfill_assets.backfills import jobs, undertakings, undo
 from backfill_assets.backfills import stages as backfills
 from backfill_assets.backfills.accounts import Account, Certificate
 from backfill_assets.backfills.reports import Report
@@ -114,6 +115,13 @@ def test_plans(instance, monkeypatch, capsys):
     assert [(one["plan"], one["state"]) for one in said] == [
         ("aaaaaaaa", "not launched"),
         ("bbbbbbbb", "complete and reconciled"),
+    ]
+    put_back = {"bbbbbbbb": {FACT.name: {date(2024, 1, 1): Mock()}}}
+    monkeypatch.setattr(undo, "undone", lambda _, id_: put_back.get(id_, {FACT.name: {}}))
+    assert main(["plans", "--json"]) == 0
+    assert [one["state"] for one in json.loads(capsys.readouterr().out)] == [
+        "not launched",
+        "complete and reconciled; undone since, or days of it",
     ]
 
 

@@ -96,6 +96,17 @@ def test_a_folder_without_a_file(tmp_path, monkeypatch, capsys):
     assert "BACKFILL_ASSETS_UNDO_DAYS" in capsys.readouterr().out
 
 
+def test_the_file_of_a_folder_above_is_named_and_not_read(project, monkeypatch, capsys):
+    (project / ".env").write_text("BACKFILL_ASSETS_UNDO_DAYS=7\n")
+    (project / "below").mkdir()
+    monkeypatch.chdir(project / "below")
+    monkeypatch.delenv("BACKFILL_ASSETS_UNDO_DAYS", raising=False)
+    assert main(["settings"]) == 0
+    said = capsys.readouterr().out
+    assert f"# {project / '.env'} is not read: commands read the .env of the folder" in said
+    assert settings(capsys)["BACKFILL_ASSETS_UNDO_DAYS"]["origin"] == "default"
+
+
 def test_a_file_that_is_no_text(project, capsys):
     (project / ".env").write_bytes(b"A=\xff\n")
     assert main(["settings"]) == 3

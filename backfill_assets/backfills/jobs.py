@@ -54,7 +54,7 @@ class BackfillConfig(dg.Config):
     max_parallel: int = Field(0, description="Runs at a time, 1 to 7; 0 for the queue's limit.")
     write_mode: Literal["overwrite", "merge"] = "overwrite"
     rewrite: bool = Field(False, description="Compute and write also what would be identical.")
-    accept: list[str] = Field([], description="Landing files by name that may take orders away.")
+    accept: list[str] = Field([], description="Landing files by name that may take lines away.")
     reason: str = Field("", description="Why, for the record.")
 
     def parameters(self) -> Parameters:

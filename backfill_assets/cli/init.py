@@ -22,7 +22,8 @@ _FILES = {
     ".gitignore": "gitignore",
     "README.md": "README.md.j2",
     "workspace.yaml": "workspace.yaml.j2",
-    "dagster.yaml": "dagster.yaml",
+    # Not in the folder itself: Dagster without DAGSTER_HOME takes one there for that of a home.
+    "deployment/dagster.yaml": "dagster.yaml",
     "{name}/sources.py": "sources.py.j2",
     "{name}/tables.py": "tables.py.j2",
     "{name}/sample.py": "sample.py.j2",

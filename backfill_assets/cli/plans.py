@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from backfill_assets.backfills.plans import BackfillPlan, Parameters
     from backfill_assets.calendar.partitions import Window
+    from backfill_assets.delta.ledgers import Ledgers
 
 
 def parameters(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,7 +57,7 @@ def parameters(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--accept",
                 multiple=True,
                 metavar="FILE",
-                help="A landing file that may take orders away. May be given again.",
+                help="A landing file that may take lines away. May be given again.",
             ),
             click.option("--reason", default="", help="Why, for the record."),
         )
@@ -167,9 +168,11 @@ def plans(out: Output, as_json: bool) -> None:
     The newest comes last.
     """
     from backfill_assets.backfills import undertakings
+    from backfill_assets.delta.reading import read_ledgers
 
+    ledgers = read_ledgers(load_settings())
     with instance() as dagster:
-        lines = [_line(dagster, id_) for id_ in undertakings.kept(dagster)]
+        lines = [_line(dagster, ledgers, id_) for id_ in undertakings.kept(dagster)]
     if as_json:
         out.json(lines)
         return
@@ -191,8 +194,9 @@ def plans(out: Output, as_json: bool) -> None:
     out.grid(grid)
 
 
-def _line(dagster: dg.DagsterInstance, id_: str) -> dict[str, Any]:
+def _line(dagster: dg.DagsterInstance, ledgers: Ledgers, id_: str) -> dict[str, Any]:
     from backfill_assets.backfills import stages, undertakings
+    from backfill_assets.backfills.undo import undone
 
     try:
         it = undertakings.find(dagster, id_)
@@ -204,6 +208,8 @@ def _line(dagster: dg.DagsterInstance, id_: str) -> dict[str, Any]:
     asked = it.plan.parameters
     made = f"{datetime.fromtimestamp(it.made).astimezone():%Y-%m-%d %H:%M}" if it.made else ""
     state = stages.progress(dagster, it) if it.attempt or it.ended else "not launched"
+    if any(undone(ledgers, id_).values()):
+        state += "; undone since, or days of it"
     return {
         "plan": id_,
         "made": made,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from backfill_assets.cli.output import Output, Status, command
@@ -22,10 +23,20 @@ def settings(out: Output, as_json: bool) -> Status:
     if as_json:
         out.json(found)
         return Status.FINE
+    if file := _not_read():
+        out.note(f"# {file} is not read: commands read the .env of the folder they are called in.")
     widths = [max(len(row[column]) for row in found) for column in ("name", "value")]
     for row in found:
         out.say(f"{row['name']:{widths[0]}}  {row['value']:{widths[1]}}  {row['origin']}".rstrip())
     return Status.FINE
+
+
+def _not_read() -> Path | None:
+    """The `.env` of a folder above, where the current one has none."""
+    here = Path.cwd()
+    if (here / ".env").is_file():
+        return None
+    return next((folder / ".env" for folder in here.parents if (folder / ".env").is_file()), None)
 
 
 def _settings() -> Iterator[dict[str, Any]]:

@@ -70,11 +70,11 @@ MEANING: Mapping[State, str] = {
     "sensor builds these days until the input is another. Materialize them to have the other rows",
     State.INPUT_NEWER: "published from older input than there is; the next scheduled run rebuilds "
     "them",
-    State.HELD: "a landing file was replaced by one that lacks orders which were loaded from it; "
+    State.HELD: "a landing file was replaced by one that lacks lines which were loaded from it; "
     "the rows stay as they were. Put the old file back, or accept the new one by name: see the "
     "page on landing retention",
     State.INPUT_MISSING: "an arrival day in its window has not landed, or is not loaded as it is "
-    "now; it may still lack orders. See that the source delivers",
+    "now; it may still lack lines. See that the source delivers",
     State.RETIRED: "the table is retired: readers see the rows of then, and nobody feeds it",
     State.OPEN: "up to date, may still change until its window closes",
     State.FINAL: "its window has closed; only a person may rebuild it",

@@ -57,7 +57,9 @@ def test_dagster_shows_the_names_of_the_project(project):
 
 
 def test_the_instance_is_configured_as_ours(project):
-    assert (project / "dagster.yaml").read_text() == (PROJECT / "dagster.yaml").read_text()
+    assert (project / "deployment/dagster.yaml").read_text() == (
+        PROJECT / "dagster.yaml"
+    ).read_text()
 
 
 @pytest.mark.parametrize(
