@@ -177,6 +177,7 @@ def io_manager_of(settings: Settings, engine: Engine, running: Code) -> DataFram
         git_commit=running.commit,
         git_dirty=running.dirty,
         undo_days=settings.undo_days,
+        stalled_after=settings.stalled_after,
         tables=settings.tables,
         config_digest=settings.digest,
         config_digests=config_digests(settings),

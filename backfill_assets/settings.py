@@ -74,6 +74,8 @@ class Settings(BaseSettings):
         max_control: bytes that a control file may have.
         check_independence: whether the first range that new code of a table computes is held
             against a day of it that is computed alone.
+        stalled_after: seconds without progress of Spark after which a step says in its log which
+            query it waits for; 0 for never.
         undo_days: for so many days the files that a backfill replaced are kept, so that it can be
             undone.
         keep_runs_days: for so many days housekeeping keeps the logs and all events of a run.
@@ -119,6 +121,7 @@ class Settings(BaseSettings):
     max_expanded: ByteSize = Field(default=ByteSize(16 << 30), ge=1 << 20)
     max_control: ByteSize = Field(default=ByteSize(1 << 20), ge=1 << 10, le=1 << 30)
     check_independence: bool = True
+    stalled_after: int = Field(default=600, ge=0, le=604800)
     # No longer than the commits themselves, which is what Delta asks for.
     undo_days: int = Field(default=UNDO_DAYS, ge=1, le=36500)
     keep_runs_days: int = Field(default=90, ge=1, le=36500)

@@ -107,6 +107,11 @@ class Engine(LazyPySparkResource):
         watch(session)
         return session
 
+    @property
+    def started_session(self) -> SparkSession | None:
+        """The session of this process, if one was started."""
+        return self._spark_session
+
     def _start(self) -> None:
         if "spark.remote" in self.spark_config:
             self._connect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
@@ -17,6 +18,7 @@ from backfill_assets.dagster_ext.events import (
     stored_together,
 )
 from backfill_assets.delta.commits import PublishError
+from backfill_assets.engine.stalls import stalls_told
 from backfill_assets.engine.task_times import watched
 from backfill_assets.publish.candidates import Candidate, Done, Input, Outcome
 from backfill_assets.publish.chains import AT_ONCE
@@ -72,7 +74,7 @@ class DeltaIOManager(Publisher):
         failed: dict[date, str] = {}
         said: Counter[str] = Counter()
         for part in window.split(AT_ONCE) if carries_state(obj.table) else [window]:
-            with watched() as tasks:
+            with watched() as tasks, self._stalls_told(context, f"{obj.table.name} [{part}]"):
                 done = self.publish(obj, part, record, rewrite=rewrite, merge=merge)
             failed |= {d.day: d.verdict.reasons for d in done if d.outcome is Outcome.FAILED}
             self._failed[run.run_id, obj.table.name] = {**failed}  # other steps read it
@@ -84,6 +86,16 @@ class DeltaIOManager(Publisher):
             f"{obj.table.name} [{window}]: "
             + ", ".join(f"{n} day{'s' * (n != 1)} {outcome}" for outcome, n in said.items())
         )
+
+    def _stalls_told(
+        self, context: dg.OutputContext, days: str
+    ) -> contextlib.AbstractContextManager[None]:
+        """Say in the log of the step which query it waits for, if that takes long."""
+
+        def say(text: str) -> None:
+            context.log.warning(f"{days}: {text}")
+
+        return stalls_told(lambda: self.engine.started_session, self.stalled_after, say)
 
     def events(
         self,

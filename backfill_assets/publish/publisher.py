@@ -59,6 +59,7 @@ class Publisher(dg.ConfigurableIOManager):
         git_commit: of that code; empty if unknown.
         git_dirty: whether the code differs from that commit; none if unknown.
         undo_days: for how many days a table that is created keeps the files that were replaced.
+        stalled_after: after so many seconds a step says which query it waits for; 0 for never.
     """
 
     engine: Engine
@@ -71,6 +72,7 @@ class Publisher(dg.ConfigurableIOManager):
     git_commit: str = ""
     git_dirty: bool | None = None
     undo_days: int = UNDO_DAYS
+    stalled_after: int = 0
     _failed: dict[tuple[str, str], dict[date, str]] = PrivateAttr(default_factory=dict)
 
     def record(self, table: Table, run_id: str, tags: Mapping[str, str]) -> dict[str, Any]:

@@ -41,6 +41,7 @@ VALUES = {
     "WEBHOOK": "https://example.org/hook",
     "GIT_COMMIT": "c0ffee",
     "UI_URL": "https://example.org",
+    "STALLED_AFTER": "60",
     "LOCATION": "shop",
     "OWNERS": "team:data",
     "UI_PASSWORDS": "/passwords",

@@ -115,5 +115,7 @@ def test_a_life_on_a_connect_server(expected, tmp_path):
 def test_a_life_on_a_cluster(expected, tmp_path):
     (tmp_path / "cluster").mkdir()
     with cluster(tmp_path / "cluster") as machines:
-        assert run_life(tmp_path, tmp_path / "inner", **{MASTER: machines.master}) == expected
+        # UDFs need a Python with their packages on the executors.
+        own = {MASTER: machines.master, "PYSPARK_PYTHON": sys.executable}
+        assert run_life(tmp_path, tmp_path / "inner", **own) == expected
         assert "Registered app backfill_assets" in machines.log("master")

@@ -1,0 +1,135 @@
+"""A step that stands still: which query it waits for, said while it waits.
+
+A thread looks at a step from time to time. If no stage of Spark's has come further for long, it
+says which stages run and where the step's own thread is.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+#: How far stages are: of each its id, its name, how many tasks have ended, how many there are.
+Stages = Sequence[tuple[int, str, int, int]]
+#: Looks within the time after which a step counts as standing still.
+_LOOKS = 10
+_LIBRARIES = tuple({str(Path(path)) for path in sysconfig.get_paths().values()})
+
+
+@contextmanager
+def stalls_told(
+    session: Callable[[], SparkSession | None], seconds: float, say: Callable[[str], None]
+) -> Iterator[None]:
+    """Tell of the calling thread if it waits for Spark and nothing comes further for so long.
+
+    Once for each time that it stands still.
+
+    Args:
+        session: the session that the thread uses; none if there is none yet.
+        seconds: so long; never if 0.
+        say: takes the sentence, from another thread.
+    """
+    if not seconds:
+        yield
+        return
+    ended, thread = threading.Event(), threading.get_ident()
+    look = threading.Thread(target=_look, args=(session, seconds, say, thread, ended), daemon=True)
+    look.start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _look(
+    session: Callable[[], SparkSession | None],
+    seconds: float,
+    say: Callable[[str], None],
+    thread: int,
+    ended: threading.Event,
+) -> None:
+    seen, since, told = None, time.monotonic(), False
+    with _progress(session) as progress:
+        while not ended.wait(seconds / _LOOKS):
+            place = _place(thread)
+            now = (progress(), place)
+            if now != seen:
+                seen, since, told = now, time.monotonic(), False
+            elif not told and time.monotonic() - since >= seconds:
+                told = True
+                say(_sentence(seconds, *now))
+
+
+@contextmanager
+def _progress(session: Callable[[], SparkSession | None]) -> Iterator[Callable[[], Stages]]:
+    """Tells how far the stages are that run: of an embedded session, or by a Connect server."""
+    told: dict[str, Stages] = {}
+    asked: list[Any] = []
+
+    def take(stages: Any, inflight_tasks: int, operation_id: str, done: bool) -> None:
+        told.pop(operation_id, None)
+        if not done:
+            told[operation_id] = tuple(
+                (one.stage_id, "", one.num_completed_tasks, one.num_tasks)
+                for one in stages or ()
+                if not one.done
+            )
+
+    def stages() -> Stages:
+        # What looks on must not break what it looks at.
+        with suppress(Exception):
+            spark = session()
+            if spark is None:
+                return ()
+            if not type(spark).__module__.startswith("pyspark.sql.connect"):
+                return _embedded(spark)
+            if not asked:
+                # Any function will do; PySpark's types name a class.
+                spark.registerProgressHandler(take)  # type: ignore[arg-type]
+                asked.append(spark)
+        return tuple(stage for one in [*told.values()] for stage in one)
+
+    yield stages
+    for spark in asked:
+        with suppress(Exception):
+            spark.removeProgressHandler(take)
+
+
+def _embedded(spark: SparkSession) -> Stages:
+    tracker = spark.sparkContext.statusTracker()
+    found = (tracker.getStageInfo(number) for number in tracker.getActiveStageIds())
+    return tuple(
+        (one.stageId, one.name, one.numCompletedTasks, one.numTasks) for one in found if one
+    )
+
+
+def _place(thread: int) -> tuple[str, ...]:
+    """Where a thread is: its calls outside of libraries, the innermost first."""
+    frame, found = sys._current_frames().get(thread), []
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith((*_LIBRARIES, "<")):
+            found.append(f"{code.co_name} ({code.co_filename}, line {frame.f_lineno})")
+        frame = frame.f_back
+    return tuple(found)
+
+
+def _sentence(seconds: float, stages: Stages, place: Sequence[str]) -> str:
+    running = "; ".join(
+        f"stage {number}{f' ({name})' if name else ''}: {ended} of {tasks} tasks have ended"
+        for number, name, ended, tasks in stages
+    )
+    return (
+        f"No task of Spark has ended for {seconds:g} seconds. "
+        f"{running or 'No stage is told to run'}. The step waits in "
+        f"{' < '.join(place[:4]) or 'no code of its own'}. If nothing comes of it, terminate the "
+        "run: what is published stays, and the days can be launched again."
+    )
