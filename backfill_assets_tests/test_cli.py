@@ -400,6 +400,25 @@ def test_show_as_json(capsys, tmp_path):
     ]
 
 
+def test_lines_fit_the_terminal_and_no_word_is_broken(monkeypatch, capsys):
+    out, path = Output(), "/srv/" + 40 * "x"
+    text = "Next     backfill-assets reconcile aecrkdop, or backfill-assets undo aecrkdop"
+    monkeypatch.setenv("COLUMNS", "40")
+    out.say(f"{text}\n{path} is kept")
+    assert capsys.readouterr().out.splitlines() == [
+        "Next     backfill-assets reconcile",
+        "         aecrkdop, or backfill-assets",
+        "         undo aecrkdop",
+        path,
+        "  is kept",
+    ]
+    out.command_line(f"dagster asset materialize --select {path}")
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    monkeypatch.delenv("COLUMNS")
+    out.say(text)
+    assert capsys.readouterr().out == f"{text}\n"
+
+
 @pytest.mark.parametrize("width", [100, 80, 60, 40])
 def test_a_narrow_terminal_keeps_every_column(monkeypatch, capsys, tmp_path, width):
     publish_facts(tmp_path, {**dict.fromkeys(JAN[:20], "ok"), JAN[20]: "warn"}, rows=60)

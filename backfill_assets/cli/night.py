@@ -61,7 +61,7 @@ def _print_commands(
 ) -> None:
     out.say(_outlook(today, kind, requests))
     for request in requests:
-        out.say(shlex.join(nights.command(request)))
+        out.command_line(shlex.join(nights.command(request)))
 
 
 def _outlook(today: date, kind: str, requests: Sequence[Request]) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 import json
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -21,6 +23,8 @@ from backfill_assets.escaping import plain
 
 #: A pipe has no width of its own: each row of a table stays one line.
 _WIDE = 1000
+#: What a line begins with whose text is in a column: spaces, or a heading and spaces.
+_HEADING = re.compile(r"\s*\S+\s{2,}|\s+")
 #: A column of sentences wraps, but is of no use below this width.
 _SENTENCE = 30
 
@@ -57,7 +61,13 @@ class Output:
         self.command = ""
 
     def say(self, text: str) -> None:
-        """Print text as it is: nobody wants a path broken in the middle."""
+        """Print text in lines of the terminal's width; no word, so no path, is broken."""
+        console = _console()
+        lines = [_wrapped(line, console.width) for line in text.split("\n")]
+        console.print("\n".join(lines), soft_wrap=True)
+
+    def command_line(self, text: str) -> None:
+        """Print a command that may be piped into a shell, on one line."""
         _console().print(text, soft_wrap=True)
 
     def note(self, text: str) -> None:
@@ -103,6 +113,25 @@ def _console() -> Console:
         width=None if terminal or os.environ.get("COLUMNS") else _WIDE,
         color_system="auto" if terminal and not os.environ.get("NO_COLOR") else None,
     )
+
+
+def _wrapped(line: str, width: int) -> str:
+    """A line of text in as many as the width takes, set in below its text if it has a heading."""
+    heading = _HEADING.match(line)
+    indent = " " * len(heading[0]) if heading and 2 * len(heading[0]) < width else "  "
+    if len(line) <= width:
+        return line
+    wrapped = textwrap.wrap(
+        line,
+        width,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+        expand_tabs=False,
+        replace_whitespace=False,
+    )
+    return "\n".join(wrapped)
 
 
 def _fitted(grid: Grid, console: Console) -> list[RenderableType]:
