@@ -130,7 +130,7 @@ class Settings(BaseSettings):
     git_commit: str | None = None
     ui_url: str = "http://127.0.0.1:3000"
     location: str = Field(default="backfill_assets.definitions", pattern=r"^[\w.-]+$")
-    owners: str = ""
+    owners: str | None = None
     ui_passwords: Path | None = None
     spark_master: str = "local[*]"
     spark_remote: str | None = Field(
@@ -184,8 +184,8 @@ class Settings(BaseSettings):
 
     @field_validator("owners")
     @classmethod
-    def _owners(cls, value: str) -> str:
-        for owner in filter(None, value.split(",")):
+    def _owners(cls, value: str | None) -> str | None:
+        for owner in filter(None, (value or "").split(",")):
             if not re.fullmatch(r"team:[\w.-]+|[^@\s:]+@[^@\s:]+\.[^@\s:]+", owner.strip()):
                 raise ValueError(
                     "must be teams as team:data, or e-mail addresses, with commas between them"
@@ -239,7 +239,7 @@ class Settings(BaseSettings):
     @property
     def asset_owners(self) -> list[str]:
         """The owners of the assets, as Dagster takes them."""
-        return [owner.strip() for owner in self.owners.split(",") if owner.strip()]
+        return [owner.strip() for owner in (self.owners or "").split(",") if owner.strip()]
 
     def table(self, asset: str) -> str:
         """Where the table of an asset lives."""
