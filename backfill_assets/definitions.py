@@ -11,7 +11,6 @@ import dagster as dg
 
 from backfill_assets.assets import dashboard, derived, known, lateness, raw, staging
 from backfill_assets.assets.run_size import report_long_range
-from backfill_assets.assets.unpartitioned import external_assets
 from backfill_assets.backfills import jobs, target_jobs
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.dagster_ext.executor import one_process_executor
@@ -78,7 +77,7 @@ def build_defs(
     by_hand, stages = jobs.build(settings, assets, running)
     of_targets, switch_overs = target_jobs.build(settings, assets, running)
     return dg.Definitions(
-        assets=[*assets, *external_assets(settings), *target_jobs.comparisons(settings)],
+        assets=[*assets, *target_jobs.comparisons(settings)],
         asset_checks=automatic.checks,
         jobs=[*automatic.jobs, *by_hand, *of_targets],
         schedules=[*automatic.schedules, housekeeping.build(settings)],

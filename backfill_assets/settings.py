@@ -186,7 +186,7 @@ class Settings(BaseSettings):
     @classmethod
     def _owners(cls, value: str | None) -> str | None:
         for owner in filter(None, (value or "").split(",")):
-            if not re.fullmatch(r"team:[\w.-]+|[^@\s:]+@[^@\s:]+\.[^@\s:]+", owner.strip()):
+            if not re.fullmatch(r"team:[\w.-]+|[\w.+%-]+@[\w.-]+\.[A-Za-z]{2,7}", owner.strip()):
                 raise ValueError(
                     "must be teams as team:data, or e-mail addresses, with commas between them"
                 )
@@ -262,7 +262,7 @@ class Settings(BaseSettings):
             overrides: their values, where they are others for these tables.
         """
         others = overrides or {}
-        deciding: dict[str, Any] = {n: others.get(n, getattr(self, n)) for n in fields}
+        deciding = {n: others[n] if n in others else getattr(self, n) for n in fields}
         deciding |= {"timezone": self.timezone, "engine": engine_versions()}
         # A day in UTC begins at the same moment by any data.
         if self.timezone != "UTC":

@@ -49,6 +49,8 @@ from backfill_assets_tests.invented_logs import (
 from backfill_assets_tests.pipeline import START, day
 
 # A window so long that no day closes unless a test wants it to.
+#: More days than any test has.
+NO_LIMIT = 100_000
 POLICY = Policy(START, None, window_days=7, lag_days=1, corrects=True, only_touched=True)
 GRAPH = Graph.of(TABLES.values(), POLICY)
 BY_LOG_DAY, BY_EVENT_DAY = GRAPH.by_log_day, GRAPH.by_event_day
@@ -322,7 +324,7 @@ def test_a_final_day_is_reported_and_never_rebuilt():
     assert open_days(found, STAGED) == days(3)
     assert final_days(found, STAGED) == days(1, 2)
     assert found.days(STAGED.name) == days(1, 2, 3)
-    asked = [r for r in asked_rebuild(found, None) if STAGED.name in r.tables]
+    asked = [r for r in asked_rebuild(found, NO_LIMIT) if STAGED.name in r.tables]
     assert [request.window for request in asked] == [Window(day(3), day(4))]
 
 
@@ -434,7 +436,7 @@ def test_a_crash_between_the_final_staged_day_and_its_facts():
     found = backlog(ledgers(stg, facts), POLICY, LATER)
     assert open_days(found, FACT) == days(1)
     assert not found.final
-    (request,) = asked_rebuild(found, None)
+    (request,) = asked_rebuild(found, NO_LIMIT)
     assert request.tables == CHAIN[1:]
 
 
@@ -449,7 +451,7 @@ def test_final_facts_wait_for_a_person():
     found = backlog(ledgers(stg, facts), POLICY, LATER)
     assert final_days(found, FACT) == days(1)
     assert not found.open
-    assert asked_rebuild(found, None) == []
+    assert asked_rebuild(found, NO_LIMIT) == []
 
 
 def test_what_follows_final_facts():
@@ -568,7 +570,7 @@ def test_a_run_that_builds_the_facts_builds_what_follows():
     known = ledger(CURRENT, current(0, days(1), raw=0))
     found = backlog(ledgers(facts, known, stg), POLICY, LATER)
     assert open_days(found, CORRECTIONS) == days(1)
-    assert {r.tables for r in asked_rebuild(found, None)} == {CHAIN[1:], CHAIN[3:]}
+    assert {r.tables for r in asked_rebuild(found, NO_LIMIT)} == {CHAIN[1:], CHAIN[3:]}
 
 
 def test_a_reason_names_the_versions_that_are_needed():
@@ -971,9 +973,9 @@ LOADS = (RAW.name, REJECTED.name, LATE.name, LATENESS.name)
 @pytest.mark.parametrize(
     ("load", "per_run", "expected"),
     [
-        ((), None, []),
-        ([(1, 5)], None, [(1, 5)]),
-        ([(1, 3), 5, (7, 8)], None, [(1, 3), (5, 5), (7, 8)]),
+        ((), NO_LIMIT, []),
+        ([(1, 5)], NO_LIMIT, [(1, 5)]),
+        ([(1, 3), 5, (7, 8)], NO_LIMIT, [(1, 3), (5, 5), (7, 8)]),
         ([(1, 5)], 2, [(1, 2), (3, 4), (5, 5)]),
         ([(1, 2), (4, 5)], 2, [(1, 2), (4, 5)]),
         ([1, 3], 1, [(1, 1), (3, 3)]),
@@ -991,7 +993,7 @@ def test_load_requests(load, per_run, expected):
 
 
 def load_key(*of: str) -> str:
-    (request,) = asked_load(arrive([], landing(*of), len(of) + 1), None)
+    (request,) = asked_load(arrive([], landing(*of), len(of) + 1), NO_LIMIT)
     return request.key
 
 
@@ -1061,13 +1063,13 @@ CHAIN = (STAGED.name, FACT.name, CURRENT.name, CORRECTIONS.name)
     ],
 )
 def test_rebuild_requests(behind, expected):
-    found = asked_rebuild(behind, None)
+    found = asked_rebuild(behind, NO_LIMIT)
     assert asked(found) == expected
     assert len(found) == len(expected)
 
 
 @pytest.mark.parametrize(
-    ("per_run", "lengths"), [(None, [7]), (3, [3, 3, 1]), (7, [7]), (1, 7 * [1])]
+    ("per_run", "lengths"), [(NO_LIMIT, [7]), (3, [3, 3, 1]), (7, [7]), (1, 7 * [1])]
 )
 def test_a_long_range_is_cut(per_run, lengths):
     found = asked_rebuild(late(stg=since(1, (1, 7))), per_run)
@@ -1075,7 +1077,7 @@ def test_a_long_range_is_cut(per_run, lengths):
     assert {d for request in found for d in request.window} == days((1, 7))
 
 
-def keys(behind: Backlog, per_run: int | None = None) -> set[str]:
+def keys(behind: Backlog, per_run: int = NO_LIMIT) -> set[str]:
     return {request.key for request in asked_rebuild(behind, per_run)}
 
 
@@ -1132,8 +1134,8 @@ def test_fourteen_landed_days_are_a_handful_of_requests():
             for n, table in enumerate(names)
         }
     )
-    assert len(asked_rebuild(behind, None)) > 2 * HANDFUL, "the case shows something"
-    found = asked_rebuild(behind, None, bridge=lambda _table, _day: True)
+    assert len(asked_rebuild(behind, NO_LIMIT)) > 2 * HANDFUL, "the case shows something"
+    found = asked_rebuild(behind, NO_LIMIT, bridge=lambda _table, _day: True)
     assert len(found) <= HANDFUL
     for table in names:
         built = {d for r in found if table.name in r.tables for d in r.window}
@@ -1150,8 +1152,8 @@ def test_five_hundred_scattered_days_are_a_handful_of_requests():
     def bridge(_table: str, _day: date) -> bool:
         return True
 
-    (load,) = asked_load(raw, None, bridge)
-    (rebuild,) = asked_rebuild(behind, None, bridge=bridge)
+    (load,) = asked_load(raw, NO_LIMIT, bridge)
+    (rebuild,) = asked_rebuild(behind, NO_LIMIT, bridge=bridge)
     assert load.window == rebuild.window == Window(SCATTERED[0], SCATTERED[-1] + DAY)
     # A limit of days makes more, and no more than it must; the cut ones are one of the handful.
     found = asked_rebuild(behind, 31, bridge=bridge)
@@ -1163,19 +1165,19 @@ def test_five_hundred_scattered_days_are_a_handful_of_requests():
 
 def test_a_gap_that_may_not_be_built_is_not_bridged():
     behind = late(current=since(1, 1, 3, 5, 7))
-    found = asked_rebuild(behind, None, bridge=lambda _table, d: d != day(4))
+    found = asked_rebuild(behind, NO_LIMIT, bridge=lambda _table, d: d != day(4))
     assert [str(r.window) for r in found] == [
         "2024-01-01...2024-01-03",
         "2024-01-05...2024-01-07",
     ]
     # All tables of the run must allow it.
     behind = late(stg=since(1, 1, 3))
-    assert len(asked_rebuild(behind, None, bridge=lambda table, _: table != FACT.name)) == 2
+    assert len(asked_rebuild(behind, NO_LIMIT, bridge=lambda table, _: table != FACT.name)) == 2
 
 
 def test_a_wave_is_a_handful_and_the_next_one_goes_on():
     behind = late(current=dict.fromkeys(SCATTERED, record(1, ())))
-    found = asked_rebuild(behind, None)
+    found = asked_rebuild(behind, NO_LIMIT)
     assert len(found) == 500
     assert [r.window.start for r in handful(found)] == SCATTERED[:HANDFUL]
     rest = [r for r in found if r not in handful(found)]
@@ -1203,21 +1205,21 @@ CHAINED, OTHERS = frozenset(CHAIN), frozenset({RAW.name, *BY_LOG_DAY})
 )
 def test_what_a_run_or_backfill_is_about_to_build_is_left_alone(busy, expected):
     behind = late(stg={**since(1, 1, 3), **since(2, 2, backfill="b2")})
-    found = asked_rebuild(behind, None, busy)
+    found = asked_rebuild(behind, NO_LIMIT, busy)
     assert {str(request.window) for request in found} == expected
 
 
 def test_what_a_busy_run_does_not_build_is_asked_for():
     """A load builds what follows by log day, and nothing else."""
     behind = late(stg=since(1, 1), late=since(1, 1))
-    assert asked(asked_rebuild(behind, None, {"run 1": OTHERS})) == {(CHAIN, "2024-01-01")}
+    assert asked(asked_rebuild(behind, NO_LIMIT, {"run 1": OTHERS})) == {(CHAIN, "2024-01-01")}
 
 
 def test_a_day_waits_for_all_runs_that_it_is_behind():
     done, going = record(1, (), run="done"), record(2, (), run="going")
     behind = Backlog({CURRENT.name: {day(1): Behind({FACT.name: done, CORRECTIONS.name: going})}})
-    assert asked_rebuild(behind, None, {"going": CHAINED}) == []
-    assert len(asked_rebuild(behind, None, {"something else": CHAINED})) == 1
+    assert asked_rebuild(behind, NO_LIMIT, {"going": CHAINED}) == []
+    assert len(asked_rebuild(behind, NO_LIMIT, {"something else": CHAINED})) == 1
 
 
 def test_corrections_without_facts_are_not_asked_for():
@@ -1225,12 +1227,12 @@ def test_corrections_without_facts_are_not_asked_for():
     raw = ledger(RAW, loaded(1, days(1), run="going"), loaded(2, days(9), (), current=days(1)))
     found = backlog(ledgers(raw), POLICY, LATER)
     busy = {"going": frozenset({RAW.name, STAGED.name})}
-    asked_for = [r.tables for r in asked_rebuild(found, None, busy) if day(1) in r.window]
+    asked_for = [r.tables for r in asked_rebuild(found, NO_LIMIT, busy) if day(1) in r.window]
     assert [tables for tables in asked_for if tables[0] in CHAIN] == [(CURRENT.name,)]
     # With the facts they are.
     stg = ledger(STAGED, staged(0, days(1), raw=1))
     found = backlog(ledgers(raw, stg), POLICY, LATER)
-    assert {r.tables for r in asked_rebuild(found, None) if day(1) in r.window} >= {CHAIN[1:]}
+    assert {r.tables for r in asked_rebuild(found, NO_LIMIT) if day(1) in r.window} >= {CHAIN[1:]}
 
 
 # --- all of it together: a life of loads, crashes and rebuilds ------------------------------------
@@ -1340,7 +1342,7 @@ lives = given(
     st.booleans(),
     st.integers(0, 2),
     st.integers(1, 3),
-    st.sampled_from([None, 1, 2]),
+    st.sampled_from([NO_LIMIT, 1, 2]),
 )
 
 
@@ -1394,7 +1396,7 @@ def live(history, only_touched, window_days, lag, per_run) -> World:
         for request in requests:
             # A sensor launches a key once: what is asked for twice would never be built.
             assert request.key not in used
-            assert per_run is None or len(request.window) <= per_run
+            assert len(request.window) <= per_run
             used.add(request.key)
             world.run(request)
     return world

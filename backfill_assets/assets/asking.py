@@ -61,7 +61,7 @@ class Asking:
         quotas: the folder of the quotas that all runs of a deployment share.
         warehouse: where the answers are.
         run_id: of the run.
-        live: whether the schedule or a sensor launched it: then it may use all of a quota.
+        live: whether no person launched it: then it may use all of a quota.
         calls: whether it may call at all.
     """
 

@@ -1,4 +1,7 @@
-"""Inputs without days in Dagster: an external asset each, and what a run has read of it."""
+"""Inputs without days in Dagster: what a run has read of each, as an observation.
+
+No asset is defined for them: whoever makes such a table with Dagster has one of that name.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +11,7 @@ import dagster as dg
 
 from backfill_assets.delta.logs import load_log
 from backfill_assets.delta.references import references_of
-from backfill_assets.settings import Settings
-from backfill_assets.tables.catalog import graph_for
 from backfill_assets.tables.table import Table
-
-
-def external_assets(settings: Settings) -> list[dg.AssetSpec]:
-    """The inputs without days of all tables, with where each lies.
-
-    Args:
-        settings: the deployment's settings.
-    """
-    inputs = {
-        reference.name: reference.place(settings.warehouse)
-        for table in graph_for(settings).tables.values()
-        for reference in table.references
-    }
-    return [
-        dg.AssetSpec(
-            name,
-            group_name="inputs",
-            kinds={"deltalake"},
-            description="A Delta table without days, whose rows decide every day that reads it.",
-            metadata={"dagster/uri": place, "dagster/table_name": name},
-        )
-        for name, place in inputs.items()
-    ]
 
 
 def observations(table: Table, warehouse: str) -> Iterator[dg.AssetObservation]:

@@ -267,11 +267,10 @@ def _undoing(settings: Settings) -> dg.JobDefinition:
         try:
             owners = backfills_of(read_ledgers(settings), config.backfill)
             asked = [config.backfill, *sorted(owners - {config.backfill})]
-            for name in asked:
-                undertakings.refuse_under_way(context.instance, name)
             if config.days:
                 days_asked(config.days, settings)
             days = Window.parse(config.days) if config.days else None
+            target_undo.refuse(settings, context.instance, asked, days)
             for table, done in target_undo.undo(
                 io, settings, context.instance, asked, context.run.run_id, tags, days
             ):

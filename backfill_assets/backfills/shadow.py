@@ -330,8 +330,10 @@ def _parts(
             together.append((of, [name]))
     for of, names in together:
         for window in tables_of(settings)[names[0]].cadence.ranges(of):
-            for part in window.split(settings.partitions_per_run):
-                yield part, names
+            partitions, most = [d for d in sorted(of) if d in window], settings.partitions_per_run
+            for n in range(0, len(partitions), most):
+                part = partitions[n : n + most]
+                yield Window(part[0], part[-1] + DAY), names
 
 
 def _stage(name: str, window: Window, done: Sequence[tuple[Table, Done]], why: str) -> Stage:

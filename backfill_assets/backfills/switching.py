@@ -22,6 +22,7 @@ from backfill_assets.backfills.target_days import (
     refuse_foreign,
     refuse_migrated,
 )
+from backfill_assets.backfills.target_undo import keep_settled_versions
 from backfill_assets.calendar.partitions import Window, packed, spelled, unpacked
 from backfill_assets.dagster_ext.internals import BaseAssetGraph
 from backfill_assets.delta import targets
@@ -35,7 +36,6 @@ from backfill_assets.publish.candidates import Done
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.publish.run_tags import REASON_TAG
 from backfill_assets.settings import Settings
-from backfill_assets.staleness.settled import keep_settled_versions
 from backfill_assets.tables.catalog import tables_of
 from backfill_assets.tables.code_version import Code
 from backfill_assets.tables.table import Table
@@ -130,8 +130,7 @@ def _end(settings: Settings, target: Target) -> None:
         return now.model_copy(update={"switching": False}) if mine else now
 
     targets.change(settings, target.name, ended)
-    if not target.canary:
-        keep_settled_versions(settings, datetime.now(settings.zone).date())
+    keep_settled_versions(settings, datetime.now(settings.zone).date())
 
 
 def _refuse_other_tables(settings: Settings, target: Target) -> None:

@@ -232,9 +232,9 @@ def comparisons(settings: Settings) -> list[dg.AssetsDefinition]:
         settings: the deployment's settings.
     """
     try:
-        if not targets.names(settings):
+        if not targets.are_there(settings):
             return []
-    except OSError:
+    except (OSError, ValueError):
         return []
     landed = graph_for(settings).landed
     specs = [

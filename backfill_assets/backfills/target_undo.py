@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from datetime import date, datetime
 
 import dagster as dg
 
+from backfill_assets.backfills import undertakings
 from backfill_assets.backfills.footprints import Origins, footprint, part_of
 from backfill_assets.backfills.target_days import adoptable
 from backfill_assets.backfills.undo import NothingToUndoError, UndoRefusedError, take_back
+from backfill_assets.calendar.policy import Policy
 from backfill_assets.dagster_ext.run_locks import is_alive
 from backfill_assets.delta import targets
 from backfill_assets.delta.reading import read_ledgers
 from backfill_assets.delta.targets import Target, TargetError
+from backfill_assets.delta.versions import keep_versions
 from backfill_assets.publish.candidates import Done
 from backfill_assets.publish.io_manager import DeltaIOManager
 from backfill_assets.settings import Settings
-from backfill_assets.staleness.settled import keep_settled_versions
+from backfill_assets.staleness.backlog import backlog
 from backfill_assets.tables.table import Table
 
 #: The job that switches over.
@@ -63,8 +66,7 @@ def undo(
         TargetError: some days alone cannot be undone, or a run switches over.
     """
     name, *_ = asked
-    known = {id_: of for of in targets.readable(settings) for id_ in _ids(of)}
-    target = next((known[id_] for id_ in asked if id_ in known), None)
+    target = _target_of(settings, asked)
     if target is None:
         yield from take_back(io, settings, name, run_id, tags, days)
         return
@@ -92,6 +94,57 @@ def _ids(target: Target) -> list[str]:
     return [target.name, *(f"{target.name}-{n + 1}" for n in range(target.switches))]
 
 
+def refuse(
+    settings: Settings,
+    instance: dg.DagsterInstance,
+    asked: Collection[str],
+    days: Container[date] | None,
+) -> None:
+    """Raise what `undo` would raise before it looks at any table.
+
+    Args:
+        settings: the deployment's settings.
+        instance: knows the runs and backfills that are under way.
+        asked: the name that was given, then the backfills and switch-overs that it is about.
+        days: only these; all if not given.
+
+    Raises:
+        BackfillRefusedError: a backfill is under way.
+        TargetError: some days alone cannot be undone, or a run switches over.
+    """
+    for name in asked:
+        undertakings.refuse_under_way(instance, name)
+    name, *_ = asked
+    if target := _target_of(settings, asked):
+        _refuse(target, name, days)
+        if runs := at_work(instance):
+            raise _at_work(name, runs)
+
+
+def _target_of(settings: Settings, asked: Collection[str]) -> Target | None:
+    known = {id_: target for target in targets.readable(settings) for id_ in _ids(target)}
+    return next((known[id_] for id_ in asked if id_ in known), None)
+
+
+def _refuse(target: Target, name: str, days: Container[date] | None) -> None:
+    whole = days is None and name in (target.name, target.switch_id)
+    if target.switching and not whole:
+        raise TargetError(
+            f"switch-over {target.switch_id} has not ended, and some days of it cannot be undone "
+            f"alone: finish it (`backfill-assets switch {target.name}`), or undo all of it "
+            f"(`backfill-assets undo {target.switch_id}`). Nothing was written."
+        )
+    if target.undoing not in ("", name) and name != target.name:
+        targets.refuse_busy(target)
+
+
+def _at_work(name: str, runs: Sequence[str]) -> TargetError:
+    return TargetError(
+        f"{name} was not undone, as run {runs[0][:8]} of the job {SWITCH_JOB} is at work. "
+        "Nothing was written. Let it end, or terminate it, and ask again."
+    )
+
+
 def _begin(
     settings: Settings,
     instance: dg.DagsterInstance,
@@ -104,24 +157,13 @@ def _begin(
     Raises:
         TargetError: it cannot be undone now; nothing was written.
     """
-    whole = days is None and name in (target.name, target.switch_id)
-    if target.switching and not whole:
-        raise TargetError(
-            f"switch-over {target.switch_id} has not ended, and some days of it cannot be undone "
-            f"alone: finish it (`backfill-assets switch {target.name}`), or undo all of it "
-            f"(`backfill-assets undo {target.switch_id}`). Nothing was written."
-        )
-    if target.undoing not in ("", name) and name != target.name:
-        targets.refuse_busy(target)
+    _refuse(target, name, days)
     # Noted before the look: a run that begins after it sees the note.
     targets.keep(settings, target.model_copy(update={"undoing": name}))
     if runs := at_work(instance):
         if not target.undoing:
             _rest(settings, target)
-        raise TargetError(
-            f"{name} was not undone, as run {runs[0][:8]} of the job {SWITCH_JOB} is at work. "
-            "Nothing was written. Let it end, or terminate it, and ask again."
-        )
+        raise _at_work(name, runs)
     return bool(target.undoing)
 
 
@@ -134,10 +176,25 @@ def _end(settings: Settings, target: Target) -> None:
 
     A switch-over that had not ended is undone as a whole, so it is over.
     """
-    left = {"undoing": "", "switching": False, "canary": stands(settings, target)}
+    left = {"undoing": "", "switching": False, "canary": has_days_in_production(settings, target)}
     targets.change(settings, target.name, lambda of: of.model_copy(update=left))
-    if not left["canary"]:
-        keep_settled_versions(settings, datetime.now(settings.zone).date())
+    keep_settled_versions(settings, datetime.now(settings.zone).date())
+
+
+def keep_settled_versions(settings: Settings, today: date) -> None:
+    """Take note of the versions of the tables, if they have come to one state.
+
+    That is if no open day is behind its inputs, and production has no part of a target. To be
+    called when nothing else writes.
+
+    Args:
+        settings: say where the tables are.
+        today: the business day.
+    """
+    ledgers = read_ledgers(settings)
+    behind = backlog(ledgers, Policy.of(settings), today).open
+    if not any(behind.values()) and not is_mixed(settings):
+        keep_versions(settings.warehouse, ledgers)
 
 
 def is_mixed(settings: Settings) -> bool:
@@ -147,8 +204,10 @@ def is_mixed(settings: Settings) -> bool:
     made the rest as the target has it, or all of them anew: then it is not mixed any more.
     """
     return any(
-        of.switching or of.undoing or (of.canary and stands(settings, of) and _lacks(settings, of))
-        for of in targets.readable(settings)
+        target.switching
+        or target.undoing
+        or (target.canary and has_days_in_production(settings, target) and _lacks(settings, target))
+        for target in targets.readable(settings)
     )
 
 
@@ -161,7 +220,7 @@ def _lacks(settings: Settings, target: Target) -> bool:
     return any(adopted.changed(adopted.days, now) for adopted, now in found)
 
 
-def stands(settings: Settings, target: Target) -> bool:
+def has_days_in_production(settings: Settings, target: Target) -> bool:
     """Whether production has any day as the target made it."""
     ledgers = read_ledgers(settings)
     for name in target.tables:

@@ -81,10 +81,8 @@ def take_back(
         raise UndoRefusedError(
             f"{name} was not undone, and nothing was written: " + "; ".join(problems)
         )
-    if not any(extent.changes or extent.unchanged for extent in found.values()):
-        done = any(extent.done for extent in found.values())
-        state = "is undone already" if done else "has written no such day in any table"
-        raise NothingToUndoError(f"{name} {state} at {settings.warehouse}; nothing was written.")
+    if nothing := _nothing_to_undo(name, found):
+        raise NothingToUndoError(f"{nothing} at {settings.warehouse}; nothing was written.")
     for table in asked.tables.values():
         # Another run may have followed what is undone since the first look.
         extent = asked.extents()[table.name]
@@ -107,7 +105,18 @@ def outlook(
     """
     asked = _Asked(settings, name, days)
     found = asked.extents()
-    return found, asked.problems(found)
+    problems = asked.problems(found)
+    if not problems and (nothing := _nothing_to_undo(name, found)):
+        problems = [nothing]
+    return found, problems
+
+
+def _nothing_to_undo(name: str, found: Mapping[str, Extent]) -> str:
+    """That a backfill has no day to put back; empty if it has."""
+    if any(extent.changes or extent.unchanged for extent in found.values()):
+        return ""
+    done = any(extent.done for extent in found.values())
+    return f"{name} {'is undone already' if done else 'has written no such day in any table'}"
 
 
 def written_by(settings: Settings, run_id: str) -> dict[str, set[date]]:

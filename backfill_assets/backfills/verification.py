@@ -111,9 +111,11 @@ def _runs(
     for cadence in Cadence:
         of = [name for name in names if tables[name].cadence is cadence]
         known = cadence.definition(settings).has_partition_key
-        for part in window.split(settings.partitions_per_run) if of else ():
-            if there := [first for first in cadence.touched(part) if known(str(first))]:
-                yield Window(there[0], there[-1] + DAY), of
+        partitions = [first for first in cadence.touched(window) if known(str(first))]
+        most = settings.partitions_per_run
+        for n in range(0, len(partitions) if of else 0, most):
+            part = partitions[n : n + most]
+            yield Window(part[0], part[-1] + DAY), of
 
 
 def _ledgers(settings: Settings, as_of: Mapping[str, int]) -> Ledgers:

@@ -36,9 +36,10 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
     settings = load_settings()
     import dagster as dg
 
+    from backfill_assets.backfills import undertakings
     from backfill_assets.backfills.stages import lacking_daemons
+    from backfill_assets.backfills.target_undo import keep_settled_versions
     from backfill_assets.monitoring.night import Night, busy, run_night
-    from backfill_assets.staleness.settled import keep_settled_versions
 
     now = datetime.now(settings.zone).date()
     nights, today = Night(settings, now), as_of or now
@@ -46,12 +47,12 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
         look = partial(busy, instance, nights.tables, daemon=not lacking_daemons(instance))
         for log, said in nights.silences(today).items():
             # As a shell's comment: the commands that follow may be piped into one.
-            out.note(f"# {log}: {said}.")
+            out.command_line(f"# {log}: {said}.")
         if not run:
             _print_commands(out, nights, today, *nights.wave(today, look(), list))
             return Status.FINE
         result = run_night(nights, today, look, partial(_run_one, out, nights, folder))
-        if not look():
+        if not look() and not undertakings.under_way(instance):
             keep_settled_versions(settings, now)
         return _reported(out, today, result)
 
@@ -59,7 +60,7 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
 def _print_commands(
     out: Output, nights: Night, today: date, kind: str, requests: Sequence[Request]
 ) -> None:
-    out.say(_outlook(today, kind, requests))
+    out.command_line(_outlook(today, kind, requests))
     for request in requests:
         out.command_line(shlex.join(nights.command(request)))
 

@@ -127,7 +127,7 @@ def undo(
         out.json({"run": run_id, "tables": tables})
         return Status.FINE
     out.say(f"Undone   by run {run_id[:8]}, which can be undone as well")
-    _show_days(out, [(name, "put back", days) for name, days in tables.items()])
+    _show_days(out, [(name, "put back, or recorded anew", days) for name, days in tables.items()])
     return Status.FINE
 
 
@@ -140,13 +140,17 @@ def _plan_undo(
     as_json: bool,
 ) -> Status:
     """Tell what an undo would do."""
-    from backfill_assets.backfills import undertakings
+    from backfill_assets.backfills import target_undo
+    from backfill_assets.backfills.footprints import backfills_of
     from backfill_assets.backfills.undo import outlook
+    from backfill_assets.delta.reading import read_ledgers
 
     found, problems = outlook(settings, backfill, partitions)
+    owners = backfills_of(read_ledgers(settings), backfill)
     try:
-        undertakings.refuse_under_way(dagster, backfill)
-    except undertakings.BackfillRefusedError as error:
+        names = [backfill, *sorted(owners - {backfill})]
+        target_undo.refuse(settings, dagster, names, partitions)
+    except ValueError as error:
         problems.append(str(error))
     parts = {
         "put back": {name: [*extent.changes] for name, extent in found.items()},
@@ -164,9 +168,7 @@ def _plan_undo(
         _show_days(out, [(n, what, days) for n, of in tables.items() for what, days in of.items()])
         for problem in problems:
             out.say(f"Refused  {problem}")
-        if not tables:
-            out.say(f"{backfill} has written no such day in any table")
-        elif not problems:
+        if not problems:
             out.note(f"Next     backfill-assets undo {backfill}")
     return Status.FINDING if problems else Status.FINE
 
@@ -181,7 +183,7 @@ def _show_days(out: Output, rows: Iterable[tuple[str, str, list[str]]]) -> None:
     from rich.table import Table as Grid
 
     grid = Grid(box=None, padding=(0, 2, 0, 0))
-    for heading in ("table", "what becomes of them", "days"):
+    for heading in ("table", "outcome", "days"):
         grid.add_column(heading, no_wrap=heading != "days")
     for name, what, days in rows:
         grid.add_row(name, what, ", ".join(days))

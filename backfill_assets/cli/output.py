@@ -63,8 +63,9 @@ class Output:
     def say(self, text: str) -> None:
         """Print text in lines of the terminal's width; no word, so no path, is broken."""
         console = _console()
-        lines = [_wrapped(line, console.width) for line in text.split("\n")]
-        console.print("\n".join(lines), soft_wrap=True)
+        if sys.stdout.isatty():
+            text = "\n".join(_wrapped(line, console.width) for line in text.split("\n"))
+        console.print(text, soft_wrap=True)
 
     def command_line(self, text: str) -> None:
         """Print a command that may be piped into a shell, on one line."""

@@ -194,7 +194,7 @@ def _comparison(target: Target) -> str:
 
 
 def _state(settings: Settings, target: Target) -> str:
-    from backfill_assets.backfills.target_undo import stands
+    from backfill_assets.backfills.target_undo import has_days_in_production
 
     state = "built beside production"
     if target.dropping:
@@ -205,7 +205,7 @@ def _state(settings: Settings, target: Target) -> str:
         state = f"switch-over {target.switch_id} has not ended"
     elif target.switches:
         state = f"switched over: {target.switch_id}"
-        if not stands(settings, target):
+        if not has_days_in_production(settings, target):
             state += ", and production has no day of it now"
     return state
 

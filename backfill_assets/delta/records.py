@@ -229,7 +229,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def by_person(self) -> bool:
-        """Whether a person launched the run, rather than a schedule or a sensor."""
+        """Whether a person launched the run, rather than a schedule, a sensor or a night."""
         return self.launched_by == PERSON
 
 

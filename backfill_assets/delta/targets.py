@@ -197,6 +197,12 @@ def names(settings: Settings) -> list[str]:
     return sorted(name for name in there if _state(settings, name) is not None)
 
 
+def are_there(settings: Settings) -> bool:
+    """Whether there are any targets, by their folders alone."""
+    filesystem, path = open_store(f"{settings.warehouse}/{FOLDER}")
+    return bool(filesystem.get_file_info(pafs.FileSelector(path, allow_not_found=True)))
+
+
 def find(settings: Settings, name: str) -> Target:
     """A target by its name.
 

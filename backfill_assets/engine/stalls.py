@@ -21,6 +21,8 @@ from pyspark.sql import SparkSession
 Stages = Sequence[tuple[int, str, int, int]]
 #: Looks within the time after which a step counts as standing still.
 _LOOKS = 10
+#: This package may be installed among the libraries.
+_PACKAGE = str(Path(__file__).parents[1])
 _LIBRARIES = tuple({str(Path(path)) for path in sysconfig.get_paths().values()})
 
 
@@ -116,7 +118,8 @@ def _place(thread: int) -> tuple[str, ...]:
     frame, found = sys._current_frames().get(thread), []
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith((*_LIBRARIES, "<")):
+        own = code.co_filename.startswith(_PACKAGE)
+        if own or not code.co_filename.startswith((*_LIBRARIES, "<")):
             found.append(f"{code.co_name} ({code.co_filename}, line {frame.f_lineno})")
         frame = frame.f_back
     return tuple(found)

@@ -13,6 +13,7 @@ from datetime import date
 from operator import is_
 from typing import NamedTuple
 
+from backfill_assets.calendar.partitions import DAY
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.delta.ledgers import Ledger, Ledgers
 from backfill_assets.delta.records import Record
@@ -185,8 +186,24 @@ def _can_be_made(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool:
     Before the first day of an input there is nothing to wait for.
     """
     needed = ((of.source.name, d) for of in graph.inputs[table] for d in of.reach.needed(day))
-    return None not in ledgers[table].references.values() and all(
-        of in ledgers[name].published or of < graph.policy_of(name).start for name, of in needed
+    return (
+        None not in ledgers[table].references.values()
+        and all(
+            of in ledgers[name].published or of < graph.policy_of(name).start for name, of in needed
+        )
+        and (table not in graph.by_event_day or _has_arrived(table, day, ledgers, graph))
+    )
+
+
+def _has_arrived(table: str, day: date, ledgers: Ledgers, graph: Graph) -> bool:
+    """Whether the folders are loaded that the lines of a day usually arrive in."""
+    delays = {log: graph.sources[log].arrives_after for log in graph.logs(table)}
+    days = [*ledgers[table].table.cadence.days_of(day)]
+    return all(
+        of + delay * DAY in ledgers[log].published
+        for log, delay in delays.items()
+        if delay
+        for of in days
     )
 
 

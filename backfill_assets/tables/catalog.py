@@ -8,10 +8,11 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from pandera.errors import SchemaInitError
 from pyspark.errors import PySparkException
@@ -209,9 +210,20 @@ def config_digests(settings: Settings) -> dict[str, str]:
     found = {}
     for name, table in graph.tables.items():
         sources = [graph.sources[log] for log in sorted(graph.logs(name))]
-        of = [settings.digest_of(table.decided_by, source.overrides) for source in sources]
+        of = [settings.digest_of(*_deciding(settings, table, source)) for source in sources]
         found[name] = _one(of or [settings.digest_of(table.decided_by)])
     return found
+
+
+def _deciding(
+    settings: Settings, table: Table, source: Source
+) -> tuple[Sequence[str], Mapping[str, Any]]:
+    """What decides the rows that a table has of a source: names, and the values of the source."""
+    if not source.arrives_after or "window_days" not in table.decided_by:
+        return table.decided_by, source.overrides
+    policy = source.policy(settings)
+    values = {"window_days": policy.window_days, "arrives_after": policy.arrives_after}
+    return [*table.decided_by, "arrives_after"], {**source.overrides, **values}
 
 
 def _one(digests: Collection[str]) -> str:

@@ -483,7 +483,7 @@ def git_state(given_commit: str | None, source: Path) -> tuple[str, bool | None]
     if _git(package, "ls-files", "--error-unmatch", file) is None:
         return given_commit or "", None
     commit = (_git(package, "rev-parse", "HEAD") or "").strip()
-    changes = _git(package, "status", "--porcelain", "--", ".")
+    changes = _git(package, "status", "--porcelain", "--", "." if source.is_dir() else file)
     return commit, None if changes is None else bool(changes.strip())
 
 

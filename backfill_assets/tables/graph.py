@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from backfill_assets.calendar.cadences import Cadence
+from backfill_assets.calendar.partitions import DAY
 from backfill_assets.calendar.policy import Policy, widest
 from backfill_assets.calendar.reach import Known
 from backfill_assets.tables.sources import Source, SourceTable
@@ -88,9 +89,12 @@ class Graph:
         for name, logs in self._logs.items():
             policy = widest([own[log] for log in sorted(logs)] or [self.policy])
             # A log day is over when it is; an event day is empty until its lines have arrived.
-            lag_days = policy.lag_days + policy.arrives_after * (name in self.by_event_day)
-            cadence = self.tables[name].cadence
-            policies[name] = replace(policy, lag_days=lag_days, cadence=cadence)
+            if name in self.by_event_day and policy.arrives_after:
+                later = policy.arrives_after
+                # What is in no folder of the calendar does not arrive.
+                end = policy.end and max(policy.start, policy.end - later * DAY)
+                policy = replace(policy, lag_days=policy.lag_days + later, end=end)
+            policies[name] = replace(policy, cadence=self.tables[name].cadence)
         return policies
 
     def loaded_with(self, log: str) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ def read_clock() -> datetime:
     ids=["default", "every_kind"],
 )
 def test_definitions(settings, snapshot, monkeypatch):
-    monkeypatch.setattr(targets, "names", lambda _: ["v2"])
+    monkeypatch.setattr(targets, "are_there", lambda _: True)
     definitions = build_defs(load_settings(**SETTINGS | settings), clock=read_clock)
     repository = definitions.get_repository_def()
     lines = [

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
-from datetime import date
+import sys
+from dataclasses import replace
+from datetime import date, datetime, time
+from types import ModuleType
 
 import pytest
 
 from backfill_assets.calendar.partitions import DAY
 from backfill_assets.monitoring.look import Look
 from backfill_assets.monitoring.states import day_states
-from backfill_assets.tables.catalog import tables_of
+from backfill_assets.settings import load_settings
+from backfill_assets.tables.catalog import config_digests, graph_for, tables_of
 from backfill_assets_tests.next_day_tables import READINGS, consumption
 from backfill_assets_tests.pipeline import Pipeline, day
+
+TABLES = "backfill_assets_tests.next_day_tables:TABLES"
 
 
 @pytest.fixture
 def meters(engine, spark, tmp_path) -> Pipeline:
     (tmp_path / "landing" / "readings").mkdir(parents=True)
-    tables = "backfill_assets_tests.next_day_tables:TABLES"
-    return Pipeline(engine, tmp_path, land=False, tables=tables)
+    return Pipeline(engine, tmp_path, land=False, tables=TABLES)
 
 
 def send(meters: Pipeline, folder_n: int, event_n: int, meter_ids: str) -> None:
@@ -53,6 +58,9 @@ def test_each_night_publishes_the_day_that_has_arrived(meters):
             send(meters, n, n - 1, "abc")
         else:
             (meters.landing / "readings" / f"arrival_date={day(1)}").mkdir()
+        # At midnight, before the folder of the day is loaded, nothing is published.
+        meters.now = datetime.combine(day(n) + DAY, time(0, 1), tzinfo=meters.settings.zone)
+        assert meters.launch(meters.tick("touched_days").run_requests or []) == []
         meters.night(day(n) + DAY)
         assert published(meters) == {day(d): 3 for d in range(1, n)}
         situation = Look(meters.settings, lambda: meters.now).situation(meters.instance)
@@ -62,6 +70,11 @@ def test_each_night_publishes_the_day_that_has_arrived(meters):
             if (states := [s for s in day_states(name, situation).values() if not s.good])
         }
         assert not bad
+    # The lines of the last day would be in a folder beyond the calendar.
+    graph = graph_for(load_settings(tables=TABLES, start=day(1), end=day(6)))
+    assert graph.policy_of(consumption.name).due(day(30)).end == day(5)
+    assert graph.policy_of(READINGS.raw.name).due(day(30)).end == day(6)
+
     lateness = sorted(meters.rows(READINGS.lateness.name), key=lambda row: row["log_date"])
     assert [(row["lines"], row["late_lines"]) for row in lateness] == [(0, 0)] + [(3, 0)] * 4
 
@@ -75,3 +88,16 @@ def test_each_night_publishes_the_day_that_has_arrived(meters):
     (row,) = (row for row in meters.rows(READINGS.lateness.name) if row["log_date"] == day(6))
     assert (row["late_lines"], row["beyond_lines"]) == (2, 1)
     assert row["delay_days_max"] == 2
+
+
+def test_when_lines_arrive_decides_rows(monkeypatch):
+    digests = []
+    for days in (0, 1, 2):
+        place = f"arrives_{days}"
+        module = ModuleType(place)
+        module.TABLES = [replace(READINGS, arrives_after=days)]
+        monkeypatch.setitem(sys.modules, place, module)
+        digests.append(config_digests(load_settings(tables=f"{place}:TABLES")))
+    for table in (READINGS.staged, READINGS.late, READINGS.lateness):
+        assert len({digest[table.name] for digest in digests}) == 3
+    assert len({digest[READINGS.raw.name] for digest in digests}) == 1

@@ -335,7 +335,7 @@ def test_runs_of_days_that_are_built_upon_each_other_are_asked_one_after_another
     behind = Backlog({LTV: {day(n): reason for n in range(1, 8)}})
     (first,) = rebuild_requests(behind, graph, 3)
     assert (first.tables[0], first.window) == (LTV, Window(day(1), day(4)))
-    (whole,) = rebuild_requests(behind, graph, None)
+    (whole,) = rebuild_requests(behind, graph, 31)
     assert whole.window == Window(day(1), day(8))
     # Of tables without state, all at once.
     others = Backlog({CURRENT.name: {day(n): reason for n in range(1, 8)}})
