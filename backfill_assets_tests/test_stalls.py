@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from backfill_assets.engine.stalls import stalls_told
+from backfill_assets.engine.stalls import report_stalls
 from backfill_assets_tests.killing import wait_for
 
 
@@ -32,7 +32,7 @@ def test_the_query_and_the_place_are_named(spark, tmp_path):
             said.append(text)
             (tmp_path / "there").touch()
 
-    with stalls_told(lambda: spark, 0.5, say):
+    with report_stalls(lambda: spark, 0.5, say):
         assert len(collect_when_there(spark, tmp_path / "there")) == 3
     text = said[0]
     assert text.startswith("No task of Spark has ended for 0.5 seconds. stage ")
@@ -52,12 +52,12 @@ def test_who_comes_further_is_left_alone():
             wait_for(lambda: len(looks) > 40 - rounds)
             go(rounds - 1)
 
-    with stalls_told(session, 0.2, said.append):
+    with report_stalls(session, 0.2, said.append):
         go(40)
     assert said == []
 
 
 def test_none_is_looked_at_where_that_is_switched_off():
     before = threading.active_count()
-    with stalls_told(lambda: pytest.fail("looked"), 0, pytest.fail):
+    with report_stalls(lambda: pytest.fail("looked"), 0, pytest.fail):
         assert threading.active_count() == before

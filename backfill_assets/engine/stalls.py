@@ -27,10 +27,10 @@ _LIBRARIES = tuple({str(Path(path)) for path in sysconfig.get_paths().values()})
 
 
 @contextmanager
-def stalls_told(
+def report_stalls(
     session: Callable[[], SparkSession | None], seconds: float, say: Callable[[str], None]
 ) -> Iterator[None]:
-    """Tell of the calling thread if it waits for Spark and nothing comes further for so long.
+    """Report the calling thread if it waits for Spark and nothing comes further for so long.
 
     Once for each time that it stands still.
 
@@ -58,31 +58,31 @@ def _look(
     thread: int,
     ended: threading.Event,
 ) -> None:
-    seen, since, told = None, time.monotonic(), False
+    before, since, reported = None, time.monotonic(), False
     with _progress(session) as progress:
         while not ended.wait(seconds / _LOOKS):
             place = _place(thread)
             now = (progress(), place)
-            if now != seen:
-                seen, since, told = now, time.monotonic(), False
-            elif not told and time.monotonic() - since >= seconds:
-                told = True
+            if now != before:
+                before, since, reported = now, time.monotonic(), False
+            elif not reported and time.monotonic() - since >= seconds:
+                reported = True
                 say(_sentence(seconds, *now))
 
 
 @contextmanager
 def _progress(session: Callable[[], SparkSession | None]) -> Iterator[Callable[[], Stages]]:
     """Tells how far the stages are that run: of an embedded session, or by a Connect server."""
-    told: dict[str, Stages] = {}
-    asked: list[Any] = []
+    running: dict[str, Stages] = {}
+    watched: list[Any] = []
 
     def take(stages: Any, inflight_tasks: int, operation_id: str, done: bool) -> None:
-        told.pop(operation_id, None)
+        running.pop(operation_id, None)
         if not done:
-            told[operation_id] = tuple(
-                (one.stage_id, "", one.num_completed_tasks, one.num_tasks)
-                for one in stages or ()
-                if not one.done
+            running[operation_id] = tuple(
+                (stage.stage_id, "", stage.num_completed_tasks, stage.num_tasks)
+                for stage in stages or ()
+                if not stage.done
             )
 
     def stages() -> Stages:
@@ -93,36 +93,36 @@ def _progress(session: Callable[[], SparkSession | None]) -> Iterator[Callable[[
                 return ()
             if not type(spark).__module__.startswith("pyspark.sql.connect"):
                 return _embedded(spark)
-            if not asked:
+            if not watched:
                 # Any function will do; PySpark's types name a class.
                 spark.registerProgressHandler(take)  # type: ignore[arg-type]
-                asked.append(spark)
-        return tuple(stage for one in [*told.values()] for stage in one)
+                watched.append(spark)
+        return tuple(stage for stages in [*running.values()] for stage in stages)
 
     yield stages
-    for spark in asked:
+    for spark in watched:
         with suppress(Exception):
             spark.removeProgressHandler(take)
 
 
 def _embedded(spark: SparkSession) -> Stages:
     tracker = spark.sparkContext.statusTracker()
-    found = (tracker.getStageInfo(number) for number in tracker.getActiveStageIds())
+    infos = (tracker.getStageInfo(number) for number in tracker.getActiveStageIds())
     return tuple(
-        (one.stageId, one.name, one.numCompletedTasks, one.numTasks) for one in found if one
+        (info.stageId, info.name, info.numCompletedTasks, info.numTasks) for info in infos if info
     )
 
 
 def _place(thread: int) -> tuple[str, ...]:
     """Where a thread is: its calls outside of libraries, the innermost first."""
-    frame, found = sys._current_frames().get(thread), []
+    frame, calls = sys._current_frames().get(thread), []
     while frame is not None:
         code = frame.f_code
         own = code.co_filename.startswith(_PACKAGE)
         if own or not code.co_filename.startswith((*_LIBRARIES, "<")):
-            found.append(f"{code.co_name} ({code.co_filename}, line {frame.f_lineno})")
+            calls.append(f"{code.co_name} ({code.co_filename}, line {frame.f_lineno})")
         frame = frame.f_back
-    return tuple(found)
+    return tuple(calls)
 
 
 def _sentence(seconds: float, stages: Stages, place: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from backfill_assets.dagster_ext.events import (
     stored_together,
 )
 from backfill_assets.delta.commits import PublishError
-from backfill_assets.engine.stalls import stalls_told
+from backfill_assets.engine.stalls import report_stalls
 from backfill_assets.engine.task_times import watched
 from backfill_assets.publish.candidates import Candidate, Done, Input, Outcome
 from backfill_assets.publish.chains import AT_ONCE
@@ -74,7 +74,7 @@ class DeltaIOManager(Publisher):
         failed: dict[date, str] = {}
         said: Counter[str] = Counter()
         for part in window.split(AT_ONCE) if carries_state(obj.table) else [window]:
-            with watched() as tasks, self._stalls_told(context, f"{obj.table.name} [{part}]"):
+            with watched() as tasks, self._report_stalls(context, f"{obj.table.name} [{part}]"):
                 done = self.publish(obj, part, record, rewrite=rewrite, merge=merge)
             failed |= {d.day: d.verdict.reasons for d in done if d.outcome is Outcome.FAILED}
             self._failed[run.run_id, obj.table.name] = {**failed}  # other steps read it
@@ -87,7 +87,7 @@ class DeltaIOManager(Publisher):
             + ", ".join(f"{n} day{'s' * (n != 1)} {outcome}" for outcome, n in said.items())
         )
 
-    def _stalls_told(
+    def _report_stalls(
         self, context: dg.OutputContext, days: str
     ) -> contextlib.AbstractContextManager[None]:
         """Say in the log of the step which query it waits for, if that takes long."""
@@ -95,7 +95,7 @@ class DeltaIOManager(Publisher):
         def say(text: str) -> None:
             context.log.warning(f"{days}: {text}")
 
-        return stalls_told(lambda: self.engine.started_session, self.stalled_after, say)
+        return report_stalls(lambda: self.engine.started_session, self.stalled_after, say)
 
     def events(
         self,
