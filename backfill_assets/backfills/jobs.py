@@ -14,7 +14,7 @@ from backfill_assets.backfills import stages as backfills
 from backfill_assets.backfills import target_undo, undertakings
 from backfill_assets.backfills.accounts import Account, account, in_lines
 from backfill_assets.backfills.asked import asked_for
-from backfill_assets.backfills.footprints import backfills_of, belongs
+from backfill_assets.backfills.footprints import belongs
 from backfill_assets.backfills.plan_samples import with_samples
 from backfill_assets.backfills.planning import make_plan, refuse_impossible
 from backfill_assets.backfills.plans import BackfillPlan, Parameters, in_numbers
@@ -265,8 +265,7 @@ def _undoing(settings: Settings) -> dg.JobDefinition:
         io = context.resources.io_manager
         tags = {**context.run.tags, REASON_TAG: config.reason}
         try:
-            owners = backfills_of(read_ledgers(settings), config.backfill)
-            asked = [config.backfill, *sorted(owners - {config.backfill})]
+            asked = target_undo.names_of(settings, config.backfill)
             if config.days:
                 days_asked(config.days, settings)
             days = Window.parse(config.days) if config.days else None

@@ -25,7 +25,7 @@ from backfill_assets.backfills.target_days import (
     refuse_migrated,
     tables_for,
 )
-from backfill_assets.calendar.partitions import DAY, Window, packed
+from backfill_assets.calendar.partitions import DAY, Window, packed, runs_of
 from backfill_assets.calendar.policy import Policy
 from backfill_assets.dagster_ext.internals import AssetGraph
 from backfill_assets.dagster_ext.run_failures import reason
@@ -330,10 +330,9 @@ def _parts(
             together.append((of, [name]))
     for of, names in together:
         for window in tables_of(settings)[names[0]].cadence.ranges(of):
-            partitions, most = [d for d in sorted(of) if d in window], settings.partitions_per_run
-            for n in range(0, len(partitions), most):
-                part = partitions[n : n + most]
-                yield Window(part[0], part[-1] + DAY), names
+            partitions = [day for day in sorted(of) if day in window]
+            for run in runs_of(partitions, settings.partitions_per_run):
+                yield run, names
 
 
 def _stage(name: str, window: Window, done: Sequence[tuple[Table, Done]], why: str) -> Stage:

@@ -8,7 +8,7 @@ from datetime import date, datetime
 import dagster as dg
 
 from backfill_assets.backfills import undertakings
-from backfill_assets.backfills.footprints import Origins, footprint, part_of
+from backfill_assets.backfills.footprints import Origins, backfills_of, footprint, part_of
 from backfill_assets.backfills.target_days import adoptable
 from backfill_assets.backfills.undo import NothingToUndoError, UndoRefusedError, take_back
 from backfill_assets.calendar.policy import Policy
@@ -92,6 +92,12 @@ def undo(
 
 def _ids(target: Target) -> list[str]:
     return [target.name, *(f"{target.name}-{n + 1}" for n in range(target.switches))]
+
+
+def names_of(settings: Settings, name: str) -> list[str]:
+    """The name that an undo was given, then the backfills that it is a run of."""
+    owners = backfills_of(read_ledgers(settings), name)
+    return [name, *sorted(owners - {name})]
 
 
 def refuse(

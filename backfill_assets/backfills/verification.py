@@ -19,7 +19,7 @@ from rich.table import Table as Grid
 from backfill_assets.backfills.comparison import Content, Match, Verified, compare
 from backfill_assets.calendar.cadences import Cadence
 from backfill_assets.calendar.days import days_asked
-from backfill_assets.calendar.partitions import DAY, Window
+from backfill_assets.calendar.partitions import DAY, Window, runs_of
 from backfill_assets.dagster_ext.engine_failures import raise_if_engine_failed
 from backfill_assets.delta.commits import gist
 from backfill_assets.delta.ledgers import Ledger, Ledgers
@@ -109,13 +109,12 @@ def _runs(
     """Ranges of partitions, each with the tables of its cadence: a run of Dagster's has but one."""
     tables = tables_of(settings)
     for cadence in Cadence:
-        of = [name for name in names if tables[name].cadence is cadence]
+        if not (of := [name for name in names if tables[name].cadence is cadence]):
+            continue
         known = cadence.definition(settings).has_partition_key
         partitions = [first for first in cadence.touched(window) if known(str(first))]
-        most = settings.partitions_per_run
-        for n in range(0, len(partitions) if of else 0, most):
-            part = partitions[n : n + most]
-            yield Window(part[0], part[-1] + DAY), of
+        for run in runs_of(partitions, settings.partitions_per_run):
+            yield run, of
 
 
 def _ledgers(settings: Settings, as_of: Mapping[str, int]) -> Ledgers:

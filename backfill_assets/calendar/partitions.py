@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import date, timedelta
 
@@ -148,6 +148,13 @@ def days_of_run(tags: Mapping[str, str]) -> Window | None:
     first = tags.get(f"{range_}start", tags.get("dagster/partition"))
     last = tags.get(f"{range_}end", first)
     return Window.parse(f"{first}...{last}") if first else None
+
+
+def runs_of(partitions: Sequence[date], most: int) -> Iterator[Window]:
+    """Gapless partitions, ascending, in ranges of at most so many: each is one run."""
+    for n in range(0, len(partitions), most):
+        run = partitions[n : n + most]
+        yield Window(run[0], run[-1] + DAY)
 
 
 def any_of(found: Iterable[Window], column: str, *, of: str = "") -> str:

@@ -45,7 +45,7 @@ def night(out: Output, run: bool, as_of: date | None) -> Status:
     nights, today = Night(settings, now), as_of or now
     with _home_or_none() as folder, dg.DagsterInstance.from_config(folder) as instance:
         look = partial(busy, instance, nights.tables, daemon=not lacking_daemons(instance))
-        for log, said in nights.silences(today).items():
+        for log, said in () if out.quiet else nights.silences(today).items():
             # As a shell's comment: the commands that follow may be piped into one.
             out.command_line(f"# {log}: {said}.")
         if not run:

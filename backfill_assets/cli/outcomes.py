@@ -122,7 +122,9 @@ def undo(
         said = {"backfill": backfill, "days": str(partitions or ""), "reason": reason}
         level = "DEBUG" if out.verbose else "CRITICAL"
         run_id = run_job(dagster, "undo", "put_back", said, level)
-    tables = {name: _ranges(name, days) for name, days in written_by(settings, run_id).items()}
+    tables = {
+        name: _ranges(settings, name, days) for name, days in written_by(settings, run_id).items()
+    }
     if as_json:
         out.json({"run": run_id, "tables": tables})
         return Status.FINE
@@ -141,14 +143,11 @@ def _plan_undo(
 ) -> Status:
     """Tell what an undo would do."""
     from backfill_assets.backfills import target_undo
-    from backfill_assets.backfills.footprints import backfills_of
     from backfill_assets.backfills.undo import outlook
-    from backfill_assets.delta.reading import read_ledgers
 
     found, problems = outlook(settings, backfill, partitions)
-    owners = backfills_of(read_ledgers(settings), backfill)
     try:
-        names = [backfill, *sorted(owners - {backfill})]
+        names = target_undo.names_of(settings, backfill)
         target_undo.refuse(settings, dagster, names, partitions)
     except ValueError as error:
         problems.append(str(error))
@@ -158,7 +157,11 @@ def _plan_undo(
         "put back before": {name: [*extent.done] for name, extent in found.items()},
     }
     tables = {
-        name: {what: ranges for what, of in parts.items() if (ranges := _ranges(name, of[name]))}
+        name: {
+            what: ranges
+            for what, of in parts.items()
+            if (ranges := _ranges(settings, name, of[name]))
+        }
         for name in found
     }
     tables = {name: of for name, of in tables.items() if of}
@@ -173,10 +176,10 @@ def _plan_undo(
     return Status.FINDING if problems else Status.FINE
 
 
-def _ranges(table: str, days: Iterable[date]) -> list[str]:
+def _ranges(settings: Settings, table: str, days: Iterable[date]) -> list[str]:
     from backfill_assets.tables.catalog import tables_of
 
-    return [str(window) for window in tables_of(load_settings())[table].cadence.ranges(days)]
+    return [str(window) for window in tables_of(settings)[table].cadence.ranges(days)]
 
 
 def _show_days(out: Output, rows: Iterable[tuple[str, str, list[str]]]) -> None:

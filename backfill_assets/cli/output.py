@@ -118,17 +118,16 @@ def _console() -> Console:
 
 def _wrapped(line: str, width: int) -> str:
     """A line of text in as many as the width takes, set in below its text if it has a heading."""
-    heading = _HEADING.match(line)
-    indent = " " * len(heading[0]) if heading and 2 * len(heading[0]) < width else "  "
     if len(line) <= width:
         return line
+    heading = _HEADING.match(line)
+    indent = " " * len(heading[0]) if heading and 2 * len(heading[0]) < width else "  "
     wrapped = textwrap.wrap(
         line,
         width,
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
-        drop_whitespace=True,
         expand_tabs=False,
         replace_whitespace=False,
     )
